@@ -4,7 +4,7 @@ A kind maps to ``module:class`` and not to the class, so that a gateway without 
 imports torch.
 """
 
-KINDS = {
+BACKENDS = {
     "echo": "backends.echo:EchoBackend",
     "pool": "backends.pool:PoolBackend",
     "torch": "backends.torch.client:TorchBackend",

@@ -7,10 +7,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
-class Aside(Generic[T]):
+class BackgroundCall(Generic[ResultT]):
     """One call, made again and again, each time in a thread of its own.
 
     The loop's own threads are few, and its end waits for them: a name that nobody answers for
@@ -18,11 +18,11 @@ class Aside(Generic[T]):
     one, and nobody waits for it at the end.
     """
 
-    def __init__(self, call: Callable[[], T]) -> None:
+    def __init__(self, call: Callable[[], ResultT]) -> None:
         self._call = call
-        self._pending_result: asyncio.Future[T] | None = None
+        self._pending_result: asyncio.Future[ResultT] | None = None
 
-    async def wait_result(self) -> T:
+    async def wait_result(self) -> ResultT:
         """What the call gives; what it raises.
 
         Who is cancelled leaves it running: it is waited for the next time, and not made once more.
@@ -32,10 +32,10 @@ class Aside(Generic[T]):
         self._pending_result = None
         return running.result()
 
-    def _start_thread(self) -> asyncio.Future[T]:
+    def _start_thread(self) -> asyncio.Future[ResultT]:
         loop = asyncio.get_running_loop()
         self._pending_result = future = loop.create_future()
-        future.add_done_callback(_see)
+        future.add_done_callback(_retrieve_exception)
 
         def work() -> None:
             try:
@@ -49,5 +49,5 @@ class Aside(Generic[T]):
         return future
 
 
-def _see(future: asyncio.Future[T]) -> None:
+def _retrieve_exception(future: asyncio.Future[ResultT]) -> None:
     future.exception()  # so that it counts as seen, also where nobody waits any more

@@ -13,48 +13,50 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.core.context import Context
+from gateway.core.context import RequestContext
 from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.loss import Loss
-from gateway.core.ports import Token
-from gateway.core.stops import StopFilter
-from gateway.core.types import (
-    AudioPart,
-    CallArguments,
-    CallStart,
-    Done,
-    EmbedRequest,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
+    PromptEcho,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
+    TopLogprob,
+    Usage,
+)
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import Token
+from gateway.core.request import (
+    AudioPart,
+    EmbeddingRequest,
     FilePart,
-    GenerateRequest,
+    GenerationRequest,
     ImagePart,
     NamedTool,
     Prompt,
-    PromptEcho,
     Request,
-    Start,
-    Text,
-    TokenLogprob,
     Tool,
-    TopLogprob,
-    Usage,
-    Vector,
     VideoPart,
 )
+from gateway.core.stops import StopStringFilter
 
-_ARGUMENTS = ('{"x"', ":1}")
+_TOOL_ARGUMENTS = ('{"x"', ":1}")
 
 
-class Fail(Struct, frozen=True):
+class ScriptedFailure(Struct, frozen=True):
     """Fail after so many pieces: as a worker that errs, is cut, is at its limit, or is down."""
 
     how: Literal["error", "cut", "rate", "down"]
@@ -69,7 +71,7 @@ class Fail(Struct, frozen=True):
             case "cut":
                 return StreamBroken("the worker's answer stopped before its end")
             case "rate":
-                return RateLimited("the worker is at its limit", retry_after=self.retry_after)
+                return RateLimitExceeded("the worker is at its limit", retry_after=self.retry_after)
             case "down":
                 return Overloaded("no worker is available", retry_after=self.retry_after)
 
@@ -85,19 +87,19 @@ class EchoBackend:
         script: Sequence[str] = (),
         delay: float = 0.0,
         context: int | None = None,
-        fail: Fail | Mapping[str, Any] | None = None,
+        fail: ScriptedFailure | Mapping[str, Any] | None = None,
     ) -> None:
         self._script = tuple(script)
         self._delay = delay
         self._context_length = context
-        self._failure = None if fail is None else msgspec.convert(fail, Fail)
+        self._failure = None if fail is None else msgspec.convert(fail, ScriptedFailure)
         self._call_numbers = itertools.count()
         self.running = 0
         """Requests in work: a test sees here that a client who left has freed its place."""
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
+    ) -> tuple[UnsupportedParameter, ...]:
         """Nothing: there is no sampling that a parameter could fail to change."""
         del request, names
         return ()
@@ -109,7 +111,7 @@ class EchoBackend:
         """Nothing to let go."""
 
     async def stream(
-        self, request: Request, context: Context
+        self, request: Request, context: RequestContext
     ) -> AsyncGenerator[Sequence[Event], None]:
         """The scripted events, one batch a piece."""
         del context
@@ -117,33 +119,35 @@ class EchoBackend:
         try:
             if self._failure is not None and self._failure.after == 0:
                 raise self._failure.make_error()
-            if isinstance(request, EmbedRequest):
-                yield _embed(request)
+            if isinstance(request, EmbeddingRequest):
+                yield _embed_inputs(request)
                 return
-            _check_text(request)
+            _check_text_only(request)
             prompt_tokens, cut = self._count_prompt_tokens(request)
-            yield [Start(prompt_tokens)]
+            yield [StreamStart(prompt_tokens)]
             said = 0
             for index in range(request.choice_count):
                 for events in self._stream_choice(request, index, cut=cut):
                     if self._delay:
                         await asyncio.sleep(self._delay)
                     yield events
-                    said += sum(e.tokens for e in events if isinstance(e, Text))
+                    said += sum(e.tokens for e in events if isinstance(e, TextDelta))
                     if self._failure is not None and said >= self._failure.after:
                         raise self._failure.make_error()
-            yield [Usage(prompt_tokens, said), Done()]
+            yield [Usage(prompt_tokens, said), StreamEnd()]
         finally:
             self.running -= 1
 
-    async def tokenize(self, text: str, context: Context) -> Sequence[Token]:
+    async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
         """The words, numbered in their order."""
         del context
-        return list(enumerate(_pieces(text)))
+        return list(enumerate(_split_words(text)))
 
-    def _count_prompt_tokens(self, request: GenerateRequest) -> tuple[int, bool]:
+    def _count_prompt_tokens(self, request: GenerationRequest) -> tuple[int, bool]:
         """The prompt's tokens, and whether it was cut to fit. Raises ContextTooLong."""
-        tokens = sum(map(words, request.prompts)) + sum(words(m.text) for m in request.messages)
+        tokens = sum(map(count_words, request.prompts)) + sum(
+            count_words(m.text) for m in request.messages
+        )
         limit = self._context_length
         if limit is None or tokens <= limit:
             return tokens, False
@@ -158,61 +162,63 @@ class EchoBackend:
         )
 
     def _stream_choice(
-        self, request: GenerateRequest, index: int, *, cut: bool
+        self, request: GenerationRequest, index: int, *, cut: bool
     ) -> Iterator[Sequence[Event]]:
-        if tool := _called(request):
-            yield [CallStart(index, 0, f"call_{next(self._call_numbers):024x}", tool.name)]
-            for piece in _ARGUMENTS:
-                yield [CallArguments(index, 0, piece)]
-            yield [End("tool_calls", index)]
+        if tool := _choose_tool(request):
+            yield [ToolCallStart(index, 0, f"call_{next(self._call_numbers):024x}", tool.name)]
+            for piece in _TOOL_ARGUMENTS:
+                yield [ToolCallDelta(index, 0, piece)]
+            yield [ChoiceEnd("tool_calls", index)]
             return
         if request.echo and request.prompts:
-            yield [_back(request, index)]
-        pieces = self._script or tuple(_pieces(_told(request, index)))
+            yield [_make_prompt_echo(request, index)]
+        pieces = self._script or tuple(_split_words(_get_scripted_text(request, index)))
         most = request.stopping.max_tokens
         allowed = pieces if most is None else pieces[:most]
-        stops = StopFilter(request.stopping.stop, include=bool(request.stopping.include_stop))
+        stops = StopStringFilter(request.stopping.stop, include=bool(request.stopping.include_stop))
         for piece in allowed:
             text, matched = stops.feed(piece)
-            yield [_say(request, text, piece, index)]
+            yield [_make_text_delta(request, text, piece, index)]
             if matched is not None:
-                yield [End("stop", index, matched)]
+                yield [ChoiceEnd("stop", index, matched)]
                 return
         if rest := stops.flush():
-            yield [Text(rest, index, tokens=0)]
-        yield [End("length" if cut or len(allowed) < len(pieces) else "eos", index)]
+            yield [TextDelta(rest, index, tokens=0)]
+        yield [ChoiceEnd("length" if cut or len(allowed) < len(pieces) else "eos", index)]
 
 
-def _check_text(request: GenerateRequest) -> None:
+def _check_text_only(request: GenerationRequest) -> None:
     """It reads text only. Raises Unsupported for anything else that was said to it."""
     for i, message in enumerate(request.messages):
         for k, part in enumerate(message.parts):
             if isinstance(part, ImagePart | AudioPart | VideoPart | FilePart):
-                raise Unsupported(
+                raise UnsupportedFeature(
                     "the model takes text only", param=f"messages[{i}].content[{k}].type"
                 )
 
 
-def _say(request: GenerateRequest, text: str, piece: str, index: int) -> Text:
+def _make_text_delta(request: GenerationRequest, text: str, piece: str, index: int) -> TextDelta:
     if request.logprobs is None:
-        return Text(text, index)
+        return TextDelta(text, index)
     named = (piece, *(f"alt{i}" for i in range(1, request.logprobs.top)))
     top = tuple(TopLogprob(name, -0.5 - i) for i, name in enumerate(named))
-    return Text(text, index, logprobs=(TokenLogprob(piece, -0.5, top[: request.logprobs.top]),))
+    return TextDelta(
+        text, index, logprobs=(TokenLogprob(piece, -0.5, top[: request.logprobs.top]),)
+    )
 
 
-def _back(request: GenerateRequest, index: int) -> PromptEcho:
+def _make_prompt_echo(request: GenerationRequest, index: int) -> PromptEcho:
     """The prompt as the model saw it."""
-    text = _told(request, index)
+    text = _get_scripted_text(request, index)
     if request.logprobs is None:
         return PromptEcho(index, text)
-    tokens = enumerate(_pieces(text))
+    tokens = enumerate(_split_words(text))
     return PromptEcho(
         index, text, tuple(TokenLogprob(one, -0.5 if i else None) for i, one in tokens)
     )
 
 
-def _called(request: GenerateRequest) -> Tool | None:
+def _choose_tool(request: GenerationRequest) -> Tool | None:
     """The tool that is called: one that must be, or any when the user's last words ask for it."""
     match request.tool_choice:
         case _ if not request.tools:
@@ -228,29 +234,29 @@ def _called(request: GenerateRequest) -> Tool | None:
             return request.tools[0] if users and "tool" in users[-1].text else None
 
 
-def _told(request: GenerateRequest, index: int) -> str:
+def _get_scripted_text(request: GenerationRequest, index: int) -> str:
     if request.messages:
         return request.messages[-1].text
     prompt = request.prompts[index // (request.n or 1)]
     return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _split_words(text: str) -> Iterator[str]:
     """The words of ``text``, each but the first with the space before it."""
     for i, word in enumerate(text.split()):
         yield word if i == 0 else " " + word
 
 
-def words(prompt: Prompt) -> int:
+def count_words(prompt: Prompt) -> int:
     """How many tokens a prompt has here: its words, or its token ids."""
     return len(prompt.split()) if isinstance(prompt, str) else len(prompt)
 
 
-def _embed(request: EmbedRequest) -> Sequence[Event]:
+def _embed_inputs(request: EmbeddingRequest) -> Sequence[Event]:
     prefix = request.instruction or ""
     inputs = [prefix + i if isinstance(i, str) else i for i in request.inputs]
     events: list[Event] = [
-        Vector(n, (float(len(i)), float(words(i)), 0.5, -0.25)[: request.dimensions])
+        Embedding(n, (float(len(i)), float(count_words(i)), 0.5, -0.25)[: request.dimensions])
         for n, i in enumerate(inputs)
     ]
-    return [*events, Usage(sum(map(words, inputs))), Done()]
+    return [*events, Usage(sum(map(count_words, inputs))), StreamEnd()]

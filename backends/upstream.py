@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from gateway.core.ports import Headers, WireRequest
+from gateway.core.ports import Headers, UpstreamRequest
 
-_KEY: Final = re.compile(r"[!-~]+")
+_API_KEY_PATTERN: Final = re.compile(r"[!-~]+")
 
 
-class Worker(Struct, frozen=True):
+class WorkerConfig(Struct, frozen=True):
     """One process behind a URL, which is its base, without the dialect's path.
 
     Raises ValueError for a URL that is not plainly that, and for a key that no header can hold.
@@ -42,25 +42,25 @@ class Worker(Struct, frozen=True):
                 f"{self.url!r} is not a worker's URL: http or https, host, port, and a path"
             )
 
-        if self.bearer is not None and not _KEY.fullmatch(self.bearer):
+        if self.bearer is not None and not _API_KEY_PATTERN.fullmatch(self.bearer):
             raise ValueError(f"the key for {self.url!r} is not printable ASCII without spaces")
 
     def __repr__(self) -> str:
         return f"Worker({self.url!r})"
 
 
-class Queue(Struct, frozen=True):
+class QueueSettings(Struct, frozen=True):
     """How many requests may wait for a place at a worker, and for how many seconds."""
 
     max: int = 200
     wait: float = 10.0
 
 
-TakePieces = Callable[[list[bytes]], bool]
+BodyConsumer = Callable[[list[bytes]], bool]
 """Takes pieces of a body as they come; whether it takes more at once."""
 
 
-class Reading(Protocol):
+class UpstreamResponse(Protocol):
     """An answer on its way. Before its head has come it has no status, and no headers."""
 
     @property
@@ -91,7 +91,7 @@ class Reading(Protocol):
     async def read(self) -> list[bytes]:
         """The same, as soon as something has come; [] at a clean end. Raises StreamBroken."""
 
-    async def forward_to(self, take: TakePieces) -> bool:
+    async def forward_to(self, take: BodyConsumer) -> bool:
         """Give ``take`` what comes, at once, for as long as it says so; True once all has come.
 
         It is called while the connection reads, so that no task is woken for each piece. Raises
@@ -108,7 +108,7 @@ class Reading(Protocol):
         """
 
 
-class Connections(Struct, frozen=True):
+class ConnectionCounts(Struct, frozen=True):
     """Those to all workers: how many there are, how many of these rest, and what was made."""
 
     open: int = 0
@@ -119,30 +119,32 @@ class Connections(Struct, frozen=True):
 
 
 @runtime_checkable
-class Connected(Protocol):
+class SupportsConnectionCounts(Protocol):
     """What an Upstream may also be: one that tells of its connections."""
 
     @property
-    def connections(self) -> Connections:
+    def connections(self) -> ConnectionCounts:
         """As they are now."""
 
 
-class Upstream(Protocol):
+class HttpClient(Protocol):
     """Sends requests to workers, each at a ``url``.
 
     A request's headers are those that many have in common: how they are written is remembered.
     ``own`` are those of this request alone, which come after them, and are not.
     """
 
-    def try_send(self, url: str, request: WireRequest, own: Headers = ()) -> Reading | None:
+    def try_send(
+        self, url: str, request: UpstreamRequest, own: Headers = ()
+    ) -> UpstreamResponse | None:
         """Send ``request`` at once, over a connection that rests; None where there is none.
 
         Its head is still to come.
         """
 
     async def send_on_new_connection(
-        self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
-    ) -> Reading:
+        self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
+    ) -> UpstreamResponse:
         """Send it over a new connection, and wait for the head.
 
         ``connect_timeout`` (seconds) covers name, connection and TLS. Cancelling closes the
@@ -150,8 +152,8 @@ class Upstream(Protocol):
         """
 
     async def send(
-        self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
-    ) -> Reading:
+        self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
+    ) -> UpstreamResponse:
         """Send it over a connection that rests or else over a new one, and wait for the head.
 
         One that ended while it rested is replaced once, unnoticed. Otherwise as ``dial``.

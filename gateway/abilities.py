@@ -8,13 +8,13 @@ of JSON. The first target is the client's choice; one that answers in its stead 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from gateway.core.loss import Loss, Reason
-from gateway.core.types import GenerateRequest, Prompt, Request
+from gateway.core.loss import LossReason, UnsupportedParameter
+from gateway.core.request import GenerationRequest, Prompt, Request
 
-CONTEXT: Final = "context"
+CONTEXT_LENGTH: Final = "context"
 """Room for the prompt."""
 
-_PATHS: Final[Mapping[str, str]] = {
+_REQUIRED_FIELDS: Final[Mapping[str, str]] = {
     "tools": "tools",
     "tool_choice": "tool choice",
     "output": "structured output",
@@ -25,7 +25,7 @@ _PATHS: Final[Mapping[str, str]] = {
     "dimensions": "dimensions",
 }
 """The fields that are abilities. All others are wishes."""
-_MESSAGES: Final[Mapping[str, str]] = {
+_REQUIRED_CONTENT: Final[Mapping[str, str]] = {
     "images": "images",
     "audio": "audio",
     "videos": "videos",
@@ -33,38 +33,44 @@ _MESSAGES: Final[Mapping[str, str]] = {
     "tool calls": "tools",
 }
 """What of a conversation's content is one, in the words of its losses' details."""
-_CARRIED: Final[frozenset[Reason]] = frozenset({"renamed", "emulated"})
+_SUPPORTED_REASONS: Final[frozenset[LossReason]] = frozenset({"renamed", "emulated"})
 """Nothing of the meaning is gone."""
 
 
-def lacking(request: Request, losses: Sequence[Loss], context: int | None) -> tuple[str, ...]:
+def find_missing_requirements(
+    request: Request, losses: Sequence[UnsupportedParameter], context: int | None
+) -> tuple[str, ...]:
     """The abilities that ``request`` needs and its target lacks.
 
     ``losses`` are those of the plan for it, ``context`` is how many tokens the target takes. Only a
     prompt of token ids is known to be too long: how many tokens a text makes, its model alone can
     tell, and one may be of any length.
     """
-    found = dict.fromkeys(_lost(request, losses))
-    if context is not None and _tokens(request) > context:
-        found[CONTEXT] = None
+    found = dict.fromkeys(_list_missing(request, losses))
+    if context is not None and _count_prompt_tokens(request) > context:
+        found[CONTEXT_LENGTH] = None
     return tuple(found)
 
 
-def _lost(request: Request, losses: Sequence[Loss]) -> Iterator[str]:
-    idle = isinstance(request, GenerateRequest) and request.tool_choice == "none"
+def _list_missing(request: Request, losses: Sequence[UnsupportedParameter]) -> Iterator[str]:
+    idle = isinstance(request, GenerationRequest) and request.tool_choice == "none"
     for loss in losses:
-        if loss.reason in _CARRIED or (loss.path == "tools" and idle):
+        if loss.reason in _SUPPORTED_REASONS or (loss.path == "tools" and idle):
             continue
         if loss.path == "messages":
-            yield from (_MESSAGES[one] for one in loss.detail.split(", ") if one in _MESSAGES)
-        elif loss.path in _PATHS:
-            yield _PATHS[loss.path]
+            yield from (
+                _REQUIRED_CONTENT[one]
+                for one in loss.detail.split(", ")
+                if one in _REQUIRED_CONTENT
+            )
+        elif loss.path in _REQUIRED_FIELDS:
+            yield _REQUIRED_FIELDS[loss.path]
 
 
-def _tokens(request: Request) -> int:
+def _count_prompt_tokens(request: Request) -> int:
     """How many tokens the longest prompt has at the least, as the target is to see it."""
     prompts: Sequence[Prompt]
-    if isinstance(request, GenerateRequest):
+    if isinstance(request, GenerationRequest):
         prompts, overflow = request.prompts, request.stopping.overflow
         cut = request.stopping.truncate_prompt
     else:

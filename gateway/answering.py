@@ -14,90 +14,96 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.abilities import lacking
+from gateway.abilities import find_missing_requirements
 from gateway.auth import Principal
-from gateway.core.context import Context
+from gateway.core.context import RequestContext
 from gateway.core.errors import ClientError, GatewayError
-from gateway.core.lookout import Lookout
-from gateway.core.ports import About, Call, Dialect, Envelope
-from gateway.exchange import Answering, Exchange
-from gateway.instead import NO_ROOM, Trail, lacks, passes_on
-from gateway.noting import Noted, Overheard
-from gateway.relaying import Relaying, relaying
-from gateway.router import Route, Router, Shadow
-from gateway.seam import Sink
-from gateway.shadow import Original, Pair, Shadows
-from gateway.telemetry import Record
-from gateway.traits import Traits
-from gateway.translation import Translation
-from gateway.watching.telling import Asking
-from gateway.watching.watch import Watch
+from gateway.core.lookout import DeadlineTimer
+from gateway.core.ports import ClientAdapter, ClientRequest, ResponseContext, RoutingInfo
+from gateway.exchange import Responder, ResponseStrategy
+from gateway.instead import CONTEXT_TOO_SHORT, FallbackHistory, describe_missing, is_fallback_error
+from gateway.noting import ObservedStrategy, ResponseSummary
+from gateway.relaying import PassthroughStrategy, try_passthrough
+from gateway.router import Route, Router, ShadowRule
+from gateway.seam import ResponseWriter
+from gateway.shadow import PrimaryRequest, ShadowManager, ShadowPair
+from gateway.telemetry import RequestRecord
+from gateway.traits import RequestAttributes
+from gateway.translation import TranslationStrategy
+from gateway.watching.telling import PlannedAttempt
+from gateway.watching.watch import ExplainRecorder
 
 
-class Asked(Struct, frozen=True):
+class RoutedRequest(Struct, frozen=True):
     """What an exchange is about, and who asks, whichever target answers."""
 
-    adapter: Dialect
-    client_request: Call
-    routing_info: Envelope
-    context: Context
-    writer: Sink
-    record: Record
+    adapter: ClientAdapter
+    client_request: ClientRequest
+    routing_info: RoutingInfo
+    context: RequestContext
+    writer: ResponseWriter
+    record: RequestRecord
     principal: Principal | None
     peer: str
-    explain_recorder: Watch | None
-    summary: Noted | None = None
+    explain_recorder: ExplainRecorder | None
+    summary: ResponseSummary | None = None
     """What is to be told of the answer."""
 
-    def get_attributes(self) -> Traits:
+    def get_attributes(self) -> RequestAttributes:
         """What the choice of a target may go by."""
         call, who = self.client_request, self.principal
         key, tags = ("", frozenset[str]()) if who is None else (who.name, who.tags)
-        return Traits(self.adapter.name, call.headers, call.body, key, tags, self.peer)
+        return RequestAttributes(self.adapter.name, call.headers, call.body, key, tags, self.peer)
 
 
-class Answers:
+class Dispatcher:
     """Gives them."""
 
     def __init__(
-        self, router: Router, body: int, shadows: Shadows | None, lookout: Lookout
+        self, router: Router, body: int, shadows: ShadowManager | None, lookout: DeadlineTimer
     ) -> None:
         """``body`` is the size of the largest, in bytes, as it is explained."""
-        self.named_requests: dict[tuple[str, str, str], Exchange] = {}
+        self.named_requests: dict[tuple[str, str, str], Responder] = {}
         """By dialect, key, and the client's own name for the request."""
-        self.running_requests: set[Exchange] = set()
+        self.running_requests: set[Responder] = set()
         """All of them, named or not."""
         self._router = router
         self._max_body_size = body
         self._shadow_manager = shadows
         self._deadline_timer = lookout
 
-    def for_dry_run(self) -> "Answers":
+    def for_dry_run(self) -> "Dispatcher":
         """The same for what must not be seen here: nothing is stopped by it, and nothing copied."""
-        return Answers(self._router, self._max_body_size, None, self._deadline_timer)
+        return Dispatcher(self._router, self._max_body_size, None, self._deadline_timer)
 
-    def dispatch(self, asked: Asked, route: Route) -> Coroutine[Any, Any, None]:
+    def dispatch(self, asked: RoutedRequest, route: Route) -> Coroutine[Any, Any, None]:
         """Ask the route's target, and in its stead those that it falls back to."""
         shadow = route.model.shadow
         if shadow is None or (pair := self._start_shadow(asked, route, shadow)) is None:
             return self._dispatch_with_fallback(asked, route)
         return self._dispatch_with_shadow(pair, replace(asked, summary=pair.primary_summary), route)
 
-    async def _dispatch_with_shadow(self, pair: Pair, asked: Asked, route: Route) -> None:
+    async def _dispatch_with_shadow(
+        self, pair: ShadowPair, asked: RoutedRequest, route: Route
+    ) -> None:
         with pair.observe_primary():
             await self._dispatch_with_fallback(asked, route)
 
-    def _start_shadow(self, asked: Asked, route: Route, shadow: Shadow) -> Pair | None:
+    def _start_shadow(
+        self, asked: RoutedRequest, route: Route, shadow: ShadowRule
+    ) -> ShadowPair | None:
         """Have a copy of the request answered, too, if it is drawn for that."""
         if self._shadow_manager is None:
             return None
         copied = self._router.route_shadow(route, shadow, asked.get_attributes)
         if copied is None:
             return None
-        original = Original(asked.adapter, asked.client_request, route, asked.context, asked.record)
+        original = PrimaryRequest(
+            asked.adapter, asked.client_request, route, asked.context, asked.record
+        )
         return self._shadow_manager.start(original, copied, shadow)
 
-    async def _dispatch_with_fallback(self, asked: Asked, route: Route) -> None:
+    async def _dispatch_with_fallback(self, asked: RoutedRequest, route: Route) -> None:
         if asked.explain_recorder is not None:
             rest = self._router.list_fallbacks(route, asked.get_attributes)
             asked.explain_recorder.record_fallbacks(
@@ -110,12 +116,14 @@ class Answers:
                 answering = self._choose_strategy(asked, route)
             await self._run_attempt(asked, route, answering)
         except GatewayError as error:
-            if asked.writer.started or not passes_on(error):
+            if asked.writer.started or not is_fallback_error(error):
                 raise
             rest = self._router.list_fallbacks(route, asked.get_attributes)
-            await self._try_fallbacks(asked, Trail(route, error), rest)
+            await self._try_fallbacks(asked, FallbackHistory(route, error), rest)
 
-    async def _try_fallbacks(self, asked: Asked, trail: Trail, rest: Iterator[Route]) -> None:
+    async def _try_fallbacks(
+        self, asked: RoutedRequest, trail: FallbackHistory, rest: Iterator[Route]
+    ) -> None:
         """Ask those who answer in a target's stead, but for those that are not able to.
 
         Raises what the last one said that failed.
@@ -123,7 +131,7 @@ class Answers:
         record, stream = asked.record, asked.routing_info.stream
         for route in rest:
             if not trail.fits_context(route):
-                answering: Answering | str = NO_ROOM
+                answering: ResponseStrategy | str = CONTEXT_TOO_SHORT
             elif asked.context.offload_to_thread:  # as above
                 answering = await asyncio.to_thread(self._prepare_fallback, asked, route)
             else:
@@ -132,7 +140,7 @@ class Answers:
                 trail.record_skipped(route, answering)
                 continue
             trail.write_record(record, route)
-            label(record, route, stream)
+            set_target_labels(record, route, stream)
             try:
                 await self._run_attempt(asked, route, answering)
             except GatewayError as error:
@@ -141,30 +149,32 @@ class Answers:
             else:
                 return
         trail.write_record(record, trail.route)
-        label(record, trail.route, stream)
+        set_target_labels(record, trail.route, stream)
         raise trail.error
 
-    def _choose_strategy(self, asked: Asked, route: Route) -> Answering:
+    def _choose_strategy(self, asked: RoutedRequest, route: Route) -> ResponseStrategy:
         """How a target answers. Raises ClientError."""
         about = self._make_response_context(asked, route)
-        relayed = relaying(asked.adapter, asked.client_request, route, about, asked.context)
+        relayed = try_passthrough(asked.adapter, asked.client_request, route, about, asked.context)
         if relayed is not None:
             return relayed
-        return Translation(asked.adapter, asked.client_request, route, about, asked.context)
+        return TranslationStrategy(asked.adapter, asked.client_request, route, about, asked.context)
 
-    def _prepare_fallback(self, asked: Asked, route: Route) -> Answering | str:
+    def _prepare_fallback(self, asked: RoutedRequest, route: Route) -> ResponseStrategy | str:
         """How a target answers in another's stead; or why it can't."""
         about = self._make_response_context(asked, route)
         try:
-            translation = Translation(
+            translation = TranslationStrategy(
                 asked.adapter, asked.client_request, route, about, asked.context
             )
         except ClientError as error:
             return type(error).__name__
         losses = translation.plan.unsupported_parameters
-        if missing := lacking(translation.request, losses, route.model.info.context_length):
-            return lacks(*missing)
-        relayed = relaying(
+        if missing := find_missing_requirements(
+            translation.request, losses, route.model.info.context_length
+        ):
+            return describe_missing(*missing)
+        relayed = try_passthrough(
             asked.adapter,
             asked.client_request,
             route,
@@ -175,20 +185,20 @@ class Answers:
         return translation if relayed is None else relayed
 
     @staticmethod
-    def _make_response_context(asked: Asked, route: Route) -> About:
+    def _make_response_context(asked: RoutedRequest, route: Route) -> ResponseContext:
         target = route.target
         began, model = int(asked.client_request.started_at), asked.routing_info.model
-        return About(
+        return ResponseContext(
             asked.record.id, began, model, target.version, target.backend_model, asked.context.clock
         )
 
     def _run_attempt(
-        self, asked: Asked, route: Route, answering: Answering
+        self, asked: RoutedRequest, route: Route, answering: ResponseStrategy
     ) -> Coroutine[Any, Any, None]:
         """Have it answered so."""
         record, context = asked.record, asked.context
         request = answering.request
-        if type(answering) is Relaying:
+        if type(answering) is PassthroughStrategy:
             record.stream = request.stream
         record.losses = answering.unsupported_parameters
         record.operation = request.kind
@@ -198,7 +208,7 @@ class Answers:
             context.deadline.shorten(request.timeout)
         if asked.explain_recorder is not None:
             asked.explain_recorder.record_attempt(
-                Asking(
+                PlannedAttempt(
                     asked.adapter,
                     asked.client_request,
                     route,
@@ -208,13 +218,13 @@ class Answers:
                 )
             )
         if asked.summary is not None:
-            answering = Overheard(answering, asked.summary)
-        exchange = Exchange(answering, context, asked.writer, record, self._deadline_timer)
+            answering = ObservedStrategy(answering, asked.summary)
+        exchange = Responder(answering, context, asked.writer, record, self._deadline_timer)
         if client_id := asked.routing_info.client_id or request.client_id:
             return self._run_named((asked.adapter.name, record.key, client_id), exchange)
         return exchange.run(self.running_requests, stream=record.stream)
 
-    async def _run_named(self, name: tuple[str, str, str], exchange: Exchange) -> None:
+    async def _run_named(self, name: tuple[str, str, str], exchange: Responder) -> None:
         """Run one that may be stopped by its name."""
         self.named_requests[name] = exchange
         try:
@@ -224,7 +234,7 @@ class Answers:
                 del self.named_requests[name]
 
 
-def label(record: Record, route: Route, stream: bool) -> None:  # noqa: FBT001 - a label's value
+def set_target_labels(record: RequestRecord, route: Route, stream: bool) -> None:  # noqa: FBT001 - a label's value
     """Note which target is asked."""
     record.model = route.model.info.name
     record.version = route.target.version

@@ -15,63 +15,74 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from msgspec.structs import replace
 
-from gateway import config as c
-from gateway.admin import Admin, Behind, Overview, Window, WorkerSet, obstacle
+from gateway.admin.listener import AdminServer
+from gateway.admin.overview import StatusReporter
+from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
+from gateway.admin.window import RecentStats
+from gateway.config import listeners, loading, shape
 from gateway.core.errors import Overloaded
-from gateway.core.ports import Backend, Warming
-from gateway.counted import counted, exported, kept, overseen
-from gateway.explaining.dry import Explainer
-from gateway.front import FRONTS, Front
-from gateway.lending import Lending
-from gateway.limits.accounts import Accounts
-from gateway.limits.lent import Lent
-from gateway.making import load, make_limits
-from gateway.opening import ADMIN, Given, Trust, bind, served, warm
-from gateway.recording.lines import Lines
-from gateway.reload import Origin, Reloader, Told
+from gateway.core.ports import Backend, SupportsWarmup
+from gateway.counted import set_up_exporters, set_up_metrics, set_up_process_metrics, set_up_usage
+from gateway.explaining.dry import ExplainService
+from gateway.front import LISTENER_CLASSES, Listener
+from gateway.lending import SharedRateLimits
+from gateway.limits.accounts import CounterRegistry
+from gateway.limits.lent import LeasedCounter
+from gateway.making import build_connection_limits, load_symbol
+from gateway.opening import (
+    ADMIN_LISTENER,
+    SocketSource,
+    TlsContexts,
+    bind_listener,
+    build_tls_contexts,
+    warm_backend,
+)
+from gateway.recording.lines import AccessLogWriter
+from gateway.reload import ConfigSource, Reloader, ReloadResult
 from gateway.router import Router
-from gateway.server import Surroundings
-from gateway.shadow import Shadows
-from gateway.snapshot import Snapshot
-from gateway.telemetry import log_line
-from gateway.watching.kept import Kept
+from gateway.server import GatewayServices
+from gateway.shadow import ShadowManager
+from gateway.snapshot import ConfigSnapshot
+from gateway.telemetry import write_log_line
+from gateway.watching.kept import ExplanationStore
 
 if TYPE_CHECKING:
-    from gateway.metrics import Metrics
-    from gateway.metrics.process import Process
+    from gateway.metrics.exchanges import MetricsCollector
+    from gateway.metrics.process import ProcessCollector
+
 
 log = logging.getLogger("interlingua")
 
-_LAST_ROWS = 5.0
+_USAGE_FLUSH_TIMEOUT = 5.0
 """Seconds in which the last rows of usage must be written."""
-_LAST_SPANS = 2.0
+_EXPORT_FLUSH_TIMEOUT = 2.0
 """Seconds in which what is to be sent to collectors must be taken."""
-_LAST_WORDS = 1.0
+_ERROR_FLUSH_TIMEOUT = 1.0
 """Seconds in which clients whose answers are cut must be told of it."""
 
 
-def surroundings(log: Lines | None = None) -> Surroundings:
+def build_services(log: AccessLogWriter | None = None) -> GatewayServices:
     """The real clock, time and luck, ids that are this process's own, and a line of the log.
 
     Without a log, lines go to standard error at once.
     """
-    tell = log_line if log is None else log.write_record
+    tell = write_log_line if log is None else log.write_record
     start = os.urandom(8).hex()
     ids = (f"{start}{number:08x}" for number in itertools.count())
-    return Surroundings(
+    return GatewayServices(
         clock=time.monotonic,
         wall_clock=time.time,  # noqa: TID251 - here it is passed in
         new_id=ids.__next__,
         draw=random.random,  # noqa: TID251 - as above
         observe_request=tell,
-        shadow_manager=Shadows(time.monotonic, tell),
-        counter_registry=Accounts(time.monotonic, time.time),  # noqa: TID251 - as above
+        shadow_manager=ShadowManager(time.monotonic, tell),
+        counter_registry=CounterRegistry(time.monotonic, time.time),  # noqa: TID251 - as above
         dropped_counts={} if log is None else {"log_lines": log.count_dropped},
     )
 
 
 @runtime_checkable
-class Handmade(Protocol):
+class ManuallyManaged(Protocol):
     """A backend whose workers the admin may have changed."""
 
     @property
@@ -79,7 +90,7 @@ class Handmade(Protocol):
         """The URLs that the admin added or removed."""
 
 
-class Among(Protocol):
+class ProcessGroup(Protocol):
     """The other processes, where several serve the same listeners."""
 
     @property
@@ -89,11 +100,11 @@ class Among(Protocol):
     async def confirm_reload(self) -> None:
         """Wait until all can serve what this one can. Raises what keeps them from it."""
 
-    async def reload(self) -> Told:
+    async def reload(self) -> ReloadResult:
         """Let all of them reload."""
 
 
-class App:
+class Gateway:
     """A running gateway: listeners, router and backends made from one configuration.
 
     With its ``origin`` the configuration can be read anew, and another take its place. With
@@ -102,37 +113,37 @@ class App:
 
     def __init__(
         self,
-        config: c.Config,
-        outside: Surroundings,
+        config: shape.Config,
+        outside: GatewayServices,
         *,
-        origin: Origin | None = None,
-        among: Among | None = None,
+        origin: ConfigSource | None = None,
+        among: ProcessGroup | None = None,
     ) -> None:
         self._process_group = among
-        tell: Callable[[Told], None] = _untold
+        tell: Callable[[ReloadResult], None] = _ignore_reload
         digest = origin.loaded.hash if origin else ""
-        outside, self._usage_recorder = kept(config.observe.usage, outside)
-        outside, self._exporters = exported(config.observe, outside, os.environ)
-        outside, self._shared_limits = Lending.create(
+        outside, self._usage_recorder = set_up_usage(config.observe.usage, outside)
+        outside, self._exporters = set_up_exporters(config.observe, outside, os.environ)
+        outside, self._shared_limits = SharedRateLimits.create(
             config.state, outside, self._list_leased_counters
         )
-        metrics: Metrics | None = None
+        metrics: MetricsCollector | None = None
         if config.admin is not None:
-            outside, metrics, tell = counted(outside, lambda: self.backends, digest)
-        explained = Kept(outside.clock, outside.draw)
-        self._explainer = Explainer(
+            outside, metrics, tell = set_up_metrics(outside, lambda: self.backends, digest)
+        explained = ExplanationStore(outside.clock, outside.draw)
+        self._explainer = ExplainService(
             explained, lambda: self._current.handlers_by_address, outside.clock
         )
         self._services = outside = replace(outside, explain_policy=explained.create_recorder)
-        self._current = Snapshot(config, outside, digest)
+        self._current = ConfigSnapshot(config, outside, digest)
         self.active_snapshots = [self._current]
         """Those that have exchanges, or may have; the last is the one that is served."""
-        self.listener_urls: dict[c.ListenerId, str] = {}
+        self.listener_urls: dict[listeners.ListenerId, str] = {}
         """Where each listener is bound."""
         self._is_draining = False
         self._retire_tasks: set[asyncio.Task[None]] = set()
         self._closing_backends: list[Backend] = []
-        self._closing_listeners: list[Front] = []
+        self._closing_listeners: list[Listener] = []
         self.listeners = {
             listener_id: self._make_listener(self._current, listener_id)
             for listener_id in self._current.handlers
@@ -140,12 +151,14 @@ class App:
         self.reloader = None if origin is None else Reloader(origin, self.apply_config, tell)
         self._worker_sets: dict[str, WorkerSet] = {}
         self._update_worker_sets()
-        self._admin_server: Admin | None = None
-        self._process_metrics: Process | None = None
+        self._admin_server: AdminServer | None = None
+        self._process_metrics: ProcessCollector | None = None
         if config.admin is not None and metrics is not None:
             if self._shared_limits is not None:
                 self._shared_limits.register_metrics(metrics)
-            self._process_metrics = overseen(metrics, self, vllm=config.observe.metrics.vllm_compat)
+            self._process_metrics = set_up_process_metrics(
+                metrics, self, vllm=config.observe.metrics.vllm_compat
+            )
             filename = origin.loaded.filename if origin else ""
             self._admin_server = self._make_admin_server(config.admin, metrics, filename)
 
@@ -154,7 +167,7 @@ class App:
         """Those that are asked now, by their names."""
         return self._current.backends
 
-    def _list_leased_counters(self) -> Sequence[Lent]:
+    def _list_leased_counters(self) -> Sequence[LeasedCounter]:
         """What is shared of the limits that hold now."""
         limiter = self._current.rate_limiter
         return () if limiter is None else limiter.leased_counters
@@ -164,7 +177,7 @@ class App:
         """The table that requests follow now."""
         return self._current.router
 
-    async def start(self, given: Given | None = None, *, warmed: bool = False) -> list[str]:
+    async def start(self, given: SocketSource | None = None, *, warmed: bool = False) -> list[str]:
         """Start the backends and bind the listeners; gives their URLs, the admin's last.
 
         A listener that has sockets ``given`` listens there, and nothing is bound for it. With
@@ -181,27 +194,29 @@ class App:
             self._shared_limits.start()
         await asyncio.gather(*(backend.start() for backend in self.backends.values()))
         if warmed:
-            slow = [one for one in self.backends.values() if isinstance(one, Warming)]
+            slow = [one for one in self.backends.values() if isinstance(one, SupportsWarmup)]
             await asyncio.gather(*(backend.warm_up() for backend in slow))
         urls = []
-        trust = served(self._current.config)
-        for listener_id, listener in c.listeners_by_id(self._current.config).items():
+        trust = build_tls_contexts(self._current.config)
+        for listener_id, listener in listeners.listeners_by_id(self._current.config).items():
             there = given.take_sockets(listener_id) if given else ()
             front, tls = self.listeners[listener_id], trust[listener_id]
             self.listener_urls[listener_id] = await self._bind_listener(front, listener, tls, there)
             urls.append(self.listener_urls[listener_id])
         if self._admin_server is not None:
-            there = given.take_sockets(ADMIN) if given else ()
+            there = given.take_sockets(ADMIN_LISTENER) if given else ()
             path = self._process_group.admin_socket if self._process_group else ""
             urls.append(await self._admin_server.listen(path, there))
         return urls
 
     @property
-    def socket_fds(self) -> Mapping[c.ListenerId, Sequence[int]]:
+    def socket_fds(self) -> Mapping[listeners.ListenerId, Sequence[int]]:
         """The descriptors of each listener's sockets, and of the admin's."""
         found = {listener_id: front.socket_fds for listener_id, front in self.listeners.items()}
         return (
-            found if self._admin_server is None else {**found, ADMIN: self._admin_server.socket_fds}
+            found
+            if self._admin_server is None
+            else {**found, ADMIN_LISTENER: self._admin_server.socket_fds}
         )
 
     def stop_accepting(self) -> None:
@@ -241,7 +256,7 @@ class App:
         await asyncio.gather(*(front.drain(limits.drain) for front in fronts))
         for one in self.active_snapshots:
             one.stop_requests(Overloaded("the gateway stops"))
-        await asyncio.gather(*(front.drain(_LAST_WORDS) for front in fronts))
+        await asyncio.gather(*(front.drain(_ERROR_FLUSH_TIMEOUT) for front in fronts))
         await asyncio.gather(*(front.close() for front in fronts))
         await self._services.shadow_manager.aclose()
         await self._current.aclose()
@@ -253,23 +268,23 @@ class App:
             await self._admin_server.close()
         if self._process_metrics is not None:
             self._process_metrics.stop()
-        closing = (asyncio.to_thread(one.close, _LAST_SPANS) for one in self._exporters)
+        closing = (asyncio.to_thread(one.close, _EXPORT_FLUSH_TIMEOUT) for one in self._exporters)
         await asyncio.gather(*closing)
         if self._usage_recorder is not None:
-            await asyncio.to_thread(self._usage_recorder.close, _LAST_ROWS)
+            await asyncio.to_thread(self._usage_recorder.close, _USAGE_FLUSH_TIMEOUT)
 
     # --- another configuration --------------------------------------------------------------------
 
-    async def apply_config(self, loaded: c.Loaded) -> None:
+    async def apply_config(self, loaded: loading.LoadedConfig) -> None:
         """Serve this configuration from now on.
 
         What is new is started, warmed and bound before a request comes to it, and what runs keeps
         what it began with. Raises ConfigError, having changed nothing.
         """
-        if wrong := [*c.restart_required(self._current.config, loaded.config)]:
+        if wrong := [*listeners.restart_required(self._current.config, loaded.config)]:
             raise loaded.build_error(*wrong)
-        trust = served(loaded.config)
-        now = Snapshot(loaded.config, self._services, loaded.hash, former=self._current)
+        trust = build_tls_contexts(loaded.config)
+        now = ConfigSnapshot(loaded.config, self._services, loaded.hash, former=self._current)
         new = {
             listener_id: self._make_listener(now, listener_id)
             for listener_id in now.handlers.keys() - self.listeners
@@ -285,20 +300,27 @@ class App:
             raise
         self._swap_snapshot(now, new, trust)
 
-    async def _warm_backends(self, now: Snapshot, loaded: c.Loaded) -> None:
+    async def _warm_backends(self, now: ConfigSnapshot, loaded: loading.LoadedConfig) -> None:
         """Start the backends that are new, and let them get ready. Raises ConfigError."""
         added, within = self._find_new_backends(now), now.config.limits.warm
-        whys = await asyncio.gather(*(warm(name, one, within) for name, one in added.items()))
+        whys = await asyncio.gather(
+            *(warm_backend(name, one, within) for name, one in added.items())
+        )
         said = zip(added, whys, strict=True)
         wrong = [(("backends", name), f"it can't be used: {why}") for name, why in said if why]
         if wrong:
             raise loaded.build_error(*wrong)
 
     async def _bind_new_listeners(
-        self, new: Mapping[c.ListenerId, Front], trust: Trust, loaded: c.Loaded
+        self,
+        new: Mapping[listeners.ListenerId, Listener],
+        trust: TlsContexts,
+        loaded: loading.LoadedConfig,
     ) -> None:
         """Bind the listeners that are new. Raises ConfigError."""
-        for number, (listener_id, listener) in enumerate(c.listeners_by_id(loaded.config).items()):
+        for number, (listener_id, listener) in enumerate(
+            listeners.listeners_by_id(loaded.config).items()
+        ):
             if listener_id not in new:
                 continue
             try:
@@ -312,22 +334,22 @@ class App:
 
     async def _bind_listener(
         self,
-        front: Front,
-        listener: c.Listener,
+        front: Listener,
+        listener: shape.ListenerConfig,
         tls: ssl.SSLContext | None,
         given: Sequence[socket.socket] = (),
     ) -> str:
-        return await bind(
+        return await bind_listener(
             front, listener, tls, reuse_port=self._process_group is not None, given=given
         )
 
-    def _find_new_backends(self, now: Snapshot) -> Mapping[str, Backend]:
+    def _find_new_backends(self, now: ConfigSnapshot) -> Mapping[str, Backend]:
         """The backends that are not those of the configuration before."""
         here = {id(one) for one in self.backends.values()}
         return {name: one for name, one in now.backends.items() if id(one) not in here}
 
     def _swap_snapshot(
-        self, now: Snapshot, new: Mapping[c.ListenerId, Front], trust: Trust
+        self, now: ConfigSnapshot, new: Mapping[listeners.ListenerId, Listener], trust: TlsContexts
     ) -> None:
         """From here on requests meet ``now``: nothing is awaited in between."""
         old, self._current = self._current, now
@@ -338,7 +360,7 @@ class App:
             for listener_id in old.handlers.keys() - now.handlers.keys()
         ]
         self._closing_listeners += gone
-        limits = make_limits(now.config.limits)
+        limits = build_connection_limits(now.config.limits)
         for listener_id, front in self.listeners.items():
             now.handlers[listener_id].adopt_running(old.handlers[listener_id])
             front.handle_request = now.get_handler(listener_id)
@@ -353,7 +375,7 @@ class App:
         }
         self._closing_backends += ended.values()
         for name, backend in ended.items():
-            for url in backend.manual_workers if isinstance(backend, Handmade) else ():
+            for url in backend.manual_workers if isinstance(backend, ManuallyManaged) else ():
                 log.warning("%s: what the admin said of %s ends with this reload", name, url)
         retiring = self._retire_backends(list(ended.values()), gone, old.config.limits.drain)
         task = asyncio.get_running_loop().create_task(retiring)
@@ -361,7 +383,7 @@ class App:
         task.add_done_callback(self._retire_tasks.discard)
 
     async def _retire_backends(
-        self, ended: list[Backend], gone: Sequence[Front], drain: float
+        self, ended: list[Backend], gone: Sequence[Listener], drain: float
     ) -> None:
         """Let go of these, once the exchanges that they may have are over or had their time."""
         holding = [
@@ -378,7 +400,7 @@ class App:
         self._closing_backends = [one for one in self._closing_backends if one not in ended]
         gc.collect()  # a configuration holds itself, and the collector would let it wait for long
 
-    async def _wait_idle(self, holding: Sequence[Snapshot], within: float) -> None:
+    async def _wait_idle(self, holding: Sequence[ConfigSnapshot], within: float) -> None:
         """Wait for their exchanges and for the shadows of these, so many seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -388,9 +410,14 @@ class App:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _make_listener(self, now: Snapshot, listener_id: c.ListenerId) -> Front:
-        kind = load(FRONTS[c.listeners_by_id(now.config)[listener_id].front])
-        made = cast("Front", kind(now.get_handler(listener_id), make_limits(now.config.limits)))
+    def _make_listener(self, now: ConfigSnapshot, listener_id: listeners.ListenerId) -> Listener:
+        kind = load_symbol(
+            LISTENER_CLASSES[listeners.listeners_by_id(now.config)[listener_id].front]
+        )
+        made = cast(
+            "Listener",
+            kind(now.get_handler(listener_id), build_connection_limits(now.config.limits)),
+        )
         made.is_draining = self._is_draining
         return made
 
@@ -401,19 +428,23 @@ class App:
             {name: one for name, one in self.backends.items() if isinstance(one, WorkerSet)}
         )
 
-    def _make_admin_server(self, told: c.Admin, metrics: "Metrics", filename: str) -> Admin:
+    def _make_admin_server(
+        self, told: shape.AdminConfig, metrics: "MetricsCollector", filename: str
+    ) -> AdminServer:
         clock = self._services.clock
-        behind = Behind(
-            get_unready_reason=lambda: obstacle(self.router, self.backends.values()),
+        behind = AdminServices(
+            get_unready_reason=lambda: get_unready_reason(self.router, self.backends.values()),
             worker_sets=self._worker_sets,
             render_metrics=metrics.render_page,
             reload_config=(self._process_group or self.reloader).reload if self.reloader else None,
             explain_service=self._explainer,
-            status_service=Overview(self, filename, Window(metrics.collect_stats, clock), clock),
+            status_service=StatusReporter(
+                self, filename, RecentStats(metrics.collect_stats, clock), clock
+            ),
         )
-        return Admin(told.address, behind, sha256=told.sha256)
+        return AdminServer(told.address, behind, sha256=told.sha256)
 
 
-def _untold(told: Told) -> None:
+def _ignore_reload(told: ReloadResult) -> None:
     """Nobody counts."""
     del told

@@ -3,10 +3,10 @@
 import zlib
 from collections.abc import Mapping
 
-from gateway.core.errors import ClientError, Malformed, TooLarge
+from gateway.core.errors import ClientError, MalformedRequest, RequestTooLarge
 
 
-def request_id(headers: Mapping[str, str]) -> str | None:
+def get_client_request_id(headers: Mapping[str, str]) -> str | None:
     """The client's own name for the request, where it is fit to be repeated."""
     if "x-request-id" not in headers and "x-client-request-id" not in headers:
         return None
@@ -15,7 +15,7 @@ def request_id(headers: Mapping[str, str]) -> str | None:
     return given if fit else None
 
 
-def seconds(text: str | None) -> float | None:
+def parse_seconds(text: str | None) -> float | None:
     """A number of seconds; None where it is none that can be waited for."""
     try:
         found = float(text) if text else 0.0
@@ -24,7 +24,7 @@ def seconds(text: str | None) -> float | None:
     return found if 0 < found < float("inf") else None
 
 
-def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+def decompress_body(body: bytes, encoding: str, limit: int) -> bytes:
     """A body sent with a content encoding. Raises ClientError or TooLarge."""
     match encoding.strip().lower():
         case "identity":
@@ -38,7 +38,7 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     try:
         out = stream.decompress(body, limit + 1)
     except zlib.error:
-        raise Malformed(f"the body is not {encoding}", problem="encoding") from None
+        raise MalformedRequest(f"the body is not {encoding}", problem="encoding") from None
     if len(out) > limit:
-        raise TooLarge(f"the body is larger than {limit} bytes", limit=limit)
+        raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
     return out

@@ -26,11 +26,11 @@ class Principal(Struct, frozen=True):
     """Whether its holder may have requests explained."""
 
 
-class Unsettled(Exception):
+class KeysPending(Exception):
     """Whether a token is good may be known after ``settle``."""
 
 
-class Tokens(Protocol):
+class TokenVerifier(Protocol):
     """Who knows whose token it is, where somebody else signs them."""
 
     def verify_token(self, token: str, digest: str) -> Principal | None:
@@ -43,13 +43,15 @@ class Tokens(Protocol):
         """Find out what a token needs. It takes seconds at most."""
 
 
-class Keyring:
+class Authenticator:
     """The keys of a configuration, and the tokens that are as good as they are.
 
     Without any, everybody may ask for everything.
     """
 
-    def __init__(self, principals: Sequence[Principal], tokens: Tokens | None = None) -> None:
+    def __init__(
+        self, principals: Sequence[Principal], tokens: TokenVerifier | None = None
+    ) -> None:
         self._by_digest = {(digest := p.sha256.lower()): (digest, p) for p in principals}
         """Each with its digest, to be compared."""
         self._token_verifier = tokens
@@ -57,10 +59,10 @@ class Keyring:
 
     def find_known_principal(self, headers: Mapping[str, str]) -> Principal | None:
         """The principal of a request, if its key is good."""
-        key = None if self._allows_anonymous else presented(headers)
+        key = None if self._allows_anonymous else extract_credential(headers)
         try:
             return None if key is None else self._find_principal(key)
-        except (Unauthorized, Unsettled):
+        except (Unauthorized, KeysPending):
             return None
 
     async def wait_keys(self) -> None:
@@ -75,7 +77,7 @@ class Keyring:
         """
         if self._allows_anonymous:
             return None
-        key = presented(headers)
+        key = extract_credential(headers)
         if key is None:
             raise Unauthorized("no API key was given", missing=True)
         principal = self._find_principal(key)
@@ -83,12 +85,12 @@ class Keyring:
             raise Unauthorized("the API key is not known", missing=False)
         return principal
 
-    def impersonate(self, name: str) -> "Keyring":
+    def impersonate(self, name: str) -> "Authenticator":
         """One that takes everybody for the holder of the key of this name. Raises KeyError."""
         found = next((one for _, one in self._by_digest.values() if one.name == name), None)
         if found is None:
             raise KeyError(name)
-        return _Posing(found)
+        return _ImpersonatingAuthenticator(found)
 
     def _find_principal(self, key: str) -> Principal | None:
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
@@ -101,7 +103,7 @@ class Keyring:
         )
 
 
-class _Posing(Keyring):
+class _ImpersonatingAuthenticator(Authenticator):
     def __init__(self, principal: Principal) -> None:
         super().__init__([principal])
         self._principal = principal
@@ -115,14 +117,14 @@ class _Posing(Keyring):
         return self._principal
 
 
-def authorize(principal: Principal | None, model: str) -> None:
+def authorize_model(principal: Principal | None, model: str) -> None:
     """Raises Forbidden unless the principal may ask for this model."""
     if principal is None or principal.models is None or model in principal.models:
         return
     raise Forbidden(f"this key may not use the model {model!r}")
 
 
-def presented(headers: Mapping[str, str]) -> str | None:
+def extract_credential(headers: Mapping[str, str]) -> str | None:
     """The key of a request: Bearer, Basic (its password), ``api-key`` or ``x-api-key``."""
     if "authorization" in headers:
         scheme, _, value = headers["authorization"].partition(" ")
@@ -130,11 +132,11 @@ def presented(headers: Mapping[str, str]) -> str | None:
         if kind == "bearer" and value:
             return value
         if kind == "basic":
-            return _password(value)
+            return _decode_basic_password(value)
     return headers.get("api-key") or headers.get("x-api-key") or None
 
 
-def _password(value: str) -> str | None:
+def _decode_basic_password(value: str) -> str | None:
     try:
         text = b64decode(value, validate=True).decode("utf-8", "surrogateescape")
     except (binascii.Error, ValueError):

@@ -6,7 +6,7 @@ from gateway import __version__
 from gateway.commands.ab import ab
 from gateway.commands.check import check, schema
 from gateway.commands.diff import diff
-from gateway.commands.explain import explain_
+from gateway.commands.explain import explain_command
 from gateway.commands.keys import keys
 from gateway.commands.migrate import migrate
 from gateway.commands.probe import probe
@@ -24,9 +24,9 @@ def main() -> None:
     """
 
 
-_VERBS = (
-    serve, worker, check, schema, diff, ab, explain_, keys, usage, migrate, probe,
+_COMMANDS = (
+    serve, worker, check, schema, diff, ab, explain_command, keys, usage, migrate, probe,
 )  # fmt: skip
 
-for command in _VERBS:
+for command in _COMMANDS:
     main.add_command(command)

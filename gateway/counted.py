@@ -6,76 +6,86 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from gateway import config as c
+from gateway.config import listeners as config_listeners
+from gateway.config import shape
+from gateway.config import traces as config_traces
 from gateway.core.ports import Backend
-from gateway.front import Front
-from gateway.reload import Told
-from gateway.server import Surroundings
-from gateway.snapshot import Snapshot
-from gateway.telemetry import Observer, Record
+from gateway.front import Listener
+from gateway.reload import ReloadResult
+from gateway.server import GatewayServices
+from gateway.snapshot import ConfigSnapshot
+from gateway.telemetry import RecordObserver, RequestRecord
 
 if TYPE_CHECKING:
-    from gateway.metrics import Metrics
-    from gateway.metrics.process import Process
-    from gateway.recording.ledger import Book
+    from gateway.metrics.exchanges import MetricsCollector
+    from gateway.metrics.process import ProcessCollector
+    from gateway.recording.ledger import UsageRecorder
 
 
-def counted(
-    outside: Surroundings, backends: Callable[[], Mapping[str, Backend]], digest: str
-) -> tuple[Surroundings, "Metrics", Callable[[Told], None]]:
+def set_up_metrics(
+    outside: GatewayServices, backends: Callable[[], Mapping[str, Backend]], digest: str
+) -> tuple[GatewayServices, "MetricsCollector", Callable[[ReloadResult], None]]:
     """The surroundings in which exchanges are counted, the counts, and what counts reloads.
 
     ``digest`` is the configuration's.
     """
-    from gateway.engines import Engine, Engines  # noqa: PLC0415 - nobody else needs its library
-    from gateway.metrics import Crew, Metrics  # noqa: PLC0415 - as above
-    from gateway.recording.lost import Lost  # noqa: PLC0415 - as above
-    from gateway.reloads import Reloads  # noqa: PLC0415 - as above
-    from gateway.shadow_counts import ShadowCounts  # noqa: PLC0415 - as above
+    from gateway.engines import (
+        EngineCollector,  # noqa: PLC0415 - nobody else needs its library
+        SupportsEngineStats,
+    )
+    from gateway.metrics.exchanges import MetricsCollector  # noqa: PLC0415 - as above
+    from gateway.metrics.workers import PoolStats
+    from gateway.recording.lost import DroppedRecordCollector  # noqa: PLC0415 - as above
+    from gateway.reloads import ReloadCollector  # noqa: PLC0415 - as above
+    from gateway.shadow_counts import ShadowCollector  # noqa: PLC0415 - as above
 
-    def crews() -> Mapping[str, Crew]:
-        return {name: one for name, one in backends().items() if isinstance(one, Crew)}
+    def crews() -> Mapping[str, PoolStats]:
+        return {name: one for name, one in backends().items() if isinstance(one, PoolStats)}
 
-    def engines() -> Mapping[str, Engine]:
-        return {name: one for name, one in backends().items() if isinstance(one, Engine)}
+    def engines() -> Mapping[str, SupportsEngineStats]:
+        return {
+            name: one for name, one in backends().items() if isinstance(one, SupportsEngineStats)
+        }
 
-    metrics = Metrics(outside.observe_request, crews)
-    reloads = Reloads(digest, outside.wall_clock)
-    shadows = ShadowCounts()
+    metrics = MetricsCollector(outside.observe_request, crews)
+    reloads = ReloadCollector(digest, outside.wall_clock)
+    shadows = ShadowCollector()
     outside.shadow_manager.add_reporter(shadows.record_shadow)
     metrics.register(reloads)
     metrics.register(shadows)
-    metrics.register(Engines(engines))
-    metrics.register(Lost(outside.dropped_counts))
+    metrics.register(EngineCollector(engines))
+    metrics.register(DroppedRecordCollector(outside.dropped_counts))
     return replace(outside, observe_request=metrics.record_request), metrics, reloads.record_reload
 
 
-def kept(told: c.UsageRows | None, outside: Surroundings) -> tuple[Surroundings, "Book | None"]:
+def set_up_usage(
+    told: shape.UsageConfig | None, outside: GatewayServices
+) -> tuple[GatewayServices, "UsageRecorder | None"]:
     """The surroundings in which usage is written down, and what writes it, if it is to be."""
     if told is None:
         return outside, None
-    ledger = _book(told, outside)
+    ledger = _create_usage_recorder(told, outside)
     lost = {**outside.dropped_counts, "usage_rows": ledger.count_dropped}
     return replace(
         outside,
-        observe_request=_both(outside.observe_request, ledger.record_usage),
+        observe_request=_chain_observers(outside.observe_request, ledger.record_usage),
         dropped_counts=lost,
     ), ledger
 
 
-def _book(told: c.UsageRows, outside: Surroundings) -> "Book":
+def _create_usage_recorder(told: shape.UsageConfig, outside: GatewayServices) -> "UsageRecorder":
     """What writes the rows, to where they are to be."""
     if told.postgres is not None:
-        from gateway.recording.postgres import book  # noqa: PLC0415 - it need not be installed
+        from gateway.recording.postgres import create_postgres_recorder  # noqa: PLC0415 - it need not be installed
 
-        return book(told.postgres.reveal(), told.keep, outside.wall_clock)
-    from gateway.recording.ledger import Ledger  # noqa: PLC0415 - nobody else needs its library
+        return create_postgres_recorder(told.postgres.reveal(), told.keep, outside.wall_clock)
+    from gateway.recording.ledger import SqliteUsageRecorder  # noqa: PLC0415 - nobody else needs its library
 
     assert told.sqlite is not None  # noqa: S101 - the loader refuses rows without a place
-    return Ledger(told.sqlite, told.keep, outside.wall_clock)
+    return SqliteUsageRecorder(told.sqlite, told.keep, outside.wall_clock)
 
 
-class Sending(Protocol):
+class TelemetrySender(Protocol):
     """What sends something, from a thread of its own."""
 
     def start(self) -> None:
@@ -85,21 +95,31 @@ class Sending(Protocol):
         """Send what waits, for so many seconds at most, and end; False if it was not all."""
 
 
-def exported(
-    told: c.Observe, outside: Surroundings, environment: Mapping[str, str]
-) -> tuple[Surroundings, Sequence[Sending]]:
+def set_up_exporters(
+    told: shape.ObservabilityConfig, outside: GatewayServices, environment: Mapping[str, str]
+) -> tuple[GatewayServices, Sequence[TelemetrySender]]:
     """The surroundings in which exchanges are told to collectors, and what sends it."""
     if told.traces is None and told.metrics.push is None:
         return outside, ()
-    from gateway.tracing.figures import Figures  # noqa: PLC0415 - the extra may not be installed
-    from gateway.tracing.follow import Follower  # noqa: PLC0415 - as above
-    from gateway.tracing.names import names  # noqa: PLC0415 - as above
-    from gateway.tracing.sending import Push, Spans, resource  # noqa: PLC0415 - as above
+    from gateway.tracing.figures import OtelMetrics  # noqa: PLC0415 - the extra may not be installed
+    from gateway.tracing.follow import TraceSampler  # noqa: PLC0415 - as above
+    from gateway.tracing.names import select_conventions  # noqa: PLC0415 - as above
+    from gateway.tracing.sending import (
+        MetricExporter,
+        SpanExporter,
+        build_resource,  # noqa: PLC0415 - as above
+    )
 
-    sender, sending = resource(environment, os.urandom(8).hex()), list[Sending]()
+    sender, sending = build_resource(environment, os.urandom(8).hex()), list[TelemetrySender]()
     if (traces := told.traces) is not None:
-        spans = Spans(traces.otlp, _headers(traces), traces.buffer, sender, names(environment))
-        follower = Follower(
+        spans = SpanExporter(
+            traces.otlp,
+            _build_collector_headers(traces),
+            traces.buffer,
+            sender,
+            select_conventions(environment),
+        )
+        follower = TraceSampler(
             spans.enqueue,
             share=traces.sample,
             trust=traces.trust,
@@ -109,44 +129,50 @@ def exported(
         )
         sending.append(spans)
         lost = {**outside.dropped_counts, "traces": spans.count_dropped}
-        observe = _both(outside.observe_request, follower.end_trace)
+        observe = _chain_observers(outside.observe_request, follower.end_trace)
         outside = replace(outside, observe_request=observe, tracer=follower, dropped_counts=lost)
     if (push := told.metrics.push) is not None:
-        figures, now = Figures(names(environment), outside.wall_clock()), outside.wall_clock
+        figures, now = (
+            OtelMetrics(select_conventions(environment), outside.wall_clock()),
+            outside.wall_clock,
+        )
         sending.append(
-            Push(
+            MetricExporter(
                 push.otlp,
-                _headers(push),
+                _build_collector_headers(push),
                 push.every,
                 sender,
                 lambda: figures.build_metrics(now()),
             )
         )
         outside = replace(
-            outside, observe_request=_both(outside.observe_request, figures.record_request)
+            outside,
+            observe_request=_chain_observers(outside.observe_request, figures.record_request),
         )
     return outside, sending
 
 
-def _both(first: Observer, then: Observer) -> Observer:
-    def both(record: Record) -> None:
+def _chain_observers(first: RecordObserver, then: RecordObserver) -> RecordObserver:
+    def both(record: RequestRecord) -> None:
         first(record)
         then(record)
 
     return both
 
 
-def _headers(told: c.Traces | c.Push) -> Mapping[str, str]:
+def _build_collector_headers(
+    told: config_traces.TracingConfig | config_traces.OtlpMetricsConfig,
+) -> Mapping[str, str]:
     """Of a request to a collector."""
     key = {} if told.auth is None else {"authorization": f"Bearer {told.auth.bearer.reveal()}"}
     return key | {name: value.reveal() for name, value in told.headers.items()}
 
 
-class Served(Protocol):
+class ServingState(Protocol):
     """What serves."""
 
     @property
-    def active_snapshots(self) -> Sequence[Snapshot]:
+    def active_snapshots(self) -> Sequence[ConfigSnapshot]:
         """Those that have exchanges, or may have."""
 
     @property
@@ -154,40 +180,43 @@ class Served(Protocol):
         """Those that are asked now, by their names."""
 
     @property
-    def listeners(self) -> Mapping[c.ListenerId, Front]:
+    def listeners(self) -> Mapping[config_listeners.ListenerId, Listener]:
         """Those that listen now."""
 
 
-def overseen(metrics: "Metrics", served: Served, *, vllm: bool) -> "Process":
+def set_up_process_metrics(
+    metrics: "MetricsCollector", served: ServingState, *, vllm: bool
+) -> "ProcessCollector":
     """What looks after the process, once it is started; with ``vllm``, figures have its names, too.
 
     ``metrics`` tells what runs from now on.
     """
-    from gateway.limits.counts import LimitCounts  # noqa: PLC0415 - nobody else needs its library
-    from gateway.metrics import Crew  # noqa: PLC0415 - as above
-    from gateway.metrics.process import Process  # noqa: PLC0415 - as above
-    from gateway.metrics.running import Running  # noqa: PLC0415 - as above
-    from gateway.metrics.vllm import Vllm  # noqa: PLC0415 - as above
+    from gateway.limits.counts import RateLimitCollector  # noqa: PLC0415 - nobody else needs its library
+    from gateway.metrics.process import ProcessCollector  # noqa: PLC0415 - as above
+    from gateway.metrics.running import RunningRequestCollector  # noqa: PLC0415 - as above
+    from gateway.metrics.vllm import VllmCollector  # noqa: PLC0415 - as above
+    from gateway.metrics.workers import PoolStats  # noqa: PLC0415 - as above
 
     def queued() -> set[str]:
-        crews = (one for one in served.backends.values() if isinstance(one, Crew))
+        crews = (one for one in served.backends.values() if isinstance(one, PoolStats))
         return {name for crew in crews for name in crew.queued_request_ids}
 
-    def live() -> Iterator[Record]:
+    def live() -> Iterator[RequestRecord]:
         for now in served.active_snapshots:
             for server in now.handlers.values():
                 yield from (exchange.record for exchange in server.dispatcher.running_requests)
 
-    def fronts() -> Mapping[str, Front]:
+    def fronts() -> Mapping[str, Listener]:
         return {
-            c.listener_name(listener_id): front for listener_id, front in served.listeners.items()
+            config_listeners.listener_name(listener_id): front
+            for listener_id, front in served.listeners.items()
         }
 
-    running = Running(live, queued)
-    process = Process(fronts)
-    metrics.register(LimitCounts(lambda: served.active_snapshots[-1].rate_limiter))
+    running = RunningRequestCollector(live, queued)
+    process = ProcessCollector(fronts)
+    metrics.register(RateLimitCollector(lambda: served.active_snapshots[-1].rate_limiter))
     metrics.register(running)
     metrics.register(process)
     if vllm:
-        metrics.register(Vllm(metrics.collect_stats, running.count_by_phase))
+        metrics.register(VllmCollector(metrics.collect_stats, running.count_by_phase))
     return process

@@ -5,48 +5,54 @@ from typing import Any, cast
 
 from msgspec.structs import asdict, replace
 
-from backends.http import HttpUpstream
-from backends.upstream import Worker
-from gateway import config as c
-from gateway.core.ports import Dialect, WorkerDialect
+from backends.http.client import AsyncioHttpClient
+from backends.upstream import WorkerConfig
+from gateway.config import loading, pools
+from gateway.core.ports import ClientAdapter, UpstreamAdapter
 from gateway.core.restricted import RestrictedAdapter
 
 
-def crew(name: str, told: c.Pool, dialect: Dialect, models: Sequence[str]) -> Mapping[str, Any]:
+def build_pool_arguments(
+    name: str, told: pools.PoolConfig, dialect: ClientAdapter, models: Sequence[str]
+) -> Mapping[str, Any]:
     """What makes the pool called ``name``, beside the clock and luck.
 
     ``models`` are what it is asked for, by the workers' own names.
     """
-    fixed = [_worker(one, told) for one in told.workers if one.url is not None]
-    settings = _settings(told) | {
+    fixed = [_build_worker(one, told) for one in told.workers if one.url is not None]
+    settings = _build_pool_settings(told) | {
         "name": name,
         "models": tuple(models),
-        "sources": [_source(one, told) for one in told.workers if one.url is None],
+        "sources": [_build_discovery_source(one, told) for one in told.workers if one.url is None],
     }
     return {
         "workers": fixed,
         "dialect": dialect,
         "settings": settings,
-        "upstream": HttpUpstream(ca=told.tls.ca if told.tls else None),
-        "readers": {one.file: _reader(one, told) for one in told.workers if one.file is not None},
+        "upstream": AsyncioHttpClient(ca=told.tls.ca if told.tls else None),
+        "readers": {
+            one.file: _make_worker_file_reader(one, told)
+            for one in told.workers
+            if one.file is not None
+        },
     }
 
 
-def restricted(pool: c.Pool, dialect: Dialect) -> Dialect:
+def restricted(pool: pools.PoolConfig, dialect: ClientAdapter) -> ClientAdapter:
     """The workers' dialect, without the parameters that they do not support."""
     if not pool.unsupported_parameters:
         return dialect
-    adapter = cast("WorkerDialect", dialect)
-    return cast("Dialect", RestrictedAdapter(adapter, pool.unsupported_parameters))
+    adapter = cast("UpstreamAdapter", dialect)
+    return cast("ClientAdapter", RestrictedAdapter(adapter, pool.unsupported_parameters))
 
 
-def _settings(told: c.Pool) -> dict[str, Any]:
+def _build_pool_settings(told: pools.PoolConfig) -> dict[str, Any]:
     probe = asdict(told.health)
     health = {key: probe.pop(key) for key in ("fall", "rise", "slow_start", "panic")}
     return {
         "policy": told.policy,
-        "timeouts": asdict(told.timeouts or c.Timeouts()),
-        "retries": asdict(told.retries or c.Retries()),
+        "timeouts": asdict(told.timeouts or pools.TimeoutsConfig()),
+        "retries": asdict(told.retries or pools.RetryConfig()),
         "queue": asdict(told.queue),
         "max_concurrency": told.total_concurrency,
         "health": health | asdict(told.breaker),
@@ -54,11 +60,11 @@ def _settings(told: c.Pool) -> dict[str, Any]:
     }
 
 
-def _worker(one: c.Worker, pool: c.Pool) -> Worker:
-    return Worker(one.url or "", **_common(one, pool))
+def _build_worker(one: pools.WorkerSourceConfig, pool: pools.PoolConfig) -> WorkerConfig:
+    return WorkerConfig(one.url or "", **_build_worker_options(one, pool))
 
 
-def _common(one: c.Worker, pool: c.Pool) -> dict[str, Any]:
+def _build_worker_options(one: pools.WorkerSourceConfig, pool: pools.PoolConfig) -> dict[str, Any]:
     return {
         "weight": one.weight,
         "max_concurrency": one.max_concurrency or pool.max_concurrency,
@@ -66,7 +72,9 @@ def _common(one: c.Worker, pool: c.Pool) -> dict[str, Any]:
     }
 
 
-def _source(one: c.Worker, pool: c.Pool) -> dict[str, Any]:
+def _build_discovery_source(
+    one: pools.WorkerSourceConfig, pool: pools.PoolConfig
+) -> dict[str, Any]:
     if one.file is not None:
         return {"file": one.file}
     asked = {
@@ -75,23 +83,25 @@ def _source(one: c.Worker, pool: c.Pool) -> dict[str, Any]:
         "every": one.every,
         "nameserver": one.nameserver,
     }
-    return {"dns": asked, "template": {"scheme": one.scheme, **_common(one, pool)}}
+    return {"dns": asked, "template": {"scheme": one.scheme, **_build_worker_options(one, pool)}}
 
 
-def _reader(listed: c.Worker, pool: c.Pool) -> Callable[[bytes], Sequence[Worker]]:
+def _make_worker_file_reader(
+    listed: pools.WorkerSourceConfig, pool: pools.PoolConfig
+) -> Callable[[bytes], Sequence[WorkerConfig]]:
     """Reads a file that lists workers, as the configuration would.
 
     What stands beside the file's name holds for each of them that says nothing else.
     """
-    plain = c.Worker()
+    plain = pools.WorkerSourceConfig()
 
-    def read(data: bytes) -> Sequence[Worker]:
+    def read(data: bytes) -> Sequence[WorkerConfig]:
         found = []
-        for one in c.workers(data, "workers", env={}):
+        for one in loading.load_worker_list(data, "workers", env={}):
             weight = listed.weight if one.weight == plain.weight else one.weight
             most = one.max_concurrency or listed.max_concurrency
             whole = replace(one, weight=weight, max_concurrency=most, auth=one.auth or listed.auth)
-            found.append(_worker(whole, pool))
+            found.append(_build_worker(whole, pool))
         return found
 
     return read

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 _BACKLOG: Final = 1024
-_TURNS: Final = 2
+_PENDING_ACCEPT_TURNS: Final = 2
 """Of the loop, until who was let in is met."""
 
 
-class Door:
+class ListenSockets:
     """Where connections come in; ``make`` makes what meets each of them."""
 
     def __init__(self, make: Callable[[], asyncio.BaseProtocol]) -> None:
@@ -40,7 +40,7 @@ class Door:
         """
         self.set_tls_context(tls)
         loop = asyncio.get_running_loop()
-        context = None if tls is None else _outer(lambda: self._tls)
+        context = None if tls is None else _make_reloadable_context(lambda: self._tls)
         for one in given:
             self._servers.append(
                 await loop.create_server(
@@ -83,7 +83,7 @@ class Door:
             await asyncio.shield(self._closing_task)
 
     async def _close_later(self) -> None:
-        for _ in range(_TURNS):
+        for _ in range(_PENDING_ACCEPT_TURNS):
             await asyncio.sleep(0)
         self._close()
 
@@ -92,7 +92,7 @@ class Door:
             server.close()
 
 
-def _outer(trusted: Callable[[], ssl.SSLContext | None]) -> ssl.SSLContext:
+def _make_reloadable_context(trusted: Callable[[], ssl.SSLContext | None]) -> ssl.SSLContext:
     """What a connection is met with at first: it has no certificate but that of ``trusted``."""
 
     def choose(connection: Any, name: str | None, context: ssl.SSLContext) -> None:

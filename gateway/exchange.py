@@ -12,48 +12,55 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core.context import Context
+from gateway.core.context import RequestContext
 from gateway.core.errors import (
+    ClientDisconnected,
     ClientError,
-    ClientGone,
     DeadlineExceeded,
     GatewayError,
     StreamBroken,
 )
-from gateway.core.lookout import Lookout
-from gateway.core.loss import Loss
-from gateway.core.ports import Encoder, Headers, Piece, Pieces, Reply, Take
-from gateway.core.types import (
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     FinishReason,
-    Refusal,
-    Request,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    TextDelta,
+    ToolCallStart,
     Usage,
 )
-from gateway.seam import Sink
-from gateway.telemetry import Record
+from gateway.core.lookout import DeadlineTimer
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import (
+    EventSink,
+    Headers,
+    HttpResponse,
+    ResponseEncoder,
+    StreamItem,
+    StreamItems,
+)
+from gateway.core.request import Request
+from gateway.seam import ResponseWriter
+from gateway.telemetry import RequestRecord
 
-_SAYING = frozenset({Text, Thought, Refusal, CallStart})
+_CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """What begins an answer that streams."""
-_BROKEN: Final = "the answer stopped before its end"
+_TRUNCATED_MESSAGE: Final = "the answer stopped before its end"
 
 
-class Answering(Protocol):
+class ResponseStrategy(Protocol):
     """How the answer comes about: translated, or relayed."""
 
-    unsupported_parameters: tuple[Loss, ...]
+    unsupported_parameters: tuple[UnsupportedParameter, ...]
     """What of the request is lost, and told."""
 
     @property
     def request(self) -> Request:
         """What is asked, as far as it was read."""
 
-    def get_encoder(self) -> Encoder:
+    def get_encoder(self) -> ResponseEncoder:
         """What writes the answer; the same one each time."""
 
     def get_stream_headers(self) -> Headers:
@@ -62,30 +69,30 @@ class Answering(Protocol):
     def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
         """What these events of a stream come to; each batch is told once, in its turn."""
 
-    def build_response(self, events: Sequence[Event], body: bytes | None) -> Reply:
+    def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
         """An answer in one piece; ``body`` where a worker wrote it already.
 
         Raises StreamBroken where the events are not those of a whole answer.
         """
 
-    async def collect(self) -> Piece:
+    async def collect(self) -> StreamItem:
         """All of an answer in one piece, heard; its last event is Done, or it broke off."""
 
-    def stream(self, take: Take | None = None) -> Pieces:
+    def stream(self, take: EventSink | None = None) -> StreamItems:
         """The answer; ends with Done or raises. Closing it stops the work at once.
 
-        See ``gateway.core.ports.Pouring`` for ``take``.
+        See ``gateway.core.ports.SupportsPush`` for ``take``.
         """
 
 
-class Exchange(Struct, eq=False):
+class Responder(Struct, eq=False):
     """One request, one target, one sink."""
 
-    _strategy: Answering
-    _context: Context
-    _writer: Sink
-    _record: Record
-    _deadline_timer: Lookout
+    _strategy: ResponseStrategy
+    _context: RequestContext
+    _writer: ResponseWriter
+    _record: RequestRecord
+    _deadline_timer: DeadlineTimer
     """It has the context's clock."""
     _task: asyncio.Task[Any] | None = None
     """What answers, as long as it may be ended."""
@@ -104,7 +111,7 @@ class Exchange(Struct, eq=False):
     _finish_reasons: list[FinishReason] = []
 
     @property
-    def record(self) -> Record:
+    def record(self) -> RequestRecord:
         """What is known of it so far."""
         return self._record
 
@@ -120,10 +127,10 @@ class Exchange(Struct, eq=False):
 
     def stop(self, why: GatewayError | None = None) -> None:
         """End it, since its client says so, or who runs the gateway: that is ``why``."""
-        self._stop_reason = why or ClientGone("the request was stopped")
+        self._stop_reason = why or ClientDisconnected("the request was stopped")
         self._cancel_task()
 
-    async def run(self, live: set["Exchange"], *, stream: bool) -> None:
+    async def run(self, live: set["Responder"], *, stream: bool) -> None:
         """Answer, as one of those that are ``live``. Raises GatewayError while nothing was sent."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
@@ -225,34 +232,34 @@ class Exchange(Struct, eq=False):
 
     def _send_unary(self, body: bytes | None, said: Sequence[Event]) -> None:
         """Send an answer in one piece."""
-        if not said or type(said[-1]) is not Done:
-            raise StreamBroken(_BROKEN)
+        if not said or type(said[-1]) is not StreamEnd:
+            raise StreamBroken(_TRUNCATED_MESSAGE)
         record, reasons = self._record, []
         for event in said:
-            if type(event) is End:
+            if type(event) is ChoiceEnd:
                 reasons.append(event.finish_reason)
             elif type(event) is Usage:
                 record.usage = event
         record.finish = tuple(reasons)
-        send(self._writer, self._strategy.build_response(said, body), record)
+        send_reply(self._writer, self._strategy.build_response(said, body), record)
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless all has been said."""
         if not self._is_stream_complete:
-            raise StreamBroken(_BROKEN)
+            raise StreamBroken(_TRUNCATED_MESSAGE)
         self._record.finish = tuple(self._finish_reasons)
 
     def _record_events(self, events: Sequence[Event]) -> int:
         """Keep what an exchange is told by; gives how many tokens were said."""
         tokens = 0
         for event in events:
-            if type(event) is Text:
+            if type(event) is TextDelta:
                 tokens += event.tokens
             elif type(event) is Usage:
                 self._record.usage = event
-            elif type(event) is End:
+            elif type(event) is ChoiceEnd:
                 self._finish_reasons.append(event.finish_reason)
-            elif type(event) is Done:
+            elif type(event) is StreamEnd:
                 self._is_stream_complete = True
         return tokens
 
@@ -261,7 +268,7 @@ class Exchange(Struct, eq=False):
         elapsed = self._get_elapsed()
         if not self._writer.started:
             self._start_response(elapsed)
-        if said := not _SAYING.isdisjoint(map(type, events)):
+        if said := not _CONTENT_EVENTS.isdisjoint(map(type, events)):
             self._record.first_token = elapsed
         return said
 
@@ -281,7 +288,7 @@ class Exchange(Struct, eq=False):
 
     def _abandon_client(self) -> None:
         """Leave the answer as it is: what more is written would not be read either."""
-        note(self._record, ClientGone("the client does not read"))
+        record_error(self._record, ClientDisconnected("the client does not read"))
         self._record.outcome = "cancelled"
 
     def _handle_error(self, error: GatewayError) -> None:
@@ -289,20 +296,20 @@ class Exchange(Struct, eq=False):
             return
         if not self._writer.started:
             raise error
-        note(self._record, error)
+        record_error(self._record, error)
         self._record.outcome = "truncated"
         self._writer.write(self._strategy.get_encoder().encode_error_event(error))
         self._writer.finish()
 
 
-def send(sink: Sink, reply: Reply, record: Record) -> None:
+def send_reply(sink: ResponseWriter, reply: HttpResponse, record: RequestRecord) -> None:
     """A whole answer."""
     record.status = reply.status
     headers = (("x-request-id", record.id), *record.rate_limit_headers, *reply.headers)
     sink.send_response(reply.status, headers, reply.body)
 
 
-def note(record: Record, error: GatewayError) -> None:
+def record_error(record: RequestRecord, error: GatewayError) -> None:
     """What went wrong, for the record."""
     record.error = type(error).__name__
     if isinstance(error, ClientError):

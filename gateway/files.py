@@ -8,23 +8,23 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends.aside import Aside
+from backends.aside import BackgroundCall
 
-_EVERY: Final = 1.0
+_POLL_INTERVAL: Final = 1.0
 
 
-class Look(Struct, frozen=True):
+class FileState(Struct, frozen=True):
     """What is found at a path: which file it leads to, and a digest of what that holds."""
 
     device_inode: tuple[int, int]
     digest: bytes
 
 
-Looks = Mapping[str, Look | None]
+FileStates = Mapping[str, FileState | None]
 """By path; None where nothing can be read."""
 
 
-def look(path: str) -> Look | None:
+def read_file_state(path: str) -> FileState | None:
     """What is at a path, links followed; of a folder, what is told of the files in it."""
     digest = hashlib.sha256()
     try:
@@ -38,10 +38,10 @@ def look(path: str) -> Look | None:
                 digest.update(f"{one.name}\n{inside.st_size} {inside.st_mtime_ns}\n".encode())
     except OSError:
         return None
-    return Look((about.st_dev, about.st_ino), digest.digest())
+    return FileState((about.st_dev, about.st_ino), digest.digest())
 
 
-class Watch:
+class FileWatcher:
     """Looks at ``files`` again and again, and tells ``changed`` whenever something is new there.
 
     What it finds when it is made is as it should be.
@@ -56,12 +56,12 @@ class Watch:
         files: Callable[[], Collection[str]],
         changed: Callable[[], object],
         *,
-        every: float = _EVERY,
+        every: float = _POLL_INTERVAL,
     ) -> None:
         self._list_files = files
         self._on_change = changed
         self._interval = every
-        self._background_call = Aside(self._read_states)
+        self._background_call = BackgroundCall(self._read_states)
         self._last_states = self._accepted_states = self._read_states()
 
     async def run(self) -> None:
@@ -70,24 +70,24 @@ class Watch:
             await asyncio.sleep(self._interval)
             self.update(await self._background_call.wait_result())
 
-    def update(self, now: Looks) -> None:
+    def update(self, now: FileStates) -> None:
         """This is what is there now. A file that was not looked at before is as it should be."""
         last, self._last_states = self._last_states, now
         self._accepted_states = {
             path: self._accepted_states.get(path, one) for path, one in now.items()
         }
         if now == self._accepted_states or any(
-            _is_moving(last.get(path, now[path]), now[path]) for path in now
+            _is_being_written(last.get(path, now[path]), now[path]) for path in now
         ):
             return
         self._accepted_states = now
         self._on_change()
 
-    def _read_states(self) -> Looks:
-        return {path: look(path) for path in self._list_files()}
+    def _read_states(self) -> FileStates:
+        return {path: read_file_state(path) for path in self._list_files()}
 
 
-def _is_moving(last: Look | None, now: Look | None) -> bool:
+def _is_being_written(last: FileState | None, now: FileState | None) -> bool:
     """Whether it may not be whole yet."""
     replaced = last is not None and now is not None and last.device_inode != now.device_inode
     return last != now and not replaced

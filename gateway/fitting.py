@@ -6,65 +6,71 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import GenerateRequest, Request, Sampling, Stopping
+from gateway.core.request import GenerationRequest, Request, SamplingParams, StopConditions
 from gateway.router import Route
 
-Section = TypeVar("Section", Sampling, Stopping)
+SectionT = TypeVar("SectionT", SamplingParams, StopConditions)
 
-MOST_CHOICES = 8192
+MAX_CHOICES = 8192
 """The most answers to one request, over all its prompts. Each costs memory before it says a word,
 and no dialect promises more."""
 
-MOST_ALTERNATIVES = 1000
+MAX_TOP_LOGPROBS = 1000
 """The most alternatives told of beside each token. Each has to be found, written and read."""
 
 
-def fit(request: Request, route: Route, names: Mapping[str, str], source: str) -> Request:
+def apply_model_settings(
+    request: Request, route: Route, names: Mapping[str, str], source: str
+) -> Request:
     """The request for the route's target.
 
     ``names`` gives the client's wire names of field paths, ``source`` is its dialect. Raises
     InvalidParameter when the client asks for more than the model's limit, or for more answers than
     anybody may.
     """
-    if not isinstance(request, GenerateRequest):
+    if not isinstance(request, GenerationRequest):
         return request.bind_target(route.target.backend_model, source)
-    if request.choice_count > MOST_CHOICES:
-        raise _above(names.get("n", "n"), MOST_CHOICES, request.choice_count, "in all")
-    if request.logprobs is not None and request.logprobs.top > MOST_ALTERNATIVES:
+    if request.choice_count > MAX_CHOICES:
+        raise _build_limit_error(names.get("n", "n"), MAX_CHOICES, request.choice_count, "in all")
+    if request.logprobs is not None and request.logprobs.top > MAX_TOP_LOGPROBS:
         name = names.get("logprobs.top", "logprobs")
-        raise _above(name, MOST_ALTERNATIVES, request.logprobs.top, "here")
+        raise _build_limit_error(name, MAX_TOP_LOGPROBS, request.logprobs.top, "here")
     fitted = request.bind_target(route.target.backend_model, source)
     defaults = route.model.defaults
     if defaults.sampling or defaults.stopping:
-        sampling = _filled(request.sampling, defaults.sampling)
-        stopping = _filled(request.stopping, defaults.stopping)
+        sampling = _fill_defaults(request.sampling, defaults.sampling)
+        stopping = _fill_defaults(request.stopping, defaults.stopping)
         fitted = replace(fitted, sampling=sampling, stopping=stopping)
     most = route.model.info.max_tokens
-    return fitted if most is None else _within(fitted, most, names)
+    return fitted if most is None else _limit_max_tokens(fitted, most, names)
 
 
-def unsaid(section: Sampling | Stopping, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+def select_unset_defaults(
+    section: SamplingParams | StopConditions, defaults: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """The defaults that hold for ``section``: those of fields of which the client was silent."""
     return {
         name: default for name, default in defaults.items() if getattr(section, name) in (None, ())
     }
 
 
-def _filled(section: Section, defaults: Mapping[str, Any]) -> Section:
-    silent = unsaid(section, defaults)
+def _fill_defaults(section: SectionT, defaults: Mapping[str, Any]) -> SectionT:
+    silent = select_unset_defaults(section, defaults)
     return replace(section, **silent) if silent else section
 
 
-def _within(request: GenerateRequest, most: int, names: Mapping[str, str]) -> GenerateRequest:
+def _limit_max_tokens(
+    request: GenerationRequest, most: int, names: Mapping[str, str]
+) -> GenerationRequest:
     asked = request.stopping.max_tokens
     if asked is None:
         return replace(request, stopping=replace(request.stopping, max_tokens=most))
     if asked > most:
         param = names.get("stopping.max_tokens", "max_tokens")
-        raise _above(param, most, asked, "for this model")
+        raise _build_limit_error(param, most, asked, "for this model")
     return request
 
 
-def _above(param: str, most: int, asked: int, where: str) -> InvalidParameter:
+def _build_limit_error(param: str, most: int, asked: int, where: str) -> InvalidParameter:
     text = f"'{param}' must be at most {most} {where}, got {asked}"
     return InvalidParameter(text, param=param, problem="above", got=asked)

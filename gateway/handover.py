@@ -23,18 +23,18 @@ from msgspec import Struct
 
 from gateway.config import ListenerId
 
-_MOST: Final = 253
+_MAX_FDS: Final = 253
 """Descriptors that the system sends at a time."""
-_TEXT: Final = 1 << 16
-_PATIENCE: Final = 10.0
+_MAX_MESSAGE_SIZE: Final = 1 << 16
+_HANDOVER_TIMEOUT: Final = 10.0
 """Seconds in which the old one must give what it has."""
-_SERVING: Final = b"+"
+_SERVING_BYTE: Final = b"+"
 
-Sockets = Mapping[ListenerId, Sequence[int]]
+ListenerFds = Mapping[ListenerId, Sequence[int]]
 """The descriptors that each listener has."""
 
 
-class _Seated(Struct, frozen=True, array_like=True):
+class _ListenerSockets(Struct, frozen=True, array_like=True):
     """A listener, and how many of the descriptors are its own."""
 
     address: str
@@ -42,7 +42,7 @@ class _Seated(Struct, frozen=True, array_like=True):
     count: int
 
 
-class Inherited:
+class InheritedSockets:
     """What the gateway at ``path`` gives; nothing where none runs there, or without a path.
 
     Used by ``with``: what nobody took at the end is closed. Raises OSError for one that gives
@@ -56,9 +56,9 @@ class Inherited:
             return
         line = socket.socket(socket.AF_UNIX)
         try:
-            line.settimeout(_PATIENCE)
+            line.settimeout(_HANDOVER_TIMEOUT)
             line.connect(path)
-            self._sockets = _received(line)
+            self._sockets = _receive_sockets(line)
         except (FileNotFoundError, ConnectionRefusedError):
             line.close()
         except BaseException:
@@ -90,30 +90,30 @@ class Inherited:
         """Tell the old one that it may go."""
         if self._connection is not None:
             with suppress(OSError):  # it is gone already
-                self._connection.sendall(_SERVING)
+                self._connection.sendall(_SERVING_BYTE)
 
 
-def _received(line: socket.socket) -> dict[ListenerId, list[socket.socket]]:
-    data, descriptors, _, _ = socket.recv_fds(line, _TEXT, _MOST)
+def _receive_sockets(line: socket.socket) -> dict[ListenerId, list[socket.socket]]:
+    data, descriptors, _, _ = socket.recv_fds(line, _MAX_MESSAGE_SIZE, _MAX_FDS)
     made = [socket.socket(fileno=one) for one in descriptors]
     while data and not data.endswith(b"\n"):
-        more = line.recv(_TEXT)
+        more = line.recv(_MAX_MESSAGE_SIZE)
         data = data + more if more else b""
     if not data:
         for one in made:
             one.close()
         raise ConnectionAbortedError("the gateway that runs there gives nothing")
     found = {}
-    for held in msgspec.json.decode(data, type=list[_Seated]):
+    for held in msgspec.json.decode(data, type=list[_ListenerSockets]):
         found[held.address, held.number] = made[: held.count]
         del made[: held.count]
     return found
 
 
-class Handover:
+class SocketHandover:
     """What gives the sockets that ``sockets`` tells of to the gateway that asks at ``path``."""
 
-    def __init__(self, path: str, sockets: Callable[[], Sockets]) -> None:
+    def __init__(self, path: str, sockets: Callable[[], ListenerFds]) -> None:
         self._path = Path(path)
         self._list_fds = sockets
         self._listener: socket.socket | None = None
@@ -139,7 +139,7 @@ class Handover:
             line, _ = await loop.sock_accept(self._listener)
             with line, suppress(OSError):
                 self._send_sockets(line)
-                if await loop.sock_recv(line, 1) == _SERVING:
+                if await loop.sock_recv(line, 1) == _SERVING_BYTE:
                     return
 
     def close(self) -> None:
@@ -152,6 +152,8 @@ class Handover:
 
     def _send_sockets(self, line: socket.socket) -> None:
         sockets = self._list_fds()
-        seated = [_Seated(*listener_id, len(several)) for listener_id, several in sockets.items()]
+        seated = [
+            _ListenerSockets(*listener_id, len(several)) for listener_id, several in sockets.items()
+        ]
         descriptors = [one for several in sockets.values() for one in several]
         socket.send_fds(line, [msgspec.json.encode(seated) + b"\n"], descriptors)

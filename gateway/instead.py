@@ -2,22 +2,22 @@
 
 import math
 
-from gateway.abilities import CONTEXT
+from gateway.abilities import CONTEXT_LENGTH
 from gateway.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
     GatewayError,
     InvalidParameter,
     Overloaded,
-    RateLimited,
-    Unsupported,
+    RateLimitExceeded,
+    UnsupportedFeature,
     WorkerError,
 )
 from gateway.router import Route
-from gateway.telemetry import Record
+from gateway.telemetry import RequestRecord
 
 
-def passes_on(error: GatewayError) -> bool:
+def is_fallback_error(error: GatewayError) -> bool:
     """Whether another target may do better: the fault is not the client's, and time is left.
 
     A prompt that is too long for one may fit another.
@@ -25,13 +25,13 @@ def passes_on(error: GatewayError) -> bool:
     match error:
         case DeadlineExceeded(phase=which):
             return which != "total"
-        case Overloaded() | WorkerError() | RateLimited() | ContextTooLong():
+        case Overloaded() | WorkerError() | RateLimitExceeded() | ContextTooLong():
             return True
         case _:
             return False
 
 
-class Trail:
+class FallbackHistory:
     """The targets that one request was to be answered by, and why they did not."""
 
     def __init__(self, route: Route, error: GatewayError) -> None:
@@ -45,7 +45,7 @@ class Trail:
         self._min_context = -1.0
         """What was told to be too little room for the prompt, in tokens."""
         if isinstance(error, ContextTooLong):
-            known = _room(route, error)
+            known = _read_context_limit(route, error)
             self._min_context = math.inf if known is None else known
 
     def fits_context(self, route: Route) -> bool:
@@ -63,12 +63,12 @@ class Trail:
         """
         self._reasons[route.target_name] = type(error).__name__
         if isinstance(error, ContextTooLong):
-            self._min_context = max(self._min_context, _room(route, error) or 0)
-        elif passes_on(error):
+            self._min_context = max(self._min_context, _read_context_limit(route, error) or 0)
+        elif is_fallback_error(error):
             self.route, self.error = route, error
-        return passes_on(error) or isinstance(error, InvalidParameter | Unsupported)
+        return is_fallback_error(error) or isinstance(error, InvalidParameter | UnsupportedFeature)
 
-    def write_record(self, record: Record, route: Route) -> None:
+    def write_record(self, record: RequestRecord, route: Route) -> None:
         """Note how ``route`` came to be the one that answers, or fails last."""
         record.diverted = "" if route.target_name == self._first_target else self._first_target
         record.fell_back = tuple(
@@ -76,14 +76,14 @@ class Trail:
         )
 
 
-def lacks(*abilities: str) -> str:
+def describe_missing(*abilities: str) -> str:
     """Why a target is passed over."""
     return f"lacks {', '.join(abilities)}"
 
 
-NO_ROOM = lacks(CONTEXT)
+CONTEXT_TOO_SHORT = describe_missing(CONTEXT_LENGTH)
 
 
-def _room(route: Route, error: ContextTooLong) -> int | None:
+def _read_context_limit(route: Route, error: ContextTooLong) -> int | None:
     """How many tokens a target takes, where that is known."""
     return route.model.info.context_length if error.limit is None else error.limit

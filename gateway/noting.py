@@ -7,29 +7,29 @@ from typing import Literal
 from msgspec import Struct
 
 from gateway.core.context import Clock
-from gateway.core.loss import Loss
-from gateway.core.ports import Piece, Pieces, Take
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
     FinishReason,
-    Refusal,
-    Request,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
-    Vector,
 )
-from gateway.exchange import Answering
-from gateway.telemetry import Outcome
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import EventSink, StreamItem, StreamItems
+from gateway.core.request import Request
+from gateway.exchange import ResponseStrategy
+from gateway.telemetry import RequestOutcome
 
-Fate = Outcome | Literal["dropped"]
+ShadowOutcome = RequestOutcome | Literal["dropped"]
 
 
-class Arm(Struct, omit_defaults=True):
+class ShadowSide(Struct, omit_defaults=True):
     """One of two answers to a request. Times are in seconds, from when its target was asked.
 
     ``dropped``: there was no room for it. ``length`` is in characters, as far as it came.
@@ -37,7 +37,7 @@ class Arm(Struct, omit_defaults=True):
 
     model: str
     version: str
-    outcome: Fate = "ok"
+    outcome: ShadowOutcome = "ok"
     error: str = ""
     """The class of the error."""
     finish: tuple[FinishReason, ...] = ()
@@ -48,23 +48,23 @@ class Arm(Struct, omit_defaults=True):
     duration: float = 0.0
 
 
-class Shadowed(Struct, omit_defaults=True, tag_field="kind", tag="shadow"):
+class ShadowComparison(Struct, omit_defaults=True, tag_field="kind", tag="shadow"):
     """A client's answer, and its shadow's. ``id`` is the client's exchange."""
 
     id: str
     shadow_id: str
-    main: Arm
-    shadow: Arm
-    losses: tuple[Loss, ...] = ()
+    main: ShadowSide
+    shadow: ShadowSide
+    losses: tuple[UnsupportedParameter, ...] = ()
     """The shadow's."""
     equal: bool | None = None
     """Whether both say the same; None where they need not, or did not come to their end."""
 
 
-Tell = Callable[[Shadowed], None]
+ReportComparison = Callable[[ShadowComparison], None]
 
 
-class Noted:
+class ResponseSummary:
     """What one answer comes to. Of what it says only digests are kept."""
 
     def __init__(self, clock: Clock) -> None:
@@ -86,23 +86,23 @@ class Noted:
         """Note these events."""
         for event in events:
             match event:
-                case Text(text, index, tokens):
+                case TextDelta(text, index, tokens):
                     self._tokens += tokens
                     self._add_content(text, index)
-                case Refusal(text, index):
+                case RefusalDelta(text, index):
                     self._add_content(text, index)
-                case CallStart(index, call, _, text) | CallArguments(index, call, text):
+                case ToolCallStart(index, call, _, text) | ToolCallDelta(index, call, text):
                     self._add_content(text, index, call)
-                case Thought(index=index):
+                case ReasoningDelta(index=index):
                     self._mark_first_token()
                     self._started_choices.add(index)
-                case Vector():
+                case Embedding():
                     self._mark_first_token()
-                case End(reason, index):
+                case ChoiceEnd(reason, index):
                     self._finish_reasons[index] = reason
                 case Usage():
                     self._usage = event
-                case Done():
+                case StreamEnd():
                     self._is_done = True
                 case _:
                     pass
@@ -112,12 +112,12 @@ class Noted:
         """Whether it came to its end, and each choice to its own."""
         return self._is_done and self._started_choices <= self._finish_reasons.keys()
 
-    def build_side(self, target: tuple[str, str], how: tuple[Fate, str]) -> Arm:
+    def build_side(self, target: tuple[str, str], how: tuple[ShadowOutcome, str]) -> ShadowSide:
         """What it comes to by now.
 
         ``target`` is a model and its version, ``how`` the outcome and the error's class.
         """
-        return Arm(
+        return ShadowSide(
             *target,
             *how,
             tuple(self._finish_reasons[index] for index in sorted(self._finish_reasons)),
@@ -127,7 +127,7 @@ class Noted:
             self._clock() - self._started_at,
         )
 
-    def has_same_content(self, other: "Noted") -> bool:
+    def has_same_content(self, other: "ResponseSummary") -> bool:
         """Whether both say the same words, and call the same tools with them."""
         return self.get_digests() == other.get_digests()
 
@@ -150,10 +150,10 @@ class Noted:
             self._first_token_time = self._clock() - self._started_at
 
 
-class Overheard:
+class ObservedStrategy:
     """An answer that is noted as it passes."""
 
-    def __init__(self, answering: Answering, noted: Noted) -> None:
+    def __init__(self, answering: ResponseStrategy, noted: ResponseSummary) -> None:
         self.unsupported_parameters = answering.unsupported_parameters
         self.get_encoder = answering.get_encoder
         self.get_stream_headers = answering.get_stream_headers
@@ -163,23 +163,23 @@ class Overheard:
 
     @property
     def request(self) -> Request:
-        """See ``gateway.exchange.Answering``."""
+        """See ``gateway.exchange.ResponseStrategy``."""
         return self._strategy.request
 
     def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """See ``gateway.exchange.Answering``."""
+        """See ``gateway.exchange.ResponseStrategy``."""
         events = self._strategy.process_events(events)
         self._summary.add_events(events)
         return events
 
-    async def collect(self) -> Piece:
-        """See ``gateway.exchange.Answering``."""
+    async def collect(self) -> StreamItem:
+        """See ``gateway.exchange.ResponseStrategy``."""
         self._summary.start()
         body, said = await self._strategy.collect()
         self._summary.add_events(said)
         return body, said
 
-    def stream(self, take: Take | None = None) -> Pieces:
-        """See ``gateway.exchange.Answering``."""
+    def stream(self, take: EventSink | None = None) -> StreamItems:
+        """See ``gateway.exchange.ResponseStrategy``."""
         self._summary.start()
         return self._strategy.stream(take)

@@ -7,32 +7,32 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from gateway import config as c
+from gateway.config import listeners, shape
 from gateway.core.errors import WorkerError
-from gateway.core.ports import Backend, Warming
-from gateway.front import Front
+from gateway.core.ports import Backend, SupportsWarmup
+from gateway.front import Listener
 
 log = logging.getLogger("interlingua")
 
-Trust = Mapping[c.ListenerId, ssl.SSLContext | None]
+TlsContexts = Mapping[listeners.ListenerId, ssl.SSLContext | None]
 """Each listener's certificate; None where connections are plain."""
-ADMIN: Final[c.ListenerId] = ("admin", 0)
+ADMIN_LISTENER: Final[listeners.ListenerId] = ("admin", 0)
 """The admin listener's, in the place of an address."""
 
 
-class Given(Protocol):
+class SocketSource(Protocol):
     """Sockets that listen already."""
 
-    def take_sockets(self, listener_id: c.ListenerId) -> Sequence[socket.socket]:
+    def take_sockets(self, listener_id: listeners.ListenerId) -> Sequence[socket.socket]:
         """The listener's, which are the taker's from now on; none where it has none."""
 
 
-async def warm(name: str, backend: Backend, within: float) -> str:
+async def warm_backend(name: str, backend: Backend, within: float) -> str:
     """Start a backend, and let it get ready for so many seconds; why it never will, or ""."""
     try:
         await backend.start()
         async with asyncio.timeout(within):
-            if isinstance(backend, Warming):
+            if isinstance(backend, SupportsWarmup):
                 await backend.warm_up()
     except TimeoutError:
         log.warning("%s is not ready after %g s, and is taken as it is", name, within)
@@ -41,9 +41,9 @@ async def warm(name: str, backend: Backend, within: float) -> str:
     return ""
 
 
-async def bind(
-    front: Front,
-    listener: c.Listener,
+async def bind_listener(
+    front: Listener,
+    listener: shape.ListenerConfig,
     tls: ssl.SSLContext | None,
     *,
     reuse_port: bool,
@@ -55,15 +55,15 @@ async def bind(
     return f"{'https' if tls else 'http'}://{host}:{bound}"
 
 
-def served(config: c.Config) -> Trust:
+def build_tls_contexts(config: shape.Config) -> TlsContexts:
     """Every listener's certificate, as it is in its file now."""
     return {
         listener_id: server_tls_context(listener.tls) if listener.tls else None
-        for listener_id, listener in c.listeners_by_id(config).items()
+        for listener_id, listener in listeners.listeners_by_id(config).items()
     }
 
 
-def server_tls_context(tls: c.Tls) -> ssl.SSLContext:
+def server_tls_context(tls: shape.TlsConfig) -> ssl.SSLContext:
     """TLS with this certificate chain and key. Raises OSError for files that can't be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tls.cert, tls.key, password=str)  # or it would ask at the terminal

@@ -14,43 +14,43 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.core.errors import MethodNotAllowed, PathNotFound
-from gateway.core.ports import Dialect, Endpoint
+from gateway.core.ports import ClientAdapter, Endpoint
 
-_PARAM = re.compile(r"\{(\w+)\}")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_PATH_PARAM = re.compile(r"\{(\w+)\}")
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
-class Mount(Struct, frozen=True):
+class AdapterMount(Struct, frozen=True):
     """A dialect on a listener, below ``prefix`` ("" or "/name")."""
 
-    adapter: Dialect
+    adapter: ClientAdapter
     prefix: str = ""
 
 
-class Found(Struct, frozen=True):
+class EndpointMatch(Struct, frozen=True):
     """The endpoint of a path, and the path's parameters, decoded.
 
     ``rivals`` are the endpoints that further dialects of the listener have at the same path.
     """
 
-    mount: Mount
+    mount: AdapterMount
     endpoint: Endpoint
     params: Mapping[str, str]
-    alternatives: tuple["Found", ...] = ()
+    alternatives: tuple["EndpointMatch", ...] = ()
 
-    def select_protocol(self, names: Iterable[str]) -> "Found":
+    def select_protocol(self, names: Iterable[str]) -> "EndpointMatch":
         """Of this and its rivals, that of the dialect which is named first; else this."""
         by_name = {one.mount.adapter.name: one for one in (*self.alternatives, self)}
         return next((by_name[name] for name in names if name in by_name), self)
 
 
-class Paths:
+class PathRouter:
     """The paths of one listener's dialects; of two dialects with one path, the first has it."""
 
-    def __init__(self, mounts: Sequence[Mount]) -> None:
+    def __init__(self, mounts: Sequence[AdapterMount]) -> None:
         self.mounts = mounts
-        self._tables = [_Table(mount) for mount in mounts]
-        claims = [claim for mount in mounts for claim in set(claimed(mount))]
+        self._tables = [_AdapterPaths(mount) for mount in mounts]
+        claims = [claim for mount in mounts for claim in set(list_endpoint_keys(mount))]
         self._has_shared_paths = len(claims) > len(set(claims))
         self._static_matches = {
             (method, path): self._search_tables(method, path)
@@ -60,7 +60,7 @@ class Paths:
         }
         """Of the paths without a ``{name}``."""
 
-    def find_endpoint(self, method: str, path: str) -> Found:
+    def find_endpoint(self, method: str, path: str) -> EndpointMatch:
         """The endpoint. Raises PathNotFound or MethodNotAllowed."""
         asked = (method, path)
         return (
@@ -69,12 +69,12 @@ class Paths:
             else self._search_tables(method, path)
         )
 
-    def _search_tables(self, method: str, path: str) -> Found:
-        found: list[Found] = []
+    def _search_tables(self, method: str, path: str) -> EndpointMatch:
+        found: list[EndpointMatch] = []
         for table in self._tables:
             methods, params = table.match_path(path)
             if method in methods:
-                found.append(Found(table.mount, methods[method], params))
+                found.append(EndpointMatch(table.mount, methods[method], params))
                 if not self._has_shared_paths:
                     break
         if not found:
@@ -91,7 +91,7 @@ class Paths:
             )
         return PathNotFound(f"no endpoint is called {path[:200]!r}", method=method, path=path)
 
-    def find_owner(self, path: str) -> Mount:
+    def find_owner(self, path: str) -> AdapterMount:
         """The mount in whose words to speak of a path that is no endpoint's."""
         owners = [
             (len(mount.prefix + root), mount)
@@ -106,7 +106,7 @@ class Paths:
         return any(table.match_path(path)[0] for table in self._tables)
 
 
-class _Shape(Struct, frozen=True):
+class _PathPattern(Struct, frozen=True):
     """A path with names in it: what they are, their place in the pattern, and its endpoints."""
 
     names: Sequence[str]
@@ -114,10 +114,10 @@ class _Shape(Struct, frozen=True):
     methods: Mapping[str, Endpoint]
 
 
-class _Table:
+class _AdapterPaths:
     """The paths of one dialect where it is mounted."""
 
-    def __init__(self, mount: Mount) -> None:
+    def __init__(self, mount: AdapterMount) -> None:
         self.mount = mount
         self.static: dict[str, dict[str, Endpoint]] = {}
         """Those without a ``{name}``: their endpoints by method."""
@@ -128,25 +128,25 @@ class _Table:
                 named.setdefault((path, endpoint.strict_slash), {})[endpoint.method] = endpoint
             else:
                 self._add_path(path, endpoint)
-        self._patterns: dict[int | None, _Shape] = {}
+        self._patterns: dict[int | None, _PathPattern] = {}
         """The others, by the number of the last group of theirs in the pattern of them all."""
         patterns, groups = list[str](), 0
         for (path, exact), methods in named.items():
-            pieces = _PARAM.split(path)
+            pieces = _PATH_PARAM.split(path)
             patterns.append("([^/]+)".join(map(re.escape, pieces[::2])) + ("" if exact else "/?"))
             names = pieces[1::2]
             place = slice(groups, groups + len(names))
             groups = place.stop
-            self._patterns[groups] = _Shape(names, place, methods)
+            self._patterns[groups] = _PathPattern(names, place, methods)
         self._regex = re.compile("|".join(patterns) or "(?!)")
 
     def match_path(self, path: str) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
         """The endpoints of a path by method, and the path's parameters; none where it has none."""
         if path in self.static:
-            return self.static[path], _NOTHING
+            return self.static[path], _EMPTY
         match = self._regex.fullmatch(path)
         if match is None:
-            return _NOTHING, _NOTHING
+            return _EMPTY, _EMPTY
         shape = self._patterns[match.lastindex]
         given = match.groups()[shape.groups]
         texts = map(unquote, given) if "%" in path else given
@@ -158,7 +158,7 @@ class _Table:
             self.static.setdefault(path + "/", {})[endpoint.method] = endpoint
 
 
-def claimed(mount: Mount) -> Iterator[tuple[str, str]]:
+def list_endpoint_keys(mount: AdapterMount) -> Iterator[tuple[str, str]]:
     """Method and path of each endpoint; what stands for a segment is not told apart."""
     for endpoint in mount.adapter.endpoints:
-        yield endpoint.method, mount.prefix + _PARAM.sub("{}", endpoint.path)
+        yield endpoint.method, mount.prefix + _PATH_PARAM.sub("{}", endpoint.path)

@@ -5,82 +5,83 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.core.context import Context
-from gateway.core.loss import Loss
+from gateway.core.context import RequestContext
+from gateway.core.events import Event
+from gateway.core.loss import UnsupportedParameter
 from gateway.core.ports import (
-    About,
-    Call,
-    Dialect,
-    Encoder,
+    ClientAdapter,
+    ClientRequest,
+    EventSink,
     Headers,
-    Piece,
-    Pieces,
-    Relay,
-    Relayer,
-    Reply,
-    Take,
+    HttpResponse,
+    PassthroughBackend,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseEncoder,
+    StreamItem,
+    StreamItems,
 )
-from gateway.core.types import Event, Request
-from gateway.emulation import Count, counted
+from gateway.core.request import Request
+from gateway.emulation.counting import UsageCounter, add_usage
 from gateway.router import Route
-from gateway.translation import Translation
+from gateway.translation import TranslationStrategy
 
-_STRICT: Final = "x-interlingua-strict"
+_STRICT_HEADER: Final = "x-interlingua-strict"
 """The header of who would rather have an error than a loss."""
 
 
-class Relaying(Struct, eq=False):
+class PassthroughStrategy(Struct, eq=False):
     """A call that is passed on. It is translated only where its answer must be after all."""
 
-    passthrough: Relay
-    _backend: Relayer
-    _adapter: Dialect
-    _client_request: Call
+    passthrough: PassthroughRequest
+    _backend: PassthroughBackend
+    _adapter: ClientAdapter
+    _client_request: ClientRequest
     _route: Route
-    _response_context: About
-    _context: Context
-    _translation: Translation | None = None
-    unsupported_parameters: tuple[Loss, ...] = ()
+    _response_context: ResponseContext
+    _context: RequestContext
+    _translation: TranslationStrategy | None = None
+    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     process_events: Callable[[Sequence[Event]], Sequence[Event]] = tuple
-    """See ``gateway.exchange.Answering``: with usage where the worker tells none."""
-    _encoder: Encoder | None = None
+    """See ``gateway.exchange.ResponseStrategy``: with usage where the worker tells none."""
+    _encoder: ResponseEncoder | None = None
 
     @property
     def request(self) -> Request:
-        """See ``gateway.exchange.Answering``."""
+        """See ``gateway.exchange.ResponseStrategy``."""
         return self.passthrough.request
 
-    def get_encoder(self) -> Encoder:
-        """See ``gateway.exchange.Answering``."""
+    def get_encoder(self) -> ResponseEncoder:
+        """See ``gateway.exchange.ResponseStrategy``."""
         if self._encoder is None:
             make = self.passthrough.create_encoder
             self._encoder = self._get_translation().get_encoder() if make is None else make()
         return self._encoder
 
     def get_stream_headers(self) -> Headers:
-        """See ``gateway.exchange.Answering``."""
+        """See ``gateway.exchange.ResponseStrategy``."""
         return self.passthrough.build_headers()
 
-    def build_response(self, events: Sequence[Event], body: bytes | None) -> Reply:
-        """See ``gateway.exchange.Answering``."""
+    def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
+        """See ``gateway.exchange.ResponseStrategy``."""
         if body is None:
             return self._get_translation().build_response(events, None)
-        return Reply(200, body, self.passthrough.build_headers())
+        return HttpResponse(200, body, self.passthrough.build_headers())
 
-    async def collect(self) -> Piece:
-        """See ``gateway.exchange.Answering``."""
-        return counted(
+    async def collect(self) -> StreamItem:
+        """See ``gateway.exchange.ResponseStrategy``."""
+        return add_usage(
             self.request, await self._backend.collect_passthrough(self.passthrough, self._context)
         )
 
-    def stream(self, take: Take | None = None) -> Pieces:
-        """See ``gateway.exchange.Answering``."""
-        self.process_events = Count(self.request).apply
+    def stream(self, take: EventSink | None = None) -> StreamItems:
+        """See ``gateway.exchange.ResponseStrategy``."""
+        self.process_events = UsageCounter(self.request).apply
         return self._backend.stream_passthrough(self.passthrough, self._context, take)
 
-    def _get_translation(self) -> Translation:
+    def _get_translation(self) -> TranslationStrategy:
         if self._translation is None:
-            self._translation = Translation(
+            self._translation = TranslationStrategy(
                 self._adapter,
                 self._client_request,
                 self._route,
@@ -90,23 +91,23 @@ class Relaying(Struct, eq=False):
         return self._translation
 
 
-def relaying(
-    dialect: Dialect,
-    call: Call,
+def try_passthrough(
+    dialect: ClientAdapter,
+    call: ClientRequest,
     route: Route,
-    about: About,
-    context: Context,
+    about: ResponseContext,
+    context: RequestContext,
     *,
-    translation: Translation | None = None,
-) -> Relaying | None:
+    translation: TranslationStrategy | None = None,
+) -> PassthroughStrategy | None:
     """The call as it may be passed on; None where the gateway has something to do with it.
 
     ``translation`` is what it would be otherwise, if that is known.
     """
     relayer, headers = route.target.passthrough_backend, call.headers
-    if relayer is None or (_STRICT in headers and headers[_STRICT] == "1"):
+    if relayer is None or (_STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"):
         return None
     relay = relayer.prepare_passthrough(dialect, call, about)
     if relay is None:
         return None
-    return Relaying(relay, relayer, dialect, call, route, about, context, translation)
+    return PassthroughStrategy(relay, relayer, dialect, call, route, about, context, translation)

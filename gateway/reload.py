@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from backends.aside import Aside
-from gateway.config import Complaint, ConfigError, Loaded, Source
-from gateway.config.complaints import START
+from backends.aside import BackgroundCall
+from gateway.config.complaints import DOCUMENT_START, ConfigError, ConfigIssue
+from gateway.config.loading import LoadConfig, LoadedConfig
 
 log = logging.getLogger("interlingua")
 
 
-class Told(Struct, frozen=True):
+class ReloadResult(Struct, frozen=True):
     """How a reload ended: well where nobody complains.
 
     ``hash`` is that of the configuration which is served now, whichever that is.
@@ -21,7 +21,7 @@ class Told(Struct, frozen=True):
 
     hash: str
     filename: str = ""
-    issues: tuple[Complaint, ...] = ()
+    issues: tuple[ConfigIssue, ...] = ()
 
     @property
     def is_ok(self) -> bool:
@@ -29,11 +29,11 @@ class Told(Struct, frozen=True):
         return not self.issues
 
 
-class Origin(Struct, frozen=True):
+class ConfigSource(Struct, frozen=True):
     """Where a configuration comes from: what was read there, and what reads it anew."""
 
-    loaded: Loaded
-    load_config: Source
+    loaded: LoadedConfig
+    load_config: LoadConfig
 
 
 class Reloader:
@@ -45,17 +45,17 @@ class Reloader:
 
     def __init__(
         self,
-        origin: Origin,
-        take: Callable[[Loaded], Awaitable[None]],
-        tell: Callable[[Told], None],
+        origin: ConfigSource,
+        take: Callable[[LoadedConfig], Awaitable[None]],
+        tell: Callable[[ReloadResult], None],
     ) -> None:
         self._current = origin.loaded
-        self._background_call = Aside(origin.load_config)
+        self._background_call = BackgroundCall(origin.load_config)
         self._apply_config = take
         self._report = tell
         self._lock = asyncio.Lock()
-        self._pending: asyncio.Task[Told] | None = None
-        self._tasks: set[asyncio.Task[Told]] = set()
+        self._pending: asyncio.Task[ReloadResult] | None = None
+        self._tasks: set[asyncio.Task[ReloadResult]] = set()
         self._files = self._current.files
 
     @property
@@ -63,7 +63,7 @@ class Reloader:
         """Those that the configuration names; after a bad one, also those that it named."""
         return self._files
 
-    async def reload(self) -> Told:
+    async def reload(self) -> ReloadResult:
         """Read it, and serve it. Who asks while another waits for its turn gets what that gets."""
         if self._pending is None:
             self._pending = asyncio.get_running_loop().create_task(self._run_reload())
@@ -77,14 +77,14 @@ class Reloader:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run_reload(self) -> Told:
+    async def _run_reload(self) -> ReloadResult:
         async with self._lock:
             self._pending = None  # the file may be another from here on
             told = await self._reload_once()
         self._report(told)
         return told
 
-    async def _reload_once(self) -> Told:
+    async def _reload_once(self) -> ReloadResult:
         name = self._current.filename
         try:
             loaded = await self._background_call.wait_result()
@@ -93,14 +93,18 @@ class Reloader:
             self._files = self._current.files | error.files
             said = "the configuration stays %s, since the new one is wrong:\n%s"
             log.error(said, self._current.hash, error)  # noqa: TRY400 - it is nobody's bug
-            return Told(self._current.hash, name, tuple(error.issues))
+            return ReloadResult(self._current.hash, name, tuple(error.issues))
         except Exception:
             log.exception(
                 "the configuration stays %s, since reloading it failed", self._current.hash
             )
-            bug = Complaint(START.line, START.column, "the gateway failed; its log has the cause")
-            return Told(self._current.hash, name, (bug,))
+            bug = ConfigIssue(
+                DOCUMENT_START.line,
+                DOCUMENT_START.column,
+                "the gateway failed; its log has the cause",
+            )
+            return ReloadResult(self._current.hash, name, (bug,))
         self._current = loaded
         self._files = loaded.files
         log.info("the configuration %s is served", loaded.hash)
-        return Told(loaded.hash, name)
+        return ReloadResult(loaded.hash, name)

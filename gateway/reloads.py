@@ -7,49 +7,49 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway import told
-from gateway.reload import Told
+from gateway import told as gateway_told
+from gateway.reload import ReloadResult
 
-_RELOADS: Final = told.Told(
+CONFIG_RELOADS: Final = gateway_told.MetricDefinition(
     "interlingua_config_reloads",
     "counter",
     "Reloads, by how they ended.",
     ("result",),
     "supervisor",
 )
-_WELL: Final = told.Told(
+LAST_RELOAD_SUCCESSFUL: Final = gateway_told.MetricDefinition(
     "interlingua_config_last_reload_successful",
     "gauge",
     "Whether what was read last is served.",
     merge_mode="supervisor",
 )
-_AT: Final = told.Told(
+LAST_RELOAD_TIMESTAMP: Final = gateway_told.MetricDefinition(
     "interlingua_config_last_reload_success_timestamp_seconds",
     "gauge",
     "When what is served was read.",
     merge_mode="supervisor",
 )
-_INFO: Final = told.Told(
+CONFIG_INFO: Final = gateway_told.MetricDefinition(
     "interlingua_config_info",
     "gauge",
     "The configuration that is served.",
     ("hash",),
     "supervisor",
 )
-TOLD: Final = (_RELOADS, _WELL, _AT, _INFO)
+RELOAD_METRICS: Final = (CONFIG_RELOADS, LAST_RELOAD_SUCCESSFUL, LAST_RELOAD_TIMESTAMP, CONFIG_INFO)
 
 
-class Reloads(Collector):
+class ReloadCollector(Collector):
     """Counts them. The gateway's start counts as one that went well, and not in the total."""
 
     def __init__(self, digest: str, now: Callable[[], float]) -> None:
         """``digest`` is what is served at first; ``now`` gives Unix seconds."""
         self._now = now
-        self._last_result = Told(digest)
+        self._last_result = ReloadResult(digest)
         self._succeeded_at = now()
         self._results = Counter({"success": 0, "failure": 0})
 
-    def record_reload(self, told: Told) -> None:
+    def record_reload(self, told: ReloadResult) -> None:
         """One has ended."""
         self._last_result = told
         self._results["success" if told.is_ok else "failure"] += 1
@@ -58,7 +58,9 @@ class Reloads(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        yield _RELOADS.build_family(((result,), count) for result, count in self._results.items())
-        yield _WELL.build_family([((), float(self._last_result.is_ok))])
-        yield _AT.build_family([((), self._succeeded_at)])
-        yield _INFO.build_family([((self._last_result.hash,), 1)])
+        yield CONFIG_RELOADS.build_family(
+            ((result,), count) for result, count in self._results.items()
+        )
+        yield LAST_RELOAD_SUCCESSFUL.build_family([((), float(self._last_result.is_ok))])
+        yield LAST_RELOAD_TIMESTAMP.build_family([((), self._succeeded_at)])
+        yield CONFIG_INFO.build_family([((self._last_result.hash,), 1)])

@@ -13,19 +13,19 @@ from msgspec.structs import replace
 
 from gateway.core.catalog import ModelInfo, VersionInfo
 from gateway.core.errors import ModelNotFound, VersionNotFound
-from gateway.core.ports import Backend, Relayer
-from gateway.rules import Rule, Tell, first
-from gateway.splits import Split
-from gateway.traits import Traits
+from gateway.core.ports import Backend, PassthroughBackend
+from gateway.rules import RouteRule, RuleObserver, find_matching_rule
+from gateway.splits import TrafficSplit
+from gateway.traits import RequestAttributes
 
-Ask = Callable[[], Traits]
+AttributesLoader = Callable[[], RequestAttributes]
 """Gives what is known of a request. It is not called where the model's name is enough."""
 OnLoss = Literal["report", "reject", "ignore"]
-ANY = "*"
+CATCH_ALL_MODEL = "*"
 """The model that stands for every name no other model has."""
 
 
-class Defaults(Struct, frozen=True):
+class RequestDefaults(Struct, frozen=True):
     """What holds where a client was silent: fields of the request's two sections, by name."""
 
     sampling: Mapping[str, Any] = {}
@@ -44,12 +44,12 @@ class Target(Struct, frozen=True):
     backend_model: str
     backend: Backend
     backend_name: str
-    passthrough_backend: Relayer | None = None
+    passthrough_backend: PassthroughBackend | None = None
     """What a client's own bytes may go to: the backend, where it takes them and the model leaves
     them as they are."""
 
 
-class Shadow(Struct, frozen=True):
+class ShadowRule(Struct, frozen=True):
     """Which part of the requests to the model ``of`` is copied for another target.
 
     ``to`` is a version of it, or another model. There are ``most`` copies at a time, each
@@ -68,21 +68,21 @@ class Model(Struct, frozen=True):
 
     info: ModelInfo
     targets: Mapping[str, Target]
-    split: Split
+    split: TrafficSplit
     on_loss: OnLoss = "report"
-    defaults: Defaults = Defaults()
+    defaults: RequestDefaults = RequestDefaults()
     protocol: str | None = None
     """What its clients speak where several dialects have one path."""
     fallbacks: tuple[str, ...] = ()
     """Who answers in its stead, in this order: versions of its own, or other models."""
     sticky: tuple[str, ...] = ()
     """What a client is held to its version by, in this order; by luck without any."""
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[RouteRule, ...] = ()
     """The exceptions that its requests may be, in their order."""
-    shadow: Shadow | None = None
+    shadow: ShadowRule | None = None
 
 
-class Why(Struct, frozen=True):
+class RouteReason(Struct, frozen=True):
     """How a target was come to. Nothing here says who asked."""
 
     rule: str = ""
@@ -93,7 +93,7 @@ class Why(Struct, frozen=True):
     """What their hash gave; see ``gateway.splits``."""
 
 
-_BY_LUCK = Why()
+_RANDOM_CHOICE = RouteReason()
 
 
 class Route(Struct, frozen=True):
@@ -103,7 +103,7 @@ class Route(Struct, frozen=True):
     target: Target
     pinned: bool = False
     """The client named the version, so neither rules nor the split were asked."""
-    reason: Why = _BY_LUCK
+    reason: RouteReason = _RANDOM_CHOICE
     original_model: str = ""
     """The model that was asked for, where a rule led to another."""
     split: str = ""
@@ -128,13 +128,13 @@ class Router:
         models: Mapping[str, Model],
         *,
         draw: Callable[[], float],
-        rules: Sequence[Rule] = (),
+        rules: Sequence[RouteRule] = (),
         ready: bool = True,
     ) -> None:
         """``rules`` name models and versions that are here."""
         owners = {alias: one.info.name for one in models.values() for alias in one.info.aliases}
         self._by_name = {
-            name: replace(model, rules=tuple(_of(name, rules, owners)))
+            name: replace(model, rules=tuple(_select_rules(name, rules, owners)))
             for name, model in models.items()
         }
         self._models = list(self._by_name.values())
@@ -145,17 +145,19 @@ class Router:
         }
         """The routes that nothing has to be asked or drawn for."""
         self._draw = draw
-        self._observer: Tell | None = None
+        self._observer: RuleObserver | None = None
         self.ready = ready
 
-    def with_observer(self, tell: Tell, draw: Callable[[], float]) -> "Router":
+    def with_observer(self, tell: RuleObserver, draw: Callable[[], float]) -> "Router":
         """The same table, for one request: ``tell`` hears of each rule that is tried."""
         made = copy.copy(self)
         made._observer, made._draw = tell, draw  # noqa: SLF001 - its own
         made._fixed_routes = {}  # noqa: SLF001 - as above
         return made
 
-    def route(self, name: str, version: str | None = None, ask: Ask = Traits) -> Route:
+    def route(
+        self, name: str, version: str | None = None, ask: AttributesLoader = RequestAttributes
+    ) -> Route:
         """The route for ``name``, which may pin a version as ``name@version``.
 
         Raises ModelNotFound or VersionNotFound.
@@ -172,7 +174,9 @@ class Router:
             model, model.targets[split.pick_version(self._draw())], split=split.reported_name
         )
 
-    def list_fallbacks(self, route: Route, ask: Ask = Traits) -> Iterator[Route]:
+    def list_fallbacks(
+        self, route: Route, ask: AttributesLoader = RequestAttributes
+    ) -> Iterator[Route]:
         """Who answers in its stead, each target once. Nobody does for a version that was pinned.
 
         Rules are for what was asked: none leads away from here.
@@ -180,12 +184,12 @@ class Router:
         if route.pinned:
             return
         seen = {route.target_name}
-        why = Why(route.reason.rule)
+        why = RouteReason(route.reason.rule)
         for name in route.model.fallbacks:
             target = route.model.targets.get(name)
             if target is None:
                 model = self._by_name[name]
-                traits = ask() if model.sticky else Traits()
+                traits = ask() if model.sticky else RequestAttributes()
                 found = self._apply_split(model, traits, why, route.requested_model)
             else:
                 found = replace(route, target=target, reason=why)
@@ -193,7 +197,9 @@ class Router:
                 seen.add(found.target_name)
                 yield found
 
-    def route_shadow(self, route: Route, shadow: Shadow, ask: Ask = Traits) -> Route | None:
+    def route_shadow(
+        self, route: Route, shadow: ShadowRule, ask: AttributesLoader = RequestAttributes
+    ) -> Route | None:
         """Where a copy of a request goes, if this one is drawn for its model's shadow.
 
         None is made of one that pinned its version, and none goes where its original does.
@@ -203,7 +209,9 @@ class Router:
         target = route.model.targets.get(shadow.to)
         if target is None:
             model = self._by_name[shadow.to]
-            found = self._apply_split(model, ask() if model.sticky else Traits(), _BY_LUCK)
+            found = self._apply_split(
+                model, ask() if model.sticky else RequestAttributes(), _RANDOM_CHOICE
+            )
         else:
             found = Route(route.model, target)
         return None if found.target_name == route.target_name else found
@@ -215,7 +223,11 @@ class Router:
 
     def list_models(self) -> Sequence[ModelInfo]:
         """Every public model, with its readiness now."""
-        return [self._read_current_info(model) for model in self._models if model.info.name != ANY]
+        return [
+            self._read_current_info(model)
+            for model in self._models
+            if model.info.name != CATCH_ALL_MODEL
+        ]
 
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
@@ -240,41 +252,43 @@ class Router:
             return self._resolve_catch_all(name), None
         if version is not None and version not in model.targets:
             raise VersionNotFound(
-                f"the model {shown(name)} has no version {shown(version)}",
+                f"the model {quote_name(name)} has no version {quote_name(version)}",
                 model=name,
                 version=version,
             )
         return model, version
 
     def _resolve_catch_all(self, name: str) -> Model:
-        model = self._by_name.get(ANY)
+        model = self._by_name.get(CATCH_ALL_MODEL)
         if model is None or not name:
-            raise ModelNotFound(f"the model {shown(name)} does not exist", model=name)
+            raise ModelNotFound(f"the model {quote_name(name)} does not exist", model=name)
         targets = {
             key: replace(target, backend_model=name) for key, target in model.targets.items()
         }
         return replace(model, info=replace(model.info, name=name), targets=targets)
 
-    def _apply_rules(self, model: Model, traits: Traits) -> Route:
+    def _apply_rules(self, model: Model, traits: RequestAttributes) -> Route:
         """By the first rule that holds, or else by the split."""
-        match = first(model.rules, traits, model.sticky, self._draw, self._observer)
+        match = find_matching_rule(model.rules, traits, model.sticky, self._draw, self._observer)
         if match is None:
-            return self._apply_split(model, traits, _BY_LUCK)
+            return self._apply_split(model, traits, _RANDOM_CHOICE)
         rule = match.rule
         found = model if rule.to is None else self._by_name[rule.to]
         instead = "" if found is model else model.info.name
         if rule.version is None:
-            return self._apply_split(found, traits, Why(rule.name), instead)
-        why = Why(rule.name, match.sticky, match.bucket)
+            return self._apply_split(found, traits, RouteReason(rule.name), instead)
+        why = RouteReason(rule.name, match.sticky, match.bucket)
         return Route(found, found.targets[rule.version], reason=why, original_model=instead)
 
-    def _apply_split(self, model: Model, traits: Traits, why: Why, instead: str = "") -> Route:
+    def _apply_split(
+        self, model: Model, traits: RequestAttributes, why: RouteReason, instead: str = ""
+    ) -> Route:
         source, who = traits.find_first_source(model.sticky)
         if not source:
             version = model.split.pick_version(self._draw())
         else:
             arm = model.split.assign_version(who)
-            version, why = arm.version, Why(why.rule, source, arm.bucket)
+            version, why = arm.version, RouteReason(why.rule, source, arm.bucket)
         split = model.split.reported_name
         return Route(model, model.targets[version], reason=why, original_model=instead, split=split)
 
@@ -289,22 +303,26 @@ class Router:
         return replace(model.info, versions=versions)
 
 
-def _of(name: str, rules: Sequence[Rule], owners: Mapping[str, str]) -> Iterator[Rule]:
+def _select_rules(
+    name: str, rules: Sequence[RouteRule], owners: Mapping[str, str]
+) -> Iterator[RouteRule]:
     """The rules that a model's requests are tried by."""
     for rule in rules:
         if rule.model is None or owners.get(rule.model, rule.model) == name:
             yield rule
 
 
-def shown(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name as an error message may show it: quoted, and not at any length."""
     return repr(name if len(name) <= 200 else name[:200] + "…")  # noqa: PLR2004
 
 
-def _relaying(target: Target) -> Target:
+def _enable_passthrough(target: Target) -> Target:
     """The same of a model that changes nothing of a request."""
     backend = target.backend
-    return replace(target, passthrough_backend=backend if isinstance(backend, Relayer) else None)
+    return replace(
+        target, passthrough_backend=backend if isinstance(backend, PassthroughBackend) else None
+    )
 
 
 def compile_model(
@@ -312,7 +330,7 @@ def compile_model(
     targets: Mapping[str, Target],
     weights: Mapping[str, int],
     on_loss: OnLoss = "report",
-    defaults: Defaults = Defaults(),  # noqa: B008 - frozen
+    defaults: RequestDefaults = RequestDefaults(),  # noqa: B008 - frozen
     *,
     salt: str = "",
 ) -> Model:
@@ -321,11 +339,11 @@ def compile_model(
     ``salt`` is the split's name, or else the model's.
     """
     if on_loss != "reject" and not defaults.has_values and info.max_tokens is None:
-        targets = {name: _relaying(target) for name, target in targets.items()}
+        targets = {name: _enable_passthrough(target) for name, target in targets.items()}
     total = sum(weights.values())
     versions = tuple(
         VersionInfo(name, target.backend_model, round(100 * weights.get(name, 0) / total))
         for name, target in targets.items()
     )
-    split = Split({name: weights.get(name, 0) for name in targets}, salt or info.name)
+    split = TrafficSplit({name: weights.get(name, 0) for name in targets}, salt or info.name)
     return Model(replace(info, versions=versions), targets, split, on_loss, defaults)

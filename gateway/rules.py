@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from gateway.splits import bucket, part
-from gateway.traits import Scalar, Traits
+from gateway.splits import bucket_to_fraction, compute_bucket
+from gateway.traits import RequestAttributes, Scalar
 
 
-class When(Struct, frozen=True):
+class RouteConditions(Struct, frozen=True):
     """What has to hold, all of it. What is not said holds for every request."""
 
     protocol: str | None = None
@@ -26,7 +26,7 @@ class When(Struct, frozen=True):
     share: float = 1.0
     """How many of those for whom the rest holds, from 0 to 1."""
 
-    def find_mismatch(self, traits: Traits) -> str:
+    def find_mismatch(self, traits: RequestAttributes) -> str:
         """What does not hold for a request, its share left aside; "" where all does.
 
         ``dialect``, ``key``, ``tag``, ``header:NAME`` or ``body:FIELD``: the first of them. The
@@ -42,27 +42,27 @@ class When(Struct, frozen=True):
             if traits.headers.get(name) != text:
                 return f"header:{name}"
         for name, value in self.body.items():
-            if not _same(traits.read_field(name), value):
+            if not _is_same_scalar(traits.read_field(name), value):
                 return f"body:{name}"
         return ""
 
 
-class Rule(Struct, frozen=True):
+class RouteRule(Struct, frozen=True):
     """One exception. ``to`` is a model's name, and None the one asked for."""
 
     name: str
     model: str | None = None
     """Whose requests it is for; None means every model's."""
-    conditions: When = When()
+    conditions: RouteConditions = RouteConditions()
     to: str | None = None
     version: str | None = None
     """None leaves it to the split of the model it goes to."""
 
 
-class Match(Struct, frozen=True):
+class RuleMatch(Struct, frozen=True):
     """A rule that holds but for its share, and what that is taken by, if it has one."""
 
-    rule: Rule
+    rule: RouteRule
     sticky: str = ""
     bucket: int | None = None
     position: float = 0.0
@@ -74,17 +74,17 @@ class Match(Struct, frozen=True):
         return self.position < self.rule.conditions.share
 
 
-Tell = Callable[[Rule, str, Match | None], None]
+RuleObserver = Callable[[RouteRule, str, RuleMatch | None], None]
 """Is told of each rule that was tried: what of it does not hold, or else its match."""
 
 
-def first(
-    rules: Sequence[Rule],
-    traits: Traits,
+def find_matching_rule(
+    rules: Sequence[RouteRule],
+    traits: RequestAttributes,
     sticky: Sequence[str],
     draw: Callable[[], float],
-    tell: Tell | None = None,
-) -> Match | None:
+    tell: RuleObserver | None = None,
+) -> RuleMatch | None:
     """The first rule that holds.
 
     A share is taken of those who ask, told apart by the first present of ``sticky``, so that the
@@ -92,7 +92,7 @@ def first(
     """
     for rule in rules:
         unmet = rule.conditions.find_mismatch(traits)
-        found = None if unmet else _match(rule, traits, sticky, draw)
+        found = None if unmet else _match_share(rule, traits, sticky, draw)
         if tell is not None:
             tell(rule, unmet, found)
         if found is not None and found.is_selected:
@@ -100,17 +100,19 @@ def first(
     return None
 
 
-def _match(rule: Rule, traits: Traits, sticky: Sequence[str], draw: Callable[[], float]) -> Match:
+def _match_share(
+    rule: RouteRule, traits: RequestAttributes, sticky: Sequence[str], draw: Callable[[], float]
+) -> RuleMatch:
     """Where a request lies in a rule's share: as an arm of no name, in a split of the rule's."""
     if rule.conditions.share >= 1:
-        return Match(rule)
+        return RuleMatch(rule)
     source, who = traits.find_first_source(sticky)
     if not source:
-        return Match(rule, position=draw())
-    number = bucket(rule.name, "", who)
-    return Match(rule, source, number, part(number))
+        return RuleMatch(rule, position=draw())
+    number = compute_bucket(rule.name, "", who)
+    return RuleMatch(rule, source, number, bucket_to_fraction(number))
 
 
-def _same(found: Scalar | None, wanted: Scalar) -> bool:
+def _is_same_scalar(found: Scalar | None, wanted: Scalar) -> bool:
     """Whether two values are one: 1 is 1.0, and is not true."""
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)

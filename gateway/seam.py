@@ -9,7 +9,7 @@ from typing import Protocol
 from gateway.core.ports import Headers
 
 
-class Request(Protocol):
+class HttpRequest(Protocol):
     """One HTTP request, its body not yet read."""
 
     method: str
@@ -24,7 +24,7 @@ class Request(Protocol):
         """The whole body. Raises TooLarge past ``limit`` bytes, having read no more than that."""
 
 
-class Sink(Protocol):
+class ResponseWriter(Protocol):
     """Takes one answer: ``whole``, or in pieces, from ``start`` to ``finish``."""
 
     @property

@@ -17,49 +17,48 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from gateway.answering import Answers, Asked, label
-from gateway.arrival import decompress, request_id, seconds
-from gateway.auth import Keyring, Principal, Unsettled, authorize
-from gateway.core.context import Clock, Context, Deadline, Timeouts
+from gateway.answering import Dispatcher, RoutedRequest, set_target_labels
+from gateway.arrival import decompress_body, get_client_request_id, parse_seconds
+from gateway.auth import Authenticator, KeysPending, Principal, authorize_model
+from gateway.core.context import Clock, Deadline, RequestContext, Timeouts
 from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
     RequestNotFound,
-    Unsupported,
+    UnsupportedFeature,
 )
-from gateway.core.lookout import Lookout
+from gateway.core.lookout import DeadlineTimer
 from gateway.core.ports import (
-    Call,
-    Dialect,
-    Reply,
+    ClientAdapter,
+    ClientRequest,
+    HttpResponse,
+    SupportsTokenize,
     Tokenizer,
-    Tokenizing,
 )
-from gateway.core.watching import Trace
-from gateway.exchange import note, send
-from gateway.limits.accounts import Accounts
-from gateway.limits.limiter import Limiter
-from gateway.paths import Found, Paths
+from gateway.core.watching import AttemptTrace
+from gateway.exchange import record_error, send_reply
+from gateway.limits.accounts import CounterRegistry
+from gateway.limits.limiter import RateLimiter
+from gateway.paths import EndpointMatch, PathRouter
 from gateway.router import Route, Router
-from gateway.seam import Request as HttpRequest
-from gateway.seam import Sink
-from gateway.shadow import Shadows
-from gateway.telemetry import Observer, Record
-from gateway.watching.kept import Explain, nobody
-from gateway.watching.watch import HEADER, Watch
+from gateway.seam import HttpRequest, ResponseWriter
+from gateway.shadow import ShadowManager
+from gateway.telemetry import RecordObserver, RequestRecord
+from gateway.watching.kept import ExplainPolicy, explain_nothing
+from gateway.watching.watch import EXPLAIN_HEADER, ExplainRecorder
 
 log = logging.getLogger("interlingua")
 
-_WITHIN = "x-interlingua-timeout"
+_TIMEOUT_HEADER = "x-interlingua-timeout"
 """The header that says how many seconds a client waits."""
-_LARGE = 256 << 10
+_LARGE_BODY = 256 << 10
 """Bytes of a body that take some milliseconds to translate, or many where it has many parts."""
-_OF_MODELS: Final = frozenset({"generate", "tokenize"})
+_MODEL_TASKS: Final = frozenset({"generate", "tokenize"})
 """The tasks that are a model's; the others need none."""
 
 
-class Settings(Struct, frozen=True):
+class HandlerSettings(Struct, frozen=True):
     """The limits of every exchange. ``body`` is in bytes."""
 
     max_body_size: int = 8 << 20
@@ -72,17 +71,17 @@ class Settings(Struct, frozen=True):
     """The configuration's hash, for the record."""
 
 
-class Traces(Protocol):
+class Tracer(Protocol):
     """Follows some exchanges from their begin; that they have ended they hear as all do."""
 
-    def start_trace(self, record: Record, http: HttpRequest) -> None:
+    def start_trace(self, record: RequestRecord, http: HttpRequest) -> None:
         """One begins. One that is followed has its ``record.trace`` and ``record.span`` now."""
 
-    def get_trace(self, record: Record) -> Trace | None:
+    def get_trace(self, record: RequestRecord) -> AttemptTrace | None:
         """What is told how its answer comes about, if it is followed."""
 
 
-class Surroundings(Struct, frozen=True):
+class GatewayServices(Struct, frozen=True):
     """What the outside world gives an exchange; a test gives its own."""
 
     clock: Clock
@@ -91,31 +90,31 @@ class Surroundings(Struct, frozen=True):
     new_id: Callable[[], str]
     draw: Callable[[], float]
     """A number in [0, 1), for splits."""
-    observe_request: Observer
-    shadow_manager: Shadows
-    counter_registry: Accounts
+    observe_request: RecordObserver
+    shadow_manager: ShadowManager
+    counter_registry: CounterRegistry
     """What is used of the keys' limits."""
-    explain_policy: Explain = nobody
+    explain_policy: ExplainPolicy = explain_nothing
     """What looks on where a request asks for it and its key may."""
     dropped_counts: Mapping[str, Callable[[], int]] = {}
     """How much of what was to be kept is lost, by what it is: see ``gateway.recording.lost``."""
-    tracer: Traces | None = None
+    tracer: Tracer | None = None
     """What is to be told of exchanges as they come about, where they are traced."""
 
 
-class Server:
+class RequestHandler:
     """Serves one listener."""
 
     def __init__(
         self,
-        paths: Paths,
+        paths: PathRouter,
         router: Router,
-        keyring: Keyring,
-        settings: Settings,
-        surroundings: Surroundings,
+        keyring: Authenticator,
+        settings: HandlerSettings,
+        surroundings: GatewayServices,
         *,
-        pages: Mapping[str, Callable[[], Reply]],
-        limiter: Limiter | None = None,
+        pages: Mapping[str, Callable[[], HttpResponse]],
+        limiter: RateLimiter | None = None,
     ) -> None:
         """``pages``: what the gateway itself answers, to anybody, unless a dialect has the path.
 
@@ -135,8 +134,8 @@ class Server:
         self._observe_request = surroundings.observe_request
         self._explain_policy = surroundings.explain_policy
         self._tracer = surroundings.tracer
-        lookout = Lookout(surroundings.clock, asyncio.get_running_loop)
-        self.dispatcher = Answers(
+        lookout = DeadlineTimer(surroundings.clock, asyncio.get_running_loop)
+        self.dispatcher = Dispatcher(
             router, settings.max_body_size, surroundings.shadow_manager, lookout
         )
         self.running_count = 0
@@ -144,11 +143,13 @@ class Server:
         self._idle_event: asyncio.Event | None = None
         """That it has none, once somebody waits for it."""
 
-    def adopt_running(self, former: "Server") -> None:
+    def adopt_running(self, former: "RequestHandler") -> None:
         """What runs at ``former`` may be stopped by its clients here, too."""
         self.dispatcher.named_requests = former.dispatcher.named_requests
 
-    def for_dry_run(self, key: str | None, explain: Explain, observe: Observer) -> "Server":
+    def for_dry_run(
+        self, key: str | None, explain: ExplainPolicy, observe: RecordObserver
+    ) -> "RequestHandler":
         """The same for a request of nobody's, as if it had the key of this name. Raises KeyError.
 
         What runs here can't be stopped there.
@@ -167,16 +168,16 @@ class Server:
             self._idle_event.clear()
             await self._idle_event.wait()
 
-    async def handle(self, http: HttpRequest, sink: Sink) -> None:
+    async def handle(self, http: HttpRequest, sink: ResponseWriter) -> None:
         """Answer one request. Raises only what cancels its task."""
         clock, config = self._clock, self._settings.config_hash
         began = clock()
-        id_ = request_id(http.headers) or self._new_id()
-        record = Record(id_, self._wall_clock(), "", http.path[:200], config=config)
+        id_ = get_client_request_id(http.headers) or self._new_id()
+        record = RequestRecord(id_, self._wall_clock(), "", http.path[:200], config=config)
         self.running_count += 1
         try:
             if http.path in self._static_pages:
-                send(sink, self._static_pages[http.path](), record)
+                send_reply(sink, self._static_pages[http.path](), record)
             else:
                 await self._process_request(http, sink, record)
         except asyncio.CancelledError:
@@ -191,7 +192,9 @@ class Server:
                 self._limiter.settle_request(record)
             self._observe_request(record)
 
-    async def _process_request(self, http: HttpRequest, sink: Sink, record: Record) -> None:
+    async def _process_request(
+        self, http: HttpRequest, sink: ResponseWriter, record: RequestRecord
+    ) -> None:
         try:
             found = self._match_endpoint(http, record)
         except GatewayError as error:
@@ -205,7 +208,7 @@ class Server:
         try:
             principal = await self._authenticate(found, http, record)
             watch = None
-            if HEADER in headers and headers[HEADER] == "1":
+            if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
                 watch = self._explain_policy(
                     record, principal, open_to_all=self._settings.explain_without_key
                 )
@@ -213,26 +216,30 @@ class Server:
             body = await http.body(self._settings.max_body_size)
             if "content-encoding" in headers:
                 body = self._decompress_body(http, body)
-            call = _call(found, http, record, body)
+            call = _make_client_request(found, http, record, body)
             if watch is not None:
                 watch.record_request(dialect, call, principal, http.peer)
-            if found.endpoint.task in _OF_MODELS:
+            if found.endpoint.task in _MODEL_TASKS:
                 context, peer = self._make_context(call, watch, record), http.peer
                 envelope = dialect.peek(call)
-                asked = Asked(
+                asked = RoutedRequest(
                     dialect, call, envelope, context, sink, record, principal, peer, watch
                 )
                 await self._dispatch(asked)
             else:
                 self._send_info(dialect, call, sink, record)
         except GatewayError as error:
-            self._send_error(dialect, error, _call(found, http, record, body), sink, record)
+            self._send_error(
+                dialect, error, _make_client_request(found, http, record, body), sink, record
+            )
         except Exception:
             log.exception("exchange %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
-            self._send_error(dialect, bug, _call(found, http, record, body), sink, record)
+            self._send_error(
+                dialect, bug, _make_client_request(found, http, record, body), sink, record
+            )
 
-    def _match_endpoint(self, http: HttpRequest, record: Record) -> Found:
+    def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
         """The endpoint. Raises PathNotFound or MethodNotAllowed."""
         found = self.path_router.find_endpoint(http.method, http.path)
         if found.alternatives:
@@ -240,7 +247,7 @@ class Server:
         record.dialect = found.mount.adapter.name
         return found
 
-    def _list_preferred_protocols(self, http: HttpRequest, found: Found) -> Iterator[str]:
+    def _list_preferred_protocols(self, http: HttpRequest, found: EndpointMatch) -> Iterator[str]:
         """The dialects that are named for a request whose path several have, in their order."""
         if self._settings.allow_protocol_header:
             yield http.headers.get("x-interlingua-dialect", "")
@@ -249,7 +256,7 @@ class Server:
         yield self._router.find_protocol(found.params.get("model", "")) or ""
 
     async def _authenticate(
-        self, found: Found, http: HttpRequest, record: Record
+        self, found: EndpointMatch, http: HttpRequest, record: RequestRecord
     ) -> Principal | None:
         """Who asks. Raises Unauthorized."""
         if found.endpoint.public:
@@ -257,7 +264,7 @@ class Server:
         keyring, headers = self._authenticator, http.headers
         try:
             principal = keyring.authenticate(headers)
-        except Unsettled:
+        except KeysPending:
             await keyring.wait_keys()
             principal = keyring.authenticate(headers)
         if principal is not None:
@@ -266,15 +273,21 @@ class Server:
 
     def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
         encoding = http.headers["content-encoding"]
-        return decompress(body, encoding, self._settings.max_body_size) if encoding else body
+        return decompress_body(body, encoding, self._settings.max_body_size) if encoding else body
 
-    def _send_info(self, dialect: Dialect, call: Call, sink: Sink, record: Record) -> None:
+    def _send_info(
+        self,
+        dialect: ClientAdapter,
+        call: ClientRequest,
+        sink: ResponseWriter,
+        record: RequestRecord,
+    ) -> None:
         """Answer what is not a model's to answer."""
         if call.endpoint.task == "stop":
             self._cancel_request(dialect, call, record)
-        send(sink, dialect.handle_info_request(call, self._router), record)
+        send_reply(sink, dialect.handle_info_request(call, self._router), record)
 
-    def _dispatch(self, asked: Asked) -> Coroutine[Any, Any, None]:
+    def _dispatch(self, asked: RoutedRequest) -> Coroutine[Any, Any, None]:
         """Have a model answer."""
         route, generates = (
             self._route_request(asked),
@@ -286,19 +299,21 @@ class Server:
             self._limiter.reserve(asked.record, route.requested_model, model, body, asked.adapter)
         return self.dispatcher.dispatch(asked, route) if generates else _tokenize(asked, route)
 
-    def _route_request(self, asked: Asked) -> Route:
+    def _route_request(self, asked: RoutedRequest) -> Route:
         """Which target answers. Raises Forbidden where the key is not good for its model."""
         watch, envelope, record = asked.explain_recorder, asked.routing_info, asked.record
         router = self._router if watch is None else watch.wrap_router(self._router)
         route = router.route(envelope.model, envelope.version, asked.get_attributes)
         if watch is not None:
             watch.record_route(router, envelope, route, asked.get_attributes())
-        authorize(asked.principal, route.requested_model)
-        label(record, route, envelope.stream)
+        authorize_model(asked.principal, route.requested_model)
+        set_target_labels(record, route, envelope.stream)
         record.split = route.split
         return route
 
-    def _cancel_request(self, dialect: Dialect, call: Call, record: Record) -> None:
+    def _cancel_request(
+        self, dialect: ClientAdapter, call: ClientRequest, record: RequestRecord
+    ) -> None:
         """End the running request that the client names; only its own.
 
         Raises ModelNotFound or RequestNotFound.
@@ -313,15 +328,20 @@ class Server:
             raise RequestNotFound("no running request has this id", id=asked)
         running.stop()
 
-    def _make_context(self, call: Call, watch: Watch | None, record: Record) -> Context:
+    def _make_context(
+        self, call: ClientRequest, watch: ExplainRecorder | None, record: RequestRecord
+    ) -> RequestContext:
         """What belongs to an exchange whose request is all here."""
         clock, timeouts, headers = self._clock, self._settings.timeouts, call.headers
         received = clock()
         deadline = Deadline(clock, timeouts.total, received)
-        if _WITHIN in headers and (asked := seconds(headers[_WITHIN])) is not None:
+        if (
+            _TIMEOUT_HEADER in headers
+            and (asked := parse_seconds(headers[_TIMEOUT_HEADER])) is not None
+        ):
             deadline.shorten(asked)
         traceparent = headers.get("traceparent")
-        return Context(
+        return RequestContext(
             record.id,
             deadline,
             clock,
@@ -333,20 +353,25 @@ class Server:
             received,
             traceparent and headers.get("tracestate"),
             None if self._tracer is None else self._tracer.get_trace(record),
-            len(call.body) >= _LARGE,
+            len(call.body) >= _LARGE_BODY,
         )
 
     def _send_error(
-        self, dialect: Dialect, error: GatewayError, call: Call | None, sink: Sink, record: Record
+        self,
+        dialect: ClientAdapter,
+        error: GatewayError,
+        call: ClientRequest | None,
+        sink: ResponseWriter,
+        record: RequestRecord,
     ) -> None:
-        note(record, error)
+        record_error(record, error)
         if sink.started:  # only a bug comes here: what was begun is cut off, not ended
             record.outcome = "truncated"
             return
-        send(sink, dialect.encode_error(error, call), record)
+        send_reply(sink, dialect.encode_error(error, call), record)
 
 
-async def _tokenize(asked: Asked, route: Route) -> None:
+async def _tokenize(asked: RoutedRequest, route: Route) -> None:
     """Tell the tokens of a text. Raises Unsupported."""
     dialect, call, context, backend = (
         asked.adapter,
@@ -354,19 +379,21 @@ async def _tokenize(asked: Asked, route: Route) -> None:
         asked.context,
         route.target.backend,
     )
-    if not isinstance(dialect, Tokenizing) or not isinstance(backend, Tokenizer):
-        raise Unsupported(f"the model {route.model.info.name!r} does not tell its tokens")
+    if not isinstance(dialect, SupportsTokenize) or not isinstance(backend, Tokenizer):
+        raise UnsupportedFeature(f"the model {route.model.info.name!r} does not tell its tokens")
     text = dialect.read_text(call)
     try:
         async with asyncio.timeout(context.deadline.remaining()):
             tokens = await backend.tokenize(text, context)
     except TimeoutError:
         raise DeadlineExceeded("the request's time is up") from None
-    send(asked.writer, dialect.encode_tokens(call, tokens), asked.record)
+    send_reply(asked.writer, dialect.encode_tokens(call, tokens), asked.record)
 
 
-def _call(found: Found, http: HttpRequest, record: Record, body: bytes) -> Call:
-    return Call(
+def _make_client_request(
+    found: EndpointMatch, http: HttpRequest, record: RequestRecord, body: bytes
+) -> ClientRequest:
+    return ClientRequest(
         found.endpoint,
         found.params,
         http.headers,

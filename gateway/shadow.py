@@ -20,65 +20,77 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.core.context import Clock, Context, Deadline
+from gateway.core.context import Clock, Deadline, RequestContext
 from gateway.core.errors import (
-    Blame,
-    ClientGone,
+    ClientDisconnected,
     DeadlineExceeded,
+    ErrorOrigin,
     GatewayError,
     InternalError,
     StreamBroken,
 )
-from gateway.core.ports import Call, Dialect
-from gateway.core.types import GenerateRequest, Request
-from gateway.emulation import Plan, answer, planned
-from gateway.fitting import fit
-from gateway.noting import Arm, Fate, Noted, Shadowed, Tell
-from gateway.router import Route, Shadow
-from gateway.telemetry import Outcome, Record
+from gateway.core.ports import ClientAdapter, ClientRequest
+from gateway.core.request import GenerationRequest, Request
+from gateway.emulation.asking import stream_emulated
+from gateway.emulation.planning import EmulationPlan, plan_emulation
+from gateway.fitting import apply_model_settings
+from gateway.noting import (
+    ReportComparison,
+    ResponseSummary,
+    ShadowComparison,
+    ShadowOutcome,
+    ShadowSide,
+)
+from gateway.router import Route, ShadowRule
+from gateway.telemetry import RequestOutcome, RequestRecord
 
 log = logging.getLogger("interlingua")
 
-_WISHES: Final = "x-interlingua-"
+_GATEWAY_HEADER_PREFIX: Final = "x-interlingua-"
 """What a client wishes of the gateway stands in headers that begin so."""
-_OUTCOMES: Final[Mapping[Blame, Outcome]] = {
+_OUTCOME_BY_BLAME: Final[Mapping[ErrorOrigin, RequestOutcome]] = {
     "client": "client_error",
     "worker": "worker_error",
     "gateway": "gateway_error",
 }
 
 
-class Original(Struct, frozen=True):
+class PrimaryRequest(Struct, frozen=True):
     """What a shadow is made from: a client's request, where it goes, and what is told of it."""
 
-    adapter: Dialect
-    client_request: Call
+    adapter: ClientAdapter
+    client_request: ClientRequest
     route: Route
-    context: Context
-    record: Record
+    context: RequestContext
+    record: RequestRecord
 
 
-class Pair:
+class ShadowPair:
     """A client's answer, and its shadow's. Whichever ends last tells of both."""
 
     def __init__(
-        self, original: Original, route: Route, within: float, clock: Clock, tell: Tell
+        self,
+        original: PrimaryRequest,
+        route: Route,
+        within: float,
+        clock: Clock,
+        tell: ReportComparison,
     ) -> None:
         """``route`` is the shadow's, which is asked at once and has ``within`` so many seconds."""
-        self.primary_summary = Noted(clock)
+        self.primary_summary = ResponseSummary(clock)
         """To be told of the client's answer."""
-        self._shadow_id = shadow_id(original)
+        self._shadow_id = make_shadow_id(original)
         self._primary = original
         self._route = route
         self._clock = clock
         self._report = tell
-        self._shadow_summary = Noted(clock)
-        self._emulation_plan = Plan()
+        self._shadow_summary = ResponseSummary(clock)
+        self._emulation_plan = EmulationPlan()
         self._is_deterministic = False
         """Both answers are to be the likeliest, and so the same."""
-        self._shadow_end: tuple[Fate, str] = ("cancelled", "")
+        self._shadow_end: tuple[ShadowOutcome, str] = ("cancelled", "")
         """The shadow's end."""
-        self._sides: dict[str, Arm] = {}
+        self._sides: dict[str, ShadowSide] = {}
         """Those that have ended."""
         self.task = asyncio.get_running_loop().create_task(self._run_shadow(within))
         """The shadow."""
@@ -88,12 +100,12 @@ class Pair:
     def observe_primary(self) -> Iterator[None]:
         """For as long as the client's exchange goes on."""
         record = self._primary.record
-        how: tuple[Fate, str] = _end_of(InternalError(""))
+        how: tuple[ShadowOutcome, str] = _classify_error(InternalError(""))
         try:
             yield
             how = record.outcome, record.error
         except GatewayError as error:
-            how = _end_of(error)
+            how = _classify_error(error)
             raise
         except asyncio.CancelledError:
             how = "cancelled", ""
@@ -102,7 +114,7 @@ class Pair:
             self._finish_side(
                 "main", self.primary_summary.build_side((record.model, record.version), how)
             )
-            if "cancelled" in how or ClientGone.__name__ in how:
+            if "cancelled" in how or ClientDisconnected.__name__ in how:
                 self.task.cancel()
 
     def preempt(self) -> None:
@@ -116,20 +128,22 @@ class Pair:
                 await self._send_shadow(within)
             self._shadow_end = "ok", ""
         except GatewayError as error:
-            self._shadow_end = _end_of(error)
+            self._shadow_end = _classify_error(error)
         except TimeoutError:
-            self._shadow_end = _end_of(DeadlineExceeded(""))
+            self._shadow_end = _classify_error(DeadlineExceeded(""))
         except Exception:
             log.exception("shadow %s failed", self._shadow_id)
-            self._shadow_end = _end_of(InternalError(""))
+            self._shadow_end = _classify_error(InternalError(""))
 
     async def _send_shadow(self, within: float) -> None:
         """Have the whole answer, and throw it away. Raises GatewayError."""
         original, backend = self._primary, self._route.target.backend
         request = self._build_shadow_request()
         names = original.adapter.field_names(original.client_request)
-        self._emulation_plan = planned(request, backend.unsupported_parameters(request, names))
-        context = Context(
+        self._emulation_plan = plan_emulation(
+            request, backend.unsupported_parameters(request, names)
+        )
+        context = RequestContext(
             self._shadow_id,
             Deadline(self._clock, within),
             self._clock,
@@ -139,7 +153,9 @@ class Pair:
             preempt=self.preempt,
         )
         self._shadow_summary.start()
-        async with aclosing(answer(backend, request, context, self._emulation_plan)) as batches:
+        async with aclosing(
+            stream_emulated(backend, request, context, self._emulation_plan)
+        ) as batches:
             async for _, batch in batches:
                 self._shadow_summary.add_events(batch)
         if not self._shadow_summary.is_complete:
@@ -150,20 +166,24 @@ class Pair:
         original, route = self._primary, self._route
         dialect, sent = original.adapter, original.client_request.headers
         headers = {name.lower(): text for name, text in sent.items()}
-        plain = {name: text for name, text in headers.items() if not name.startswith(_WISHES)}
+        plain = {
+            name: text
+            for name, text in headers.items()
+            if not name.startswith(_GATEWAY_HEADER_PREFIX)
+        }
         call = replace(original.client_request, headers=plain)
         names = dialect.field_names(call)
         decoded = dialect.decode_request(call, route.model.info)
-        request = fit(decoded, route, names, dialect.name)
-        asked = fit(decoded, original.route, names, dialect.name)
-        self._is_deterministic = _is_likeliest(request) and _is_likeliest(asked)
+        request = apply_model_settings(decoded, route, names, dialect.name)
+        asked = apply_model_settings(decoded, original.route, names, dialect.name)
+        self._is_deterministic = _is_deterministic(request) and _is_deterministic(asked)
         return replace(request, client_id=None, timeout=None)
 
     def _on_shadow_done(self, _: "asyncio.Task[None]") -> None:
         target = self._route.model.info.name, self._route.target.version
         self._finish_side("shadow", self._shadow_summary.build_side(target, self._shadow_end))
 
-    def _finish_side(self, which: str, arm: Arm) -> None:
+    def _finish_side(self, which: str, arm: ShadowSide) -> None:
         arms = self._sides
         arms[which] = arm
         if len(arms) > 1:
@@ -174,7 +194,7 @@ class Pair:
                 else None
             )
             self._report(
-                Shadowed(
+                ShadowComparison(
                     self._primary.record.id,
                     self._shadow_id,
                     losses=self._emulation_plan.unsupported_parameters,
@@ -184,26 +204,28 @@ class Pair:
             )
 
 
-class Shadows:
+class ShadowManager:
     """Every shadow that there is now."""
 
-    def __init__(self, clock: Clock, *tell: Tell) -> None:
+    def __init__(self, clock: Clock, *tell: ReportComparison) -> None:
         self._clock = clock
         self._reporters = list(tell)
         self._running_by_model = Counter[str]()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add_reporter(self, tell: Tell) -> None:
+    def add_reporter(self, tell: ReportComparison) -> None:
         """Tell this one of them, too."""
         self._reporters.append(tell)
 
-    def start(self, original: Original, route: Route, shadow: Shadow) -> Pair | None:
+    def start(
+        self, original: PrimaryRequest, route: Route, shadow: ShadowRule
+    ) -> ShadowPair | None:
         """Begin one, on its own ``route``; None where there are as many as there may be."""
         name = shadow.model
         if self._running_by_model[name] >= shadow.max_concurrent:
-            self._report(_left_out(original, route))
+            self._report(_build_dropped_comparison(original, route))
             return None
-        pair = Pair(original, route, shadow.timeout, self._clock, self._report)
+        pair = ShadowPair(original, route, shadow.timeout, self._clock, self._report)
         self._running_by_model[name] += 1
         self._tasks.add(pair.task)
 
@@ -226,31 +248,31 @@ class Shadows:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0)  # for what is still to be told
 
-    def _report(self, shadowed: Shadowed) -> None:
+    def _report(self, shadowed: ShadowComparison) -> None:
         """Tell of it, but not in the midst of an exchange, which must not fail by that."""
         loop = asyncio.get_running_loop()
         for tell in self._reporters:
             loop.call_soon(tell, shadowed)
 
 
-def shadow_id(original: Original) -> str:
+def make_shadow_id(original: PrimaryRequest) -> str:
     """The name of its shadow."""
     return f"{original.record.id}-shadow"
 
 
-def _left_out(original: Original, route: Route) -> Shadowed:
+def _build_dropped_comparison(original: PrimaryRequest, route: Route) -> ShadowComparison:
     record = original.record
-    main = Arm(record.model, record.version)
-    shadow = Arm(route.model.info.name, route.target.version, "dropped")
-    return Shadowed(record.id, shadow_id(original), main, shadow)
+    main = ShadowSide(record.model, record.version)
+    shadow = ShadowSide(route.model.info.name, route.target.version, "dropped")
+    return ShadowComparison(record.id, make_shadow_id(original), main, shadow)
 
 
-def _end_of(error: GatewayError) -> tuple[Fate, str]:
-    return _OUTCOMES[error.origin], type(error).__name__
+def _classify_error(error: GatewayError) -> tuple[ShadowOutcome, str]:
+    return _OUTCOME_BY_BLAME[error.origin], type(error).__name__
 
 
-def _is_likeliest(request: Request) -> bool:
+def _is_deterministic(request: Request) -> bool:
     """Whether the answer is to be the likeliest text, and nothing around it."""
-    if not isinstance(request, GenerateRequest) or request.echo or request.suffix:
+    if not isinstance(request, GenerationRequest) or request.echo or request.suffix:
         return False
     return request.sampling.temperature == 0 or request.sampling.do_sample is False

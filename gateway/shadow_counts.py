@@ -7,33 +7,33 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.noting import Shadowed
-from gateway.told import Told
+from gateway.noting import ShadowComparison
+from gateway.told import MetricDefinition
 
-_ARM: Final = ("model", "version")
-_FAMILIES: Final = {
-    name: Told(f"interlingua_shadow_{name}", "counter", help_, labels)
+_SHADOW_LABELS: Final = ("model", "version")
+_SHADOW_COUNTERS: Final = {
+    name: MetricDefinition(f"interlingua_shadow_{name}", "counter", help_, labels)
     for name, help_, labels in (
-        ("requests", "Shadows, by how they ended.", (*_ARM, "outcome")),
-        ("errors", "Shadows that failed, by the class of the error.", (*_ARM, "error")),
-        ("compared", "Answers that had to be the same as their shadows'.", _ARM),
-        ("equal", "Those that were.", _ARM),
+        ("requests", "Shadows, by how they ended.", (*_SHADOW_LABELS, "outcome")),
+        ("errors", "Shadows that failed, by the class of the error.", (*_SHADOW_LABELS, "error")),
+        ("compared", "Answers that had to be the same as their shadows'.", _SHADOW_LABELS),
+        ("equal", "Those that were.", _SHADOW_LABELS),
     )
 }
-TOLD: Final = (*_FAMILIES.values(),)
-_OTHER: Final = "_other"
+SHADOW_METRICS: Final = (*_SHADOW_COUNTERS.values(),)
+_OVERFLOW_LABEL: Final = "_other"
 """Stands for whatever comes when a table is full: a model ``*`` takes any name."""
-_MOST: Final = 1000
+_MAX_LABEL_SETS: Final = 1000
 """The entries of each table."""
 
 
-class ShadowCounts(Collector):
+class ShadowCollector(Collector):
     """Counts them."""
 
     def __init__(self) -> None:
-        self._counts = {name: Counter[tuple[str, ...]]() for name in _FAMILIES}
+        self._counts = {name: Counter[tuple[str, ...]]() for name in _SHADOW_COUNTERS}
 
-    def record_shadow(self, shadowed: Shadowed) -> None:
+    def record_shadow(self, shadowed: ShadowComparison) -> None:
         """One has ended, and so has its original."""
         shadow = shadowed.shadow
         arm = shadow.model, shadow.version
@@ -47,11 +47,11 @@ class ShadowCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        for name, told in _FAMILIES.items():
+        for name, told in _SHADOW_COUNTERS.items():
             yield told.build_family(self._counts[name].items())
 
     def _increment(self, name: str, key: tuple[str, ...]) -> None:
         counted = self._counts[name]
-        if key not in counted and len(counted) >= _MOST:
-            key = (_OTHER,) * len(key)
+        if key not in counted and len(counted) >= _MAX_LABEL_SETS:
+            key = (_OVERFLOW_LABEL,) * len(key)
         counted[key] += 1

@@ -11,33 +11,34 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway import config as c
 from gateway import files, making
-from gateway.auth import Keyring
+from gateway.auth import Authenticator
+from gateway.config import listeners, pools, shape
+from gateway.config import mounts as config_mounts
 from gateway.core.errors import GatewayError
 from gateway.core.ports import Backend
-from gateway.paths import Paths
+from gateway.paths import PathRouter
 from gateway.router import Router
-from gateway.seam import Request, Sink
-from gateway.server import Server, Settings, Surroundings
+from gateway.seam import HttpRequest, ResponseWriter
+from gateway.server import GatewayServices, HandlerSettings, RequestHandler
 
 if TYPE_CHECKING:
-    from gateway.identity import Issuer
+    from gateway.identity.issuer import JwksClient
 
-Serve = Callable[[Request, Sink], Coroutine[Any, Any, None]]
+HandleRequest = Callable[[HttpRequest, ResponseWriter], Coroutine[Any, Any, None]]
 
 
-class Likeness(Struct, frozen=True):
+class BackendFingerprint(Struct, frozen=True):
     """What a backend is made from. Of two that are alike, the first stays."""
 
-    settings: c.Backend
+    settings: shape.BackendConfig
     discovered_models: frozenset[str]
     """The models that it is asked about, where it minds."""
     file_digests: tuple[bytes, ...]
     """Of its files."""
 
 
-class Snapshot:
+class ConfigSnapshot:
     """What one configuration makes, of which ``digest`` is the hash.
 
     ``former`` is the one before it, if there was one.
@@ -45,30 +46,31 @@ class Snapshot:
 
     def __init__(
         self,
-        config: c.Config,
-        outside: Surroundings,
+        config: shape.Config,
+        outside: GatewayServices,
         digest: str = "",
         *,
-        former: "Snapshot | None" = None,
+        former: "ConfigSnapshot | None" = None,
     ) -> None:
         self.config = config
         self.config_hash = digest
-        self.fingerprints = {name: likeness(name, config) for name in config.backends}
+        self.fingerprints = {name: fingerprint_backend(name, config) for name in config.backends}
         self.backends = self._build_backends(outside, former)
         self.model_created = self._build_created_times(int(outside.wall_clock()), former)
         """When each model came, in Unix seconds."""
         self.router = self._build_router(outside)
-        self.rate_limiter = making.make_limiter(config, outside.counter_registry)
+        self.rate_limiter = making.build_rate_limiter(config, outside.counter_registry)
         """What holds the keys to their limits; None where there are none."""
         self.jwks_client = self._build_jwks_client(outside, former)
         """Who signs tokens; None where nobody does."""
         self.handlers = self._build_handlers(outside, digest)
 
     @property
-    def handlers_by_address(self) -> Mapping[str, Server]:
+    def handlers_by_address(self) -> Mapping[str, RequestHandler]:
         """What serves each listener, by its address; of several at one, with the number behind."""
         return {
-            c.listener_name(listener_id): server for listener_id, server in self.handlers.items()
+            listeners.listener_name(listener_id): server
+            for listener_id, server in self.handlers.items()
         }
 
     @property
@@ -76,7 +78,7 @@ class Snapshot:
         """The exchanges that it has now."""
         return sum(server.running_count for server in self.handlers.values())
 
-    def get_handler(self, listener_id: c.ListenerId) -> Serve:
+    def get_handler(self, listener_id: listeners.ListenerId) -> HandleRequest:
         """What a listener's requests go through."""
         return self.handlers[listener_id].handle
 
@@ -106,78 +108,86 @@ class Snapshot:
         return self.router.ready
 
     def _build_backends(
-        self, outside: Surroundings, former: "Snapshot | None"
+        self, outside: GatewayServices, former: "ConfigSnapshot | None"
     ) -> dict[str, Backend]:
         made = {}
         for name, settings in self.config.backends.items():
             if former is not None and former.fingerprints.get(name) == self.fingerprints[name]:
                 made[name] = former.backends[name]
             else:
-                asked = making.asked_of(name, self.config)
-                made[name] = making.make_backend(settings, outside, name, asked)
+                asked = making.list_backend_models(name, self.config)
+                made[name] = making.build_backend(settings, outside, name, asked)
         return made
 
-    def _build_created_times(self, now: int, former: "Snapshot | None") -> Mapping[str, int]:
+    def _build_created_times(self, now: int, former: "ConfigSnapshot | None") -> Mapping[str, int]:
         known = {} if former is None else former.model_created
         return {name: known.get(name, now) for name in self.config.models}
 
     def _build_jwks_client(
-        self, outside: Surroundings, former: "Snapshot | None"
-    ) -> "Issuer | None":
+        self, outside: GatewayServices, former: "ConfigSnapshot | None"
+    ) -> "JwksClient | None":
         if former is not None and former.config.identity == self.config.identity:
             return former.jwks_client
-        return making.make_issuer(self.config, outside.clock)
+        return making.build_jwks_client(self.config, outside.clock)
 
-    def _build_router(self, outside: Surroundings) -> Router:
+    def _build_router(self, outside: GatewayServices) -> Router:
         config = self.config
         models = {
-            name: making.make_model(
+            name: making.build_model(
                 name, model, self.backends, config.defaults, self.model_created[name]
             )
             for name, model in config.models.items()
         }
-        rules = [making.make_rule(rule) for rule in config.routes]
+        rules = [making.build_rule(rule) for rule in config.routes]
         return Router(models, draw=outside.draw, rules=rules)
 
-    def _build_handlers(self, outside: Surroundings, digest: str) -> Mapping[c.ListenerId, Server]:
+    def _build_handlers(
+        self, outside: GatewayServices, digest: str
+    ) -> Mapping[listeners.ListenerId, RequestHandler]:
         config = self.config
         aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
-        tokens = making.make_tokens(config, self.jwks_client, outside.wall_clock)
-        keyring = Keyring([making.make_principal(key, aliases) for key in config.keys], tokens)
+        tokens = making.build_jwt_verifier(config, self.jwks_client, outside.wall_clock)
+        keyring = Authenticator(
+            [making.build_principal(key, aliases) for key in config.keys], tokens
+        )
         keyed = bool(config.keys or config.identity)
-        timeouts = making.make_timeouts(config.defaults.timeouts)
-        settings = Settings(config.limits.body, timeouts, config_hash=digest)
+        timeouts = making.build_timeouts(config.defaults.timeouts)
+        settings = HandlerSettings(config.limits.body, timeouts, config_hash=digest)
         servers = {}
-        for listener_id, listener in c.listeners_by_id(config).items():
-            mounts = [making.make_mount(one) for one in listener.dialects]
-            servers[listener_id] = Server(
-                Paths(mounts),
+        for listener_id, listener in listeners.listeners_by_id(config).items():
+            mounts = [making.build_mount(one) for one in listener.dialects]
+            servers[listener_id] = RequestHandler(
+                PathRouter(mounts),
                 self.router,
                 keyring,
                 replace(
                     settings,
                     allow_protocol_header=listener.dialect_header,
-                    explain_without_key=not keyed and c.is_loopback(listener.address),
+                    explain_without_key=not keyed and config_mounts.is_loopback(listener.address),
                 ),
                 outside,
-                pages=making.make_pages(mounts, self._is_ready, keyed=keyed),
+                pages=making.build_static_pages(mounts, self._is_ready, keyed=keyed),
                 limiter=self.rate_limiter,
             )
         return servers
 
 
-def likeness(name: str, config: c.Config) -> Likeness:
+def fingerprint_backend(name: str, config: shape.Config) -> BackendFingerprint:
     """What the backend called ``name`` is made from."""
     settings = config.backends[name]
     asked: Sequence[str] = ()
     named: tuple[str | None, ...] = ()
     match settings:
-        case c.Pool(template=template, tls=tls):
+        case pools.PoolConfig(template=template, tls=tls):
             named = (template, tls.ca if tls else None)
-            asked = making.asked_of(name, config) if making.asks(settings) else ()
-        case c.Torch(template=template):
+            asked = (
+                making.list_backend_models(name, config)
+                if making.needs_model_discovery(settings)
+                else ()
+            )
+        case shape.TorchConfig(template=template):
             named = (template,)
         case _:
             pass
-    looks = [files.look(path) for path in named if path]
-    return Likeness(settings, frozenset(asked), tuple(one.digest for one in looks if one))
+    looks = [files.read_file_state(path) for path in named if path]
+    return BackendFingerprint(settings, frozenset(asked), tuple(one.digest for one in looks if one))

@@ -21,18 +21,18 @@ from hashlib import sha256
 
 from msgspec import Struct
 
-_BITS = 52
-_PARTS = 1 << _BITS
+_BUCKET_BITS = 52
+_BUCKET_COUNT = 1 << _BUCKET_BITS
 
 
-class Arm(Struct, frozen=True):
+class StickyAssignment(Struct, frozen=True):
     """Where someone is held. ``bucket`` is the arm's ``n`` for them, below 2**52."""
 
     version: str
     bucket: int
 
 
-class Split:
+class TrafficSplit:
     """Weights over versions: the A/B test, the canary and the plain route alike."""
 
     def __init__(self, weights: Mapping[str, int], name: str = "") -> None:
@@ -52,15 +52,15 @@ class Split:
             bisect.bisect_right(self._cumulative_weights, draw * self._cumulative_weights[-1])
         ]
 
-    def assign_version(self, who: str) -> Arm:
+    def assign_version(self, who: str) -> StickyAssignment:
         """The arm that someone is held to."""
         buckets = self.compute_buckets(who)
-        chosen = min(buckets, key=lambda arm: score(buckets[arm], self._weights[arm]))
-        return Arm(chosen, buckets[chosen])
+        chosen = min(buckets, key=lambda arm: compute_score(buckets[arm], self._weights[arm]))
+        return StickyAssignment(chosen, buckets[chosen])
 
     def compute_buckets(self, who: str) -> Mapping[str, int]:
         """Each arm's ``n`` for someone."""
-        return {arm: bucket(self._name, arm, who) for arm in self._versions}
+        return {arm: compute_bucket(self._name, arm, who) for arm in self._versions}
 
     @property
     def weights(self) -> Mapping[str, int]:
@@ -68,17 +68,17 @@ class Split:
         return self._weights
 
 
-def bucket(name: str, arm: str, who: str) -> int:
+def compute_bucket(name: str, arm: str, who: str) -> int:
     """A number below 2**52 that follows from these three alone."""
     text = f"{name}\n{arm}\n{who}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(sha256(text).digest()[:8]) >> (64 - _BITS)
+    return int.from_bytes(sha256(text).digest()[:8]) >> (64 - _BUCKET_BITS)
 
 
-def part(bucket: int) -> float:
+def bucket_to_fraction(bucket: int) -> float:
     """Where it lies between 0 and 1; it is neither."""
-    return (bucket + 0.5) / _PARTS
+    return (bucket + 0.5) / _BUCKET_COUNT
 
 
-def score(bucket: int, weight: int) -> float:
+def compute_score(bucket: int, weight: int) -> float:
     """What an arm of this weight is measured by; the least is taken."""
-    return -math.log(part(bucket)) / weight
+    return -math.log(bucket_to_fraction(bucket)) / weight

@@ -10,15 +10,17 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.core.loss import Loss
+from gateway.core.events import FinishReason, Usage
+from gateway.core.loss import UnsupportedParameter
 from gateway.core.ports import Headers
-from gateway.core.types import FinishReason, Usage
-from gateway.limits.allowance import Admitted
+from gateway.limits.allowance import Reservation
 
-Outcome = Literal["ok", "client_error", "worker_error", "gateway_error", "cancelled", "truncated"]
+RequestOutcome = Literal[
+    "ok", "client_error", "worker_error", "gateway_error", "cancelled", "truncated"
+]
 
 
-class Record(Struct, omit_defaults=True):
+class RequestRecord(Struct, omit_defaults=True):
     """One exchange. Times are in seconds."""
 
     id: str
@@ -35,7 +37,7 @@ class Record(Struct, omit_defaults=True):
     """What is asked of a model."""
     stream: bool = False
     status: int = 0
-    outcome: Outcome = "ok"
+    outcome: RequestOutcome = "ok"
     error: str = ""
     """The class of the error."""
     first_byte: float | None = None
@@ -60,27 +62,27 @@ class Record(Struct, omit_defaults=True):
     """Where it was sent first, if another target answered in its stead: ``model@version``."""
     fell_back: tuple[str, ...] = ()
     """The targets that were tried before this one, and why they failed: ``model@version Error``."""
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[UnsupportedParameter, ...] = ()
     config: str = ""
     """What the SHA-256 of the configuration begins with."""
     trace: str = ""
     """The trace's id where the exchange is part of one that is exported, and its span's."""
     span: str = ""
-    reservation: Admitted | None = None
+    reservation: Reservation | None = None
     """What its key's limits let it take; settled, and gone, before anything is told."""
     rate_limit_headers: Headers = ()
     """What its answer's headers say of those limits; gone as well."""
 
 
-Observer = Callable[[Record], None]
+RecordObserver = Callable[[RequestRecord], None]
 
 
-def silent(record: Struct) -> None:
+def ignore_record(record: Struct) -> None:
     """Tells nobody."""
     del record
 
 
-def log_line(record: Struct) -> None:
+def write_log_line(record: Struct) -> None:
     """One JSON line on standard error, at once: the command has gateway/recording/lines.py."""
     sys.stderr.buffer.write(_encode(record) + b"\n")
     sys.stderr.buffer.flush()

@@ -17,13 +17,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Raw
 
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import GenerateRequest, Message, Tool
+from gateway.core.request import GenerationRequest, Message, Tool
 
-_LARGEST: Final = 16 << 20
+_MAX_CONFIG_SIZE: Final = 16 << 20
 """Bytes of a tokenizer's description, which may hold thousands of added tokens."""
-_MARK: Final = "\ue000interlingua\ue000"
+_CONTINUATION_MARK: Final = "\ue000interlingua\ue000"
 """Stands for the end of what the assistant has said so far."""
-_OF_DICTS: Final = frozenset(dir(dict))
+_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 """Attributes that every dict has, which come before an item of the same name."""
 
 
@@ -35,25 +35,29 @@ class ChatTemplate:
     """
 
     def __init__(self, path: str) -> None:
-        source, self._special_tokens = _read(Path(path))
-        self._template = _compile(source)
+        source, self._special_tokens = _read_template(Path(path))
+        self._template = _compile_template(source)
         self._base_context = {**self._template.globals, **self._special_tokens}
 
-    def render_prompt(self, request: GenerateRequest) -> str:
-        """See ``gateway.core.ports.Renderer``."""
+    def render_prompt(self, request: GenerationRequest) -> str:
+        """See ``gateway.core.ports.PromptRenderer``."""
         how = request.templating
-        messages = [_message(one) for one in request.messages]
+        messages = [_convert_message(one) for one in request.messages]
         going_on = bool(how.continue_final)
         if going_on and messages:
-            messages[-1]["content"] = f"{request.messages[-1].text}{_MARK}"
+            messages[-1]["content"] = f"{request.messages[-1].text}{_CONTINUATION_MARK}"
         opened = how.add_generation_prompt is not False and not going_on
         template, always = self._template, self._base_context
         if how.arguments:
-            always = {**template.globals, **_given(how.arguments), **self._special_tokens}
+            always = {
+                **template.globals,
+                **_decode_arguments(how.arguments),
+                **self._special_tokens,
+            }
         seen = {
             **always,
             "messages": messages,
-            "tools": [_tool(one) for one in request.tools] if request.tools else None,
+            "tools": [_convert_tool(one) for one in request.tools] if request.tools else None,
             "add_generation_prompt": opened,
         }
         surroundings = template.environment
@@ -65,7 +69,7 @@ class ChatTemplate:
             raise InvalidParameter(
                 f"the model's chat template refuses these messages: {said}", param="messages"
             ) from None
-        return text.partition(_MARK)[0] if going_on else text
+        return text.partition(_CONTINUATION_MARK)[0] if going_on else text
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -73,18 +77,18 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """See ``SandboxedEnvironment.getattr``, which takes an item where no attribute is."""
-        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
 
-def _compile(source: str) -> Template:
+def _compile_template(source: str) -> Template:
     surroundings = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
     )
     surroundings.filters["tojson"] = _to_json
-    surroundings.globals["raise_exception"] = _refuse
-    surroundings.globals["strftime_now"] = _today
+    surroundings.globals["raise_exception"] = _raise_exception
+    surroundings.globals["strftime_now"] = _format_now
     try:
         template = surroundings.from_string(source)
     except TemplateError as e:
@@ -93,24 +97,26 @@ def _compile(source: str) -> Template:
     return template
 
 
-def _read(path: Path) -> tuple[str, dict[str, str]]:
+def _read_template(path: Path) -> tuple[str, dict[str, str]]:
     """The template's text, and the special tokens by name."""
     if path.is_file():
         return path.read_text("utf-8"), {}
-    described = _object(path / "tokenizer_config.json")
+    described = _read_json_object(path / "tokenizer_config.json")
     apart = path / "chat_template.jinja"
-    source = apart.read_text("utf-8") if apart.is_file() else _default(described)
+    source = apart.read_text("utf-8") if apart.is_file() else _select_default_template(described)
     if not source:
         raise ValueError("holds no chat template: neither a chat_template.jinja nor one in "
                          "tokenizer_config.json")  # fmt: skip
-    tokens = {name: _token(value) for name, value in described.items() if name.endswith("_token")}
+    tokens = {
+        name: _get_token_text(value) for name, value in described.items() if name.endswith("_token")
+    }
     return source, {name: text for name, text in tokens.items() if text is not None}
 
 
-def _object(path: Path) -> Mapping[str, Any]:
+def _read_json_object(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
-    if path.stat().st_size > _LARGEST:
+    if path.stat().st_size > _MAX_CONFIG_SIZE:
         raise ValueError(f"holds a {path.name} that is too large")
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -118,7 +124,7 @@ def _object(path: Path) -> Mapping[str, Any]:
         raise ValueError(f"holds a {path.name} that can't be read: {e}") from None
 
 
-def _default(described: Mapping[str, Any]) -> str:
+def _select_default_template(described: Mapping[str, Any]) -> str:
     match described.get("chat_template"):
         case str() as source:
             return source
@@ -129,7 +135,7 @@ def _default(described: Mapping[str, Any]) -> str:
             return ""
 
 
-def _token(value: Any) -> str | None:
+def _get_token_text(value: Any) -> str | None:
     """A special token, which may be written as an object."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
@@ -138,11 +144,11 @@ def _token(value: Any) -> str | None:
 # --- what a template sees -------------------------------------------------------------------------
 
 
-def _given(arguments: Mapping[str, Raw]) -> dict[str, Any]:
+def _decode_arguments(arguments: Mapping[str, Raw]) -> dict[str, Any]:
     return {name: msgspec.json.decode(raw) for name, raw in arguments.items()}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _convert_message(message: Message) -> dict[str, Any]:
     seen: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.name is not None:
         seen["name"] = message.name
@@ -151,7 +157,7 @@ def _message(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": _parse_call_arguments(call.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -160,7 +166,7 @@ def _message(message: Message) -> dict[str, Any]:
     return seen
 
 
-def _arguments(text: str) -> Any:
+def _parse_call_arguments(text: str) -> Any:
     """As an object, which templates write out themselves; as it is where it is no JSON."""
     try:
         return msgspec.json.decode(text)
@@ -168,7 +174,7 @@ def _arguments(text: str) -> Any:
         return text
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _convert_tool(tool: Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description or ""}
     if tool.parameters is not None:
         function["parameters"] = msgspec.json.decode(tool.parameters)
@@ -180,9 +186,9 @@ def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
     return (msgspec.json.format(encoded, indent=indent or 0) if indent else encoded).decode()
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _today(form: str) -> str:
+def _format_now(form: str) -> str:
     return datetime.now().astimezone().strftime(form)

@@ -14,29 +14,29 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.core.histogram import Histogram
 
-Merged = Literal["sum", "largest", "smallest", "supervisor"]
+MergeMode = Literal["sum", "largest", "smallest", "supervisor"]
 """What several processes' samples make together. ``supervisor``: only it knows."""
-Samples = Iterable[tuple[Sequence[str], float]]
+MetricSamples = Iterable[tuple[Sequence[str], float]]
 """Values by the labels' values."""
 
-_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-class Told(Struct, frozen=True):
+class MetricDefinition(Struct, frozen=True):
     """A metric. ``name`` is without the ``_total`` that a counter's samples end in."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     label_names: tuple[str, ...] = ()
-    merge_mode: Merged = "sum"
+    merge_mode: MergeMode = "sum"
 
     @property
     def sample_name(self) -> str:
         """Its name, as it is asked for."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
-    def build_family(self, samples: Samples) -> Metric:
+    def build_family(self, samples: MetricSamples) -> Metric:
         """A counter, or a gauge, as prometheus_client writes it."""
         make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = make(self.name, self.help, labels=self.label_names)
@@ -56,7 +56,7 @@ class Told(Struct, frozen=True):
             *counts, total = accumulate(histogram.counts)
             if not total:
                 continue
-            texts = (value.translate(_ESCAPES) for value in values)
+            texts = (value.translate(_LABEL_ESCAPES) for value in values)
             pairs = zip(self.label_names, texts, strict=True)
             labels = ",".join(f'{label}="{value}"' for label, value in pairs)
             first, own = (f"{labels},", f"{{{labels}}}") if labels else ("", "")

@@ -7,11 +7,11 @@ from msgspec import Raw, Struct
 
 Scalar = str | int | float | bool
 
-_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_value = msgspec.json.Decoder(Scalar | None).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_scalar = msgspec.json.Decoder(Scalar | None).decode
 
 
-class Traits(Struct):
+class RequestAttributes(Struct):
     """One request. Its body is read when a field of it is first asked for."""
 
     protocol: str = ""
@@ -30,9 +30,9 @@ class Traits(Struct):
     def read_field(self, name: str) -> Scalar | None:
         """What the body's top level says under a name; None where that is no scalar."""
         if self.parsed_fields is None:
-            self.parsed_fields = _read(self.body)
+            self.parsed_fields = _read_fields(self.body)
         raw = self.parsed_fields.get(name)
-        return None if raw is None else _scalar(raw)
+        return None if raw is None else _read_scalar(raw)
 
     def read_source(self, source: str) -> str:
         """What one source says of who asks: ``header:NAME``, ``body:FIELD``, ``key``, ``address``.
@@ -59,17 +59,17 @@ class Traits(Struct):
         return "", ""
 
 
-def _read(body: bytes) -> Mapping[str, Raw]:
+def _read_fields(body: bytes) -> Mapping[str, Raw]:
     """The fields of an object. What is none has none: it is for the dialect to refuse it."""
     try:
-        return _fields(body)
+        return _decode_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
 
 
-def _scalar(raw: Raw) -> Scalar | None:
+def _read_scalar(raw: Raw) -> Scalar | None:
     try:
-        found: Scalar | None = _value(raw)
+        found: Scalar | None = _decode_scalar(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found

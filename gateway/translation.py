@@ -3,45 +3,65 @@
 from collections.abc import Sequence
 
 from gateway.core import loss
-from gateway.core.aggregate import folded
-from gateway.core.context import Context
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Loss
-from gateway.core.ports import About, Call, Dialect, Encoder, Headers, Piece, Pieces, Reply, Take
-from gateway.core.types import Event
-from gateway.emulation import answer, gathered, planned
-from gateway.fitting import fit
+from gateway.core.aggregate import aggregate
+from gateway.core.context import RequestContext
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.events import Event
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import (
+    ClientAdapter,
+    ClientRequest,
+    EventSink,
+    Headers,
+    HttpResponse,
+    ResponseContext,
+    ResponseEncoder,
+    StreamItem,
+    StreamItems,
+)
+from gateway.emulation.asking import collect_emulated, stream_emulated
+from gateway.emulation.planning import plan_emulation
+from gateway.fitting import apply_model_settings
 from gateway.router import Route
 
 
-class Translation:
+class TranslationStrategy:
     """A decoded request and what writes its answer. Raises ClientError when it is made."""
 
-    unsupported_parameters: tuple[Loss, ...]
+    unsupported_parameters: tuple[UnsupportedParameter, ...]
 
     def __init__(
-        self, dialect: Dialect, call: Call, route: Route, about: About, context: Context
+        self,
+        dialect: ClientAdapter,
+        call: ClientRequest,
+        route: Route,
+        about: ResponseContext,
+        context: RequestContext,
     ) -> None:
         names = dialect.field_names(call)
         decoded = dialect.decode_request(call, route.model.info)
-        self.request = fit(decoded, route, names, dialect.name)
+        self.request = apply_model_settings(decoded, route, names, dialect.name)
         self._backend = route.target.backend
         self._context = context
         rule = "reject" if call.headers.get("x-interlingua-strict") == "1" else route.model.on_loss
-        self.plan = planned(self.request, self._backend.unsupported_parameters(self.request, names))
+        self.plan = plan_emulation(
+            self.request, self._backend.unsupported_parameters(self.request, names)
+        )
         if rule == "reject" and (lost := self.plan.lost_parameters):
             listed = ", ".join(one.field for one in lost)
             model = route.model.info.name
-            raise Unsupported(f"the model {model!r} can't honour: {listed}", param=lost[0].field)
+            raise UnsupportedFeature(
+                f"the model {model!r} can't honour: {listed}", param=lost[0].field
+            )
         self.unsupported_parameters = () if rule == "ignore" else self.plan.unsupported_parameters
         self._encoder = dialect.create_encoder(call, self.request, about)
 
-    def get_encoder(self) -> Encoder:
-        """See ``gateway.exchange.Answering``."""
+    def get_encoder(self) -> ResponseEncoder:
+        """See ``gateway.exchange.ResponseStrategy``."""
         return self._encoder
 
     def get_stream_headers(self) -> Headers:
-        """See ``gateway.exchange.Answering``."""
+        """See ``gateway.exchange.ResponseStrategy``."""
         encoder = self._encoder
         return (
             ("Content-Type", encoder.content_type),
@@ -50,27 +70,27 @@ class Translation:
         )
 
     def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """See ``gateway.exchange.Answering``."""
+        """See ``gateway.exchange.ResponseStrategy``."""
         return events
 
-    def build_response(self, events: Sequence[Event], body: bytes | None) -> Reply:
-        """See ``gateway.exchange.Answering``."""
+    def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
+        """See ``gateway.exchange.ResponseStrategy``."""
         del body
-        reply = self._encoder.encode_unary(folded(events))
+        reply = self._encoder.encode_unary(aggregate(events))
         headers = (*reply.headers, *self._encoder.headers(), *self._build_loss_headers())
-        return Reply(reply.status, reply.body, headers)
+        return HttpResponse(reply.status, reply.body, headers)
 
-    async def collect(self) -> Piece:
-        """See ``gateway.exchange.Answering``."""
-        return None, await gathered(self._backend, self.request, self._context, self.plan)
+    async def collect(self) -> StreamItem:
+        """See ``gateway.exchange.ResponseStrategy``."""
+        return None, await collect_emulated(self._backend, self.request, self._context, self.plan)
 
-    def stream(self, take: Take | None = None) -> Pieces:
-        """See ``gateway.exchange.Answering``."""
-        return answer(self._backend, self.request, self._context, self.plan, take)
+    def stream(self, take: EventSink | None = None) -> StreamItems:
+        """See ``gateway.exchange.ResponseStrategy``."""
+        return stream_emulated(self._backend, self.request, self._context, self.plan, take)
 
     def _build_loss_headers(self) -> Headers:
         return (
-            (("x-interlingua-loss", loss.header(self.unsupported_parameters)),)
+            (("x-interlingua-loss", loss.format_loss_header(self.unsupported_parameters)),)
             if self.unsupported_parameters
             else ()
         )

@@ -11,18 +11,18 @@ from typing import Any, Final, Literal, Protocol, Self, runtime_checkable
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.core.errors import InvalidParameter, Problem
-from gateway.core.loss import Carry, Reason
-from gateway.core.types import SECTIONS
-from protocols.body import value
+from gateway.core.errors import InvalidParameter, ParameterProblem
+from gateway.core.loss import LossReason, ParameterSupport
+from gateway.core.request import SECTIONS
+from protocols.body import decode_value
 
-Type = Literal["int", "strict int", "float", "bool", "str", "strings", "string list", "ints"]
+ParamType = Literal["int", "strict int", "float", "bool", "str", "strings", "string list", "ints"]
 """``int`` also takes 5.0; ``strings`` is one string or a list; the others are what they say."""
 
 _UNSET: Any = msgspec.UNSET
-_REMEMBERED: Final = 128
+_CACHE_SIZE: Final = 128
 """Sets of names, for each table: most requests set the same few fields."""
-_NUMBERS = (int, float)
+_NUMBER_TYPES = (int, float)
 """Without bool, which is a number to Python and none to JSON."""
 
 
@@ -37,7 +37,7 @@ class Param(Struct, frozen=True, kw_only=True):
 
     wire: str
     field: str
-    type: Type
+    type: ParamType
     low: float | None = None
     high: float | None = None
     above_low: bool = False
@@ -49,13 +49,13 @@ class Param(Struct, frozen=True, kw_only=True):
     null: bool = True
     """Whether ``null`` is taken, as if the field were absent."""
     default: Any = None
-    reason: Reason | None = None
+    reason: LossReason | None = None
     """Set on a worker's row where it carries the field only in part."""
     note: str = ""
 
 
 @runtime_checkable
-class Tabled(Protocol):
+class ParamTableProvider(Protocol):
     """A dialect that shows what it reads from clients: for the reference pages.
 
     ``tables`` holds the rows by the ``Endpoint.variant`` whose requests they are; words after a
@@ -65,11 +65,11 @@ class Tabled(Protocol):
     param_tables: Mapping[str, tuple[Param, ...]]
 
 
-_Places = dict[str, list[tuple[int, Param]]]
+_PositionedParams = dict[str, list[tuple[int, Param]]]
 """Rows by a name, each with its place in its table."""
 
 
-class Found(_Places):
+class ParamIndex(_PositionedParams):
     """Rows by a name, and which they are for several."""
 
     __slots__ = ("select_params",)
@@ -82,44 +82,44 @@ class Found(_Places):
 
     def __init__(self, key: Literal["wire", "field"], rows: Iterable[Param]) -> None:
         """``key``: what of a row names it."""
-        places: _Places = {}
+        places: _PositionedParams = {}
         for place, row in enumerate(rows):
             places.setdefault(getattr(row, key), []).append((place, row))
         super().__init__(places)
-        self.select_params = lru_cache(_REMEMBERED)(partial(_ordered, places))
+        self.select_params = lru_cache(_CACHE_SIZE)(partial(_select_ordered, places))
 
 
-def _ordered(places: _Places, names: tuple[str, ...]) -> Sequence[Param]:
+def _select_ordered(places: _PositionedParams, names: tuple[str, ...]) -> Sequence[Param]:
     found = [one for name in names if name in places for one in places[name]]
     return tuple([row for _, row in sorted(found)])
 
 
-class Table(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of a tuple can have slots
+class ParamTable(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of a tuple can have slots
     """Rows in their order, each to be found by its wire name and by its field."""
 
-    by_wire: Found
-    by_field: Found
+    by_wire: ParamIndex
+    by_field: ParamIndex
 
     def __new__(cls, *rows: Param) -> Self:
         """The table of these rows."""
         made = super().__new__(cls, rows)
-        made.by_wire = Found("wire", rows)
-        made.by_field = Found("field", rows)
+        made.by_wire = ParamIndex("wire", rows)
+        made.by_field = ParamIndex("field", rows)
         return made
 
 
-def sent(table: Table, fields: Iterable[str]) -> Sequence[Param]:
+def select_by_wire(table: ParamTable, fields: Iterable[str]) -> Sequence[Param]:
     """The rows of what a client sent, in the table's order."""
     rows = table.by_wire
     return rows.select_params(tuple([name for name in fields if name in rows]))
 
 
-def asked(table: Table, said: Iterable[str]) -> Sequence[Param]:
+def select_by_field(table: ParamTable, said: Iterable[str]) -> Sequence[Param]:
     """The rows of what a request has ``said``, in the table's order."""
     return table.by_field.select_params(tuple(said))
 
 
-class Values(dict[str, Any]):
+class ParsedParams(dict[str, Any]):
     """What was read: values by path, and the wire names that the client gave."""
 
     __slots__ = ("given",)
@@ -137,8 +137,8 @@ class Values(dict[str, Any]):
         own: dict[str, Any] = {"given": frozenset(self.given)}
         sections: dict[str, dict[str, Any]] = {}
         for path, what in self.items():
-            if path in _PLACES:
-                section, name = _PLACES[path]
+            if path in _SECTION_FIELDS:
+                section, name = _SECTION_FIELDS[path]
                 if section in sections:
                     sections[section][name] = what
                 else:
@@ -150,56 +150,56 @@ class Values(dict[str, Any]):
         return own
 
 
-_PLACES: Mapping[str, tuple[str, str]] = {
+_SECTION_FIELDS: Mapping[str, tuple[str, str]] = {
     f"{section}.{name}": (section, name)
     for section, struct in SECTIONS.items()
     for name in struct.__struct_fields__
 }
 
 
-def read(table: Table, fields: Mapping[str, Raw], *, at: str = "") -> Values:
+def read_params(table: ParamTable, fields: Mapping[str, Raw], *, at: str = "") -> ParsedParams:
     """The parameters of ``table`` found in ``fields``, in the table's order.
 
     ``at`` is put before a name in a complaint. Raises InvalidParameter for the first wrong one,
     with the row as ``expected``.
     """
-    values = Values()
-    for param in sent(table, fields):
-        put(param, value(fields[param.wire]), values, at=at)
+    values = ParsedParams()
+    for param in select_by_wire(table, fields):
+        store_param(param, decode_value(fields[param.wire]), values, at=at)
     return values
 
 
-def take(param: Param, raw: Raw, into: Values, *, at: str = "") -> None:
+def read_param(param: Param, raw: Raw, into: ParsedParams, *, at: str = "") -> None:
     """Read one parameter as it was sent. Raises InvalidParameter; see ``read``."""
-    put(param, value(raw), into, at=at)
+    store_param(param, decode_value(raw), into, at=at)
 
 
-def put(param: Param, got: Any, into: Values, *, at: str = "") -> None:
+def store_param(param: Param, got: Any, into: ParsedParams, *, at: str = "") -> None:
     """Read one parameter from its JSON value. Raises InvalidParameter; see ``read``."""
     if got is None and param.null:
         return
-    got = check(param, got, at=at)
+    got = check_param(param, got, at=at)
     into.given.add(param.wire)
     if got not in param.off or isinstance(got, bool):
         into[param.field] = got
 
 
-def check(param: Param, got: Any, *, at: str = "") -> Any:
+def check_param(param: Param, got: Any, *, at: str = "") -> Any:
     """``got`` as the row's type. Raises InvalidParameter."""
     converted = _convert(param, got)
     if converted is _UNSET:
-        raise _complaint(param, "type", got, f"must be {_TYPES[param.type]}", at)
+        raise _build_error(param, "type", got, f"must be {_EXPECTED_TEXTS[param.type]}", at)
     kind = type(converted)
-    if kind in _NUMBERS:
+    if kind in _NUMBER_TYPES:
         _check_range(param, converted, at)
     elif kind is tuple:
         if len(converted) < param.min_items:
-            raise _complaint(param, "empty", got, f"needs at least {param.min_items} items", at)
+            raise _build_error(param, "empty", got, f"needs at least {param.min_items} items", at)
         if param.max_items is not None and len(converted) > param.max_items:
-            raise _complaint(param, "too_long", got, f"takes at most {param.max_items} items", at)
+            raise _build_error(param, "too_long", got, f"takes at most {param.max_items} items", at)
     elif param.choices and converted not in param.choices:
         allowed = ", ".join(map(repr, param.choices))
-        raise _complaint(param, "value", got, f"must be one of {allowed}", at)
+        raise _build_error(param, "value", got, f"must be one of {allowed}", at)
     return converted
 
 
@@ -209,25 +209,27 @@ def _check_range(param: Param, got: float, at: str) -> None:
     low, high = param.low, param.high
     if low is not None and (got < low or (param.above_low and got == low)):
         than = "greater than" if param.above_low else "at least"
-        raise _complaint(param, "below", got, f"must be {than} {low:g}", at)
+        raise _build_error(param, "below", got, f"must be {than} {low:g}", at)
     if high is not None and (got > high or (param.below_high and got == high)):
         than = "less than" if param.below_high else "at most"
-        raise _complaint(param, "above", got, f"must be {than} {high:g}", at)
+        raise _build_error(param, "above", got, f"must be {than} {high:g}", at)
 
 
-def _complaint(param: Param, problem: Problem, got: Any, text: str, at: str) -> InvalidParameter:
-    shown = repr(got) if isinstance(got, int | float | bool) else _kind(got)
+def _build_error(
+    param: Param, problem: ParameterProblem, got: Any, text: str, at: str
+) -> InvalidParameter:
+    shown = repr(got) if isinstance(got, int | float | bool) else _describe_type(got)
     name = at + param.wire
     return InvalidParameter(
         f"'{name}' {text}, got {shown}", param=name, problem=problem, expected=param, got=got
     )
 
 
-def _kind(got: Any) -> str:
-    return _KINDS.get(type(got), "a value")
+def _describe_type(got: Any) -> str:
+    return _TYPE_NAMES.get(type(got), "a value")
 
 
-_KINDS: Mapping[type, str] = {
+_TYPE_NAMES: Mapping[type, str] = {
     str: "a string",
     list: "a list",
     dict: "an object",
@@ -235,7 +237,7 @@ _KINDS: Mapping[type, str] = {
 }
 
 
-_TYPES: Mapping[Type, str] = {
+_EXPECTED_TEXTS: Mapping[ParamType, str] = {
     "int": "an integer",
     "strict int": "an integer",
     "float": "a number",
@@ -247,7 +249,7 @@ _TYPES: Mapping[Type, str] = {
 }
 
 
-_AS_SENT: Mapping[Type, type] = {
+_JSON_TYPES: Mapping[ParamType, type] = {
     "int": int,
     "strict int": int,
     "float": float,
@@ -258,7 +260,7 @@ _AS_SENT: Mapping[Type, type] = {
 
 
 def _convert(param: Param, got: Any) -> Any:
-    if type(got) is _AS_SENT.get(param.type):
+    if type(got) is _JSON_TYPES.get(param.type):
         return got
     match param.type, got:
         case (_, bool()):
@@ -287,10 +289,10 @@ def _to_float(got: int) -> Any:
 # --- the other way: a request to a worker's fields ------------------------------------------------
 
 
-def write(table: Table, said: Mapping[str, Any]) -> dict[str, Any]:
+def write_params(table: ParamTable, said: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``table`` for what is ``said`` in a request, clamped to the rows' ranges."""
     written = {}
-    for row in asked(table, said):
+    for row in select_by_field(table, said):
         if row.reason == "dropped":
             continue
         got, low, high = said[row.field], row.low, row.high
@@ -299,15 +301,15 @@ def write(table: Table, said: Mapping[str, Any]) -> dict[str, Any]:
             or (high is not None and got > high)
             or type(got) is tuple
         ):
-            got = clamped(row, got)
+            got = clamp_value(row, got)
         written[row.wire] = got
     return written
 
 
-def clamped(row: Param, got: Any) -> Any:
+def clamp_value(row: Param, got: Any) -> Any:
     """The value as it is written, within the row's range."""
     kind = type(got)
-    if kind in _NUMBERS:
+    if kind in _NUMBER_TYPES:
         if row.low is not None and got < row.low:
             return kind(row.low)
         if row.high is not None and got > row.high:
@@ -316,11 +318,11 @@ def clamped(row: Param, got: Any) -> Any:
     return list(got) if kind is tuple else got
 
 
-def carries(table: Iterable[Param]) -> dict[str, Carry]:
-    """What a worker with this table takes, for ``gateway.core.loss.losses``."""
-    return {p.field: Carry(p.wire, p.low, p.high, p.reason) for p in table}
+def build_parameter_support(table: Iterable[Param]) -> dict[str, ParameterSupport]:
+    """What a worker with this table takes, for ``gateway.core.loss.find_unsupported_parameters``."""
+    return {p.field: ParameterSupport(p.wire, p.low, p.high, p.reason) for p in table}
 
 
-def names(table: Iterable[Param]) -> dict[str, str]:
+def map_field_names(table: Iterable[Param]) -> dict[str, str]:
     """The wire name of each path, for reports."""
     return {p.field: p.wire for p in table}

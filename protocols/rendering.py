@@ -13,22 +13,22 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Carry, Loss
-from gateway.core.ports import Renderer
-from gateway.core.types import (
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.loss import ParameterSupport, UnsupportedParameter
+from gateway.core.ports import PromptRenderer
+from gateway.core.request import (
     AudioPart,
+    ContentPart,
     FilePart,
-    GenerateRequest,
+    GenerationRequest,
     ImagePart,
     Message,
-    Part,
     RefusalPart,
     TextPart,
     VideoPart,
 )
 
-_SPEAKERS: Final[Mapping[str, str]] = {
+_ROLE_NAMES: Final[Mapping[str, str]] = {
     "system": "System",
     "developer": "System",
     "user": "User",
@@ -36,7 +36,7 @@ _SPEAKERS: Final[Mapping[str, str]] = {
     "tool": "Tool",
     "function": "Tool",
 }
-_SEEN: Final[Mapping[type[Part], str]] = {
+_UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     ImagePart: "images",
     AudioPart: "audio",
     VideoPart: "videos",
@@ -45,26 +45,26 @@ _SEEN: Final[Mapping[type[Part], str]] = {
 """What no text can hold."""
 
 
-def prompt_of(request: GenerateRequest, renderer: Renderer | None) -> str:
+def build_prompt(request: GenerationRequest, renderer: PromptRenderer | None) -> str:
     """The text for the model: of a conversation, or the first prompt.
 
     Raises Unsupported for token ids, and ClientError when the model's template refuses.
     """
     if _is_raw(request):
-        return _text(request)
-    request = _conversation(request)
+        return _read_prompt_text(request)
+    request = _to_conversation(request)
     if renderer is not None:
         return renderer.render_prompt(request)
     match request.messages:
         case (Message("user") as alone,):
-            return _said(alone)
+            return _format_message(alone)
         case _:
-            return _plain(request)
+            return _format_conversation(request)
 
 
-def rendering_losses(
-    request: GenerateRequest, renderer: Renderer | None, names: Mapping[str, str]
-) -> tuple[Loss, ...]:
+def find_prompt_losses(
+    request: GenerationRequest, renderer: PromptRenderer | None, names: Mapping[str, str]
+) -> tuple[UnsupportedParameter, ...]:
     """What the prompt can't tell of the conversation; ``names`` as from ``Dialect.names``.
 
     It judges the paths of ``carries``, which a table of what the worker takes has to hold, too.
@@ -72,61 +72,65 @@ def rendering_losses(
     kinds = set()
     for message in request.messages:
         for part in message.parts:
-            if type(part) in _SEEN:
-                kinds.add(_SEEN[type(part)])
+            if type(part) in _UNSUPPORTED_PARTS:
+                kinds.add(_UNSUPPORTED_PARTS[type(part)])
     if (renderer is not None and not kinds and not request.tools) or _is_raw(request):
         return ()
     path, shown = ("messages", "messages") if request.messages else ("prompts", "prompt")
     wire = names.get(path, shown)
     found = []
     if renderer is None:
-        found.append(Loss(wire, "approximated", "no chat template", "messages"))
+        found.append(UnsupportedParameter(wire, "approximated", "no chat template", "messages"))
     if kinds:
-        found.append(Loss(wire, "dropped", ", ".join(sorted(kinds)), "messages"))
+        found.append(UnsupportedParameter(wire, "dropped", ", ".join(sorted(kinds)), "messages"))
     if request.tools:
         tools = names.get("tools", "tools")
         if renderer is None:
-            found.append(Loss(tools, "dropped", path="tools"))
+            found.append(UnsupportedParameter(tools, "dropped", path="tools"))
         else:
-            found.append(Loss(tools, "approximated", "calls come back as text", "tools"))
+            found.append(
+                UnsupportedParameter(tools, "approximated", "calls come back as text", "tools")
+            )
     return tuple(found)
 
 
-def carries(renderer: Renderer | None) -> dict[str, Carry]:
+def build_prompt_support(renderer: PromptRenderer | None) -> dict[str, ParameterSupport]:
     """What becomes part of the prompt, or is told of by ``rendering_losses``."""
     carried = ("tools", "templating.continue_final", "templating.add_generation_prompt")
     arguments = () if renderer is None else ("templating.arguments",)
-    return {path: Carry("") for path in (*carried, *arguments)}
+    return {path: ParameterSupport("") for path in (*carried, *arguments)}
 
 
-def _is_raw(request: GenerateRequest) -> bool:
+def _is_raw(request: GenerationRequest) -> bool:
     return not request.messages and request.templating.mode != "server"
 
 
-def _text(request: GenerateRequest) -> str:
+def _read_prompt_text(request: GenerationRequest) -> str:
     prompt = request.prompts[0] if request.prompts else ""
     if not isinstance(prompt, str):
-        raise Unsupported("The model's workers take text, not token ids.", param="prompt")
+        raise UnsupportedFeature("The model's workers take text, not token ids.", param="prompt")
     return prompt
 
 
-def _conversation(request: GenerateRequest) -> GenerateRequest:
+def _to_conversation(request: GenerationRequest) -> GenerationRequest:
     """The request with a prompt that is to be wrapped as what a user said."""
     if request.messages:
         return request
-    said = Message("user", (TextPart(_text(request)),))
+    said = Message("user", (TextPart(_read_prompt_text(request)),))
     return msgspec.structs.replace(request, messages=(said,))
 
 
-def _plain(request: GenerateRequest) -> str:
-    lines = [f"{_SPEAKERS[message.role]}: {_said(message)}" for message in request.messages]
+def _format_conversation(request: GenerationRequest) -> str:
+    lines = [
+        f"{_ROLE_NAMES[message.role]}: {_format_message(message)}" for message in request.messages
+    ]
     how = request.templating
     if not how.continue_final and how.add_generation_prompt is not False:
         lines.append("Assistant:")
     return "\n".join(lines)
 
 
-def _said(message: Message) -> str:
+def _format_message(message: Message) -> str:
     """The text of a message; a call reads as in a program."""
     texts = [part.text for part in message.parts if isinstance(part, TextPart | RefusalPart)]
     calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]

@@ -1,6 +1,6 @@
 """Requests and answers as JSON Schema, from what reads and writes them: rows, structs, refusals.
 
-A dialect puts these together to tell of itself (``gateway.core.ports.Described``)::
+A dialect puts these together to tell of itself (``gateway.core.ports.OpenApiProvider``)::
 
     operation = {
         "summary": "…",
@@ -16,18 +16,18 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.core.errors import ClientGone, GatewayError, MethodNotAllowed
-from protocols.params import Param, Type
+from gateway.core.errors import ClientDisconnected, GatewayError, MethodNotAllowed
+from protocols.params import Param, ParamType
 
 Schema = dict[str, Any]
 
-JSON = "application/json"
-EVENTS = "text/event-stream"
+JSON_CONTENT_TYPE = "application/json"
+SSE_CONTENT_TYPE = "text/event-stream"
 
-TEXT: Schema = {"type": "string"}
-NONEMPTY: Schema = {"type": "string", "minLength": 1}
-FLAG: Schema = {"type": "boolean"}
-WHOLE: Schema = {"type": "integer"}
+STRING: Schema = {"type": "string"}
+NONEMPTY_STRING: Schema = {"type": "string", "minLength": 1}
+BOOLEAN: Schema = {"type": "boolean"}
+INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 NULL: Schema = {"type": "null"}
 
@@ -35,18 +35,18 @@ NULL: Schema = {"type": "null"}
 # --- requests -------------------------------------------------------------------------------------
 
 
-def rows(table: Iterable[Param]) -> dict[str, Schema]:
+def build_properties(table: Iterable[Param]) -> dict[str, Schema]:
     """The properties that the rows of a table read."""
-    return {param.wire: row(param) for param in table}
+    return {param.wire: build_param_schema(param) for param in table}
 
 
-def row(param: Param) -> Schema:
+def build_param_schema(param: Param) -> Schema:
     """What one row takes."""
-    found = _TYPES[param.type](param)
+    found = _TYPE_SCHEMAS[param.type](param)
     if param.off:
         found = {"anyOf": [found, {"enum": list(param.off)}]}
     if param.null:
-        found = optional(found)
+        found = nullable(found)
     if param.default is not None:
         found["default"] = param.default
     if param.note:
@@ -54,7 +54,7 @@ def row(param: Param) -> Schema:
     return found
 
 
-def _number(kind: str) -> Callable[[Param], Schema]:
+def _build_number(kind: str) -> Callable[[Param], Schema]:
     def of(param: Param) -> Schema:
         low = "exclusiveMinimum" if param.above_low else "minimum"
         high = "exclusiveMaximum" if param.below_high else "maximum"
@@ -64,58 +64,58 @@ def _number(kind: str) -> Callable[[Param], Schema]:
     return of
 
 
-def _text(param: Param) -> Schema:
-    return {"enum": list(param.choices)} if param.choices else dict(TEXT)
+def _build_string(param: Param) -> Schema:
+    return {"enum": list(param.choices)} if param.choices else dict(STRING)
 
 
-def _list(items: Schema) -> Callable[[Param], Schema]:
+def _build_array(items: Schema) -> Callable[[Param], Schema]:
     def of(param: Param) -> Schema:
         limits = {"minItems": param.min_items or None, "maxItems": param.max_items}
-        return array(items, **{k: limit for k, limit in limits.items() if limit is not None})
+        return array_of(items, **{k: limit for k, limit in limits.items() if limit is not None})
 
     return of
 
 
-def _strings(param: Param) -> Schema:
-    return {"anyOf": [dict(TEXT), _list(TEXT)(param)]}
+def _build_strings(param: Param) -> Schema:
+    return {"anyOf": [dict(STRING), _build_array(STRING)(param)]}
 
 
-_TYPES: Mapping[Type, Callable[[Param], Schema]] = {
-    "int": _number("integer"),
-    "strict int": _number("integer"),
-    "float": _number("number"),
-    "bool": lambda _: dict(FLAG),
-    "str": _text,
-    "strings": _strings,
-    "string list": _list(TEXT),
-    "ints": _list(WHOLE),
+_TYPE_SCHEMAS: Mapping[ParamType, Callable[[Param], Schema]] = {
+    "int": _build_number("integer"),
+    "strict int": _build_number("integer"),
+    "float": _build_number("number"),
+    "bool": lambda _: dict(BOOLEAN),
+    "str": _build_string,
+    "strings": _build_strings,
+    "string list": _build_array(STRING),
+    "ints": _build_array(INTEGER),
 }
 
 
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-def optional(schema: Schema) -> Schema:
+def nullable(schema: Schema) -> Schema:
     """This, or null."""
     return {"anyOf": [schema, NULL]}
 
 
-def one_of(*values: Any) -> Schema:
+def enum_of(*values: Any) -> Schema:
     """One of these values."""
     return {"enum": list(values)}
 
 
-def array(items: Schema, **limits: int) -> Schema:
+def array_of(items: Schema, **limits: int) -> Schema:
     """A list; ``limits`` are JSON Schema's ``minItems`` and ``maxItems``."""
     return {"type": "array", "items": items, **limits}
 
 
-def mapping(values: Schema, **limits: Any) -> Schema:
+def map_of(values: Schema, **limits: Any) -> Schema:
     """An object with any names; ``limits`` are JSON Schema's."""
     return {"type": "object", "additionalProperties": values, **limits}
 
 
-def record(properties: Mapping[str, Schema], *required: str, more: bool = True) -> Schema:
+def object_of(properties: Mapping[str, Schema], *required: str, more: bool = True) -> Schema:
     """An object; ``more``: it may have other properties, too."""
     found: Schema = {"type": "object", "properties": dict(properties)}
     if required:
@@ -130,7 +130,7 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def structs(*types: type[Struct]) -> dict[str, Schema]:
+def build_struct_schemas(*types: type[Struct]) -> dict[str, Schema]:
     """Wire structs and all within them, by name.
 
     A field with a default is always written, and so required; one that may be unset is not.
@@ -149,40 +149,42 @@ def structs(*types: type[Struct]) -> dict[str, Schema]:
 # --- operations -----------------------------------------------------------------------------------
 
 
-_NEVER = (ClientGone, MethodNotAllowed)
+_UNLISTED_ERRORS = (ClientDisconnected, MethodNotAllowed)
 """Of what no client of an operation is told."""
 
 
-def body(schema: Schema) -> Schema:
+def build_request_body(schema: Schema) -> Schema:
     """A request's body, which must be there."""
-    return {"required": True, "content": {JSON: {"schema": schema}}}
+    return {"required": True, "content": {JSON_CONTENT_TYPE: {"schema": schema}}}
 
 
-def answer(schema: Schema | None, event: Schema | None = None) -> Schema:
+def build_response(schema: Schema | None, event: Schema | None = None) -> Schema:
     """The answer of an operation: whole, streamed as events whose data is ``event``, or either."""
-    content = {} if schema is None else {JSON: {"schema": schema}}
+    content = {} if schema is None else {JSON_CONTENT_TYPE: {"schema": schema}}
     if event is not None:
-        content[EVENTS] = {"schema": record({"data": event}, "data")}
+        content[SSE_CONTENT_TYPE] = {"schema": object_of({"data": event}, "data")}
     return {"description": "The answer.", "content": content}
 
 
-def data(schema: Schema, *others: str) -> Schema:
+def build_event_data(schema: Schema, *others: str) -> Schema:
     """The data of an event: JSON, or one of the ``others`` as it stands."""
-    told = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
+    told = {"type": "string", "contentMediaType": JSON_CONTENT_TYPE, "contentSchema": schema}
     return {"anyOf": [*({"const": other} for other in others), told]} if others else told
 
 
-def refusals(statuses: Iterable[tuple[type[GatewayError], int]], schema: Schema) -> Schema:
+def build_error_responses(
+    statuses: Iterable[tuple[type[GatewayError], int]], schema: Schema
+) -> Schema:
     """The responses that tell of errors; each status says what may have gone wrong."""
     meanings: dict[int, list[str]] = {}
     for kind, status in statuses:
-        if kind not in _NEVER:
+        if kind not in _UNLISTED_ERRORS:
             sentence = (inspect.getdoc(kind) or "").partition(".")[0]
             meanings.setdefault(status, []).append(f"{sentence}.")
     return {
         str(status): {
             "description": " ".join(meanings[status]),
-            "content": {JSON: {"schema": schema}},
+            "content": {JSON_CONTENT_TYPE: {"schema": schema}},
         }
         for status in sorted(meanings)
     }

@@ -11,17 +11,17 @@ from hypothesis import settings
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.app import App, surroundings
-from gateway.commands.serve import built_in
-from gateway.config import load
-from gateway.telemetry import Record
+from gateway.app import Gateway, build_services
+from gateway.commands.serve import read_built_in_config
+from gateway.config.loading import load_text
+from gateway.telemetry import RequestRecord
 
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile("thorough" if os.environ.get("CI") else "quick")
 
 HERE = Path(__file__).parent
-CONFORMANCE, _ = built_in("conformance")
+CONFORMANCE, _ = read_built_in_config("conformance")
 MOCK = CONFORMANCE.partition("\nkeys:")[0]
 """The same without keys."""
 ANYWHERE = {"PORT": "0", "ALONE_PORT": "0"}
@@ -74,8 +74,8 @@ class Running(Struct):
     """A gateway that serves: its URL, its insides, and what it recorded of each exchange."""
 
     url: str
-    app: App
-    records: list[Record]
+    app: Gateway
+    records: list[RequestRecord]
     http: httpx.AsyncClient
     admin: str
     """The admin listener's URL, where it has one; else the last listener's."""
@@ -94,9 +94,9 @@ async def serve() -> AsyncIterator[Serve]:
     running: list[Running] = []
 
     async def start(text: str) -> Running:
-        records: list[Record] = []
-        outside = replace(surroundings(), observe_request=records.append)
-        app = App(load(text, "test.yaml", env=os.environ | ANYWHERE), outside)
+        records: list[RequestRecord] = []
+        outside = replace(build_services(), observe_request=records.append)
+        app = Gateway(load_text(text, "test.yaml", env=os.environ | ANYWHERE), outside)
         urls = await app.start()
         http = httpx.AsyncClient(base_url=urls[0], timeout=30)
         one = Running(urls[0], app, records, http, urls[-1])

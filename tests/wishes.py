@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.core.loss import losses
-from gateway.core.types import Request
+from gateway.core.loss import find_unsupported_parameters
+from gateway.core.request import Request
 
 
 def wishes(request: Request) -> Mapping[str, Any]:
     """All that a worker that carries nothing would lose, by path."""
-    lost = losses(request, {}, {}, extra=True)
+    lost = find_unsupported_parameters(request, {}, {}, extra=True)
     return {one.path: request.said[one.path] for one in lost}

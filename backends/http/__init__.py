@@ -4,6 +4,6 @@ origin       a worker's URL, taken apart once     dialling    a connection to it
 connection   one connection, one answer at a time  client      who keeps connections for whom
 """
 
-from backends.http.client import HttpUpstream
+from backends.http.client import AsyncioHttpClient
 
-__all__ = ["HttpUpstream"]
+__all__ = ["AsyncioHttpClient"]

@@ -3,11 +3,11 @@
 import asyncio
 from typing import Final, NamedTuple, Protocol
 
-from backends.upstream import TakePieces
+from backends.upstream import BodyConsumer
 from gateway.core.errors import StreamBroken, WorkerError, WorkerFailed
 
 
-class Fault(NamedTuple):
+class ConnectionFault(NamedTuple):
     """What went wrong: raised anew each time, so that no error holds on to who met it."""
 
     kind: type[WorkerError]
@@ -17,14 +17,18 @@ class Fault(NamedTuple):
         return self.kind(self.text)
 
 
-_NONE: Final[dict[str, str]] = {}
+_NO_HEADERS: Final[dict[str, str]] = {}
 """The headers of an answer that has not begun. Nobody writes into it."""
-_CLOSED: Final = Fault(StreamBroken, "the worker closed the connection before its answer")
-STOPPED: Final = Fault(StreamBroken, "the worker's answer stopped before its end")
-STRANGE: Final = Fault(WorkerFailed, "the worker's answer is not HTTP")
+_CLOSED_EARLY: Final = ConnectionFault(
+    StreamBroken, "the worker closed the connection before its answer"
+)
+RESPONSE_CUT_OFF: Final = ConnectionFault(
+    StreamBroken, "the worker's answer stopped before its end"
+)
+NOT_HTTP: Final = ConnectionFault(WorkerFailed, "the worker's answer is not HTTP")
 
 
-class Carrier(Protocol):
+class ResponseTransport(Protocol):
     """The connection that an answer comes over."""
 
     loop: asyncio.AbstractEventLoop
@@ -45,7 +49,7 @@ class Carrier(Protocol):
         """Serve again, if all that there was to write and to read is done; or else end."""
 
 
-class Answer:
+class Http1Response:
     """An answer as far as it has come: a ``Reading``."""
 
     __slots__ = (
@@ -61,9 +65,9 @@ class Answer:
         "status",
     )
 
-    def __init__(self, connection: Carrier, parts: list[bytes]) -> None:
+    def __init__(self, connection: ResponseTransport, parts: list[bytes]) -> None:
         self.status = 0
-        self.headers = _NONE
+        self.headers = _NO_HEADERS
         """Others, once a head begins."""
         self.complete = False
         """All of it has come."""
@@ -72,14 +76,14 @@ class Answer:
         """What of the body came and nobody has taken yet."""
         self.held_bytes = 0
         """How many bytes came since some were taken."""
-        self._consumer: TakePieces | None = None
+        self._consumer: BodyConsumer | None = None
         """Who takes what comes, at once."""
         self._waiter: asyncio.Future[bool] | None = None
-        self._fault: Fault | None = None
+        self._fault: ConnectionFault | None = None
         self._released = False
 
     def wait_headers(self) -> asyncio.Future[bool]:
-        """See ``backends.upstream.Reading``."""
+        """See ``backends.upstream.UpstreamResponse``."""
         waiter = self._waiter = self._connection.loop.create_future()
         if self.status:
             waiter.set_result(True)
@@ -88,7 +92,7 @@ class Answer:
         return waiter
 
     def read_available(self) -> list[bytes]:
-        """See ``backends.upstream.Reading``."""
+        """See ``backends.upstream.UpstreamResponse``."""
         parts = self.parts
         pieces = parts[:]
         parts.clear()
@@ -98,15 +102,15 @@ class Answer:
         return pieces
 
     async def read(self) -> list[bytes]:
-        """See ``backends.upstream.Reading``."""
+        """See ``backends.upstream.UpstreamResponse``."""
         while not self.parts:
             if self.complete:
                 return []
             await self._wait_more()
         return self.read_available()
 
-    async def forward_to(self, take: TakePieces) -> bool:
-        """See ``backends.upstream.Reading``."""
+    async def forward_to(self, take: BodyConsumer) -> bool:
+        """See ``backends.upstream.UpstreamResponse``."""
         while True:
             if self.parts:
                 if not take(self.read_available()):
@@ -122,7 +126,7 @@ class Answer:
                     self._consumer = None
 
     def abort(self) -> None:
-        """See ``backends.upstream.Reading``."""
+        """See ``backends.upstream.UpstreamResponse``."""
         if not self._released:
             self._released = True
             self._connection.abort()
@@ -131,7 +135,7 @@ class Answer:
             self.fail()
 
     def release(self) -> None:
-        """See ``backends.upstream.Reading``."""
+        """See ``backends.upstream.UpstreamResponse``."""
         if not self._released:
             self._released = True
             self.parts = []  # what it was goes on to hold the next answer's
@@ -149,10 +153,10 @@ class Answer:
 
     # --- what the connection tells --------------------------------------------------------------
 
-    def fail(self, fault: Fault | None = None) -> None:
+    def fail(self, fault: ConnectionFault | None = None) -> None:
         """No more comes, and it is not whole: the connection has ended, unless it is a fault."""
         if not self.complete and self._fault is None:
-            self._fault = fault or (STOPPED if self.status else _CLOSED)
+            self._fault = fault or (RESPONSE_CUT_OFF if self.status else _CLOSED_EARLY)
         if self.status or self._fault is None:
             self._wake_waiter()
         else:
@@ -174,7 +178,7 @@ class Answer:
         if self.complete or not more:
             self._wake_waiter(more=more)
 
-    def _fail_headers(self, fault: Fault) -> None:
+    def _fail_headers(self, fault: ConnectionFault) -> None:
         """No head comes: tell who waits for it."""
         waiter, self._waiter = self._waiter, None
         if waiter is None or waiter.done():

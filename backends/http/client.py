@@ -5,20 +5,20 @@ import ssl
 from collections import deque
 from typing import Final
 
-from backends.http.answer import Answer
-from backends.http.connection import Connection
-from backends.http.dialling import dial
-from backends.http.origin import Origin, head, origin
-from backends.upstream import Connections
+from backends.http.answer import Http1Response
+from backends.http.connection import HttpConnection
+from backends.http.dialling import connect
+from backends.http.origin import WorkerOrigin, build_request_head, parse_origin
+from backends.upstream import ConnectionCounts
 from gateway.core.errors import InternalError, WorkerUnreachable
-from gateway.core.outbox import Outbox
-from gateway.core.ports import Headers, WireRequest
+from gateway.core.outbox import WriteBatcher
+from gateway.core.ports import Headers, UpstreamRequest
 
-_DIALS: Final = 64
+_MAX_CONCURRENT_CONNECTS: Final = 64
 """Connections to one worker that are made at a time: more would only wait in its queue."""
 
 
-class HttpUpstream:
+class AsyncioHttpClient:
     """An ``Upstream`` (see ``backends.upstream``) on asyncio's own transports.
 
     ``ca`` is a PEM file of those whose signature on a worker's certificate is trusted, in place of
@@ -33,8 +33,8 @@ class HttpUpstream:
         self._max_idle = keep
         self._tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._write_batcher = Outbox(asyncio.get_running_loop)
-        self._host_pools: dict[str, _Home] = {}
+        self._write_batcher = WriteBatcher(asyncio.get_running_loop)
+        self._host_pools: dict[str, _HostConnectionPool] = {}
         """By their worker's URL."""
         self._created = self._failed_connects = 0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -43,22 +43,24 @@ class HttpUpstream:
         """See Upstream."""
         self._loop = asyncio.get_running_loop()
 
-    def try_send(self, url: str, request: WireRequest, own: Headers = ()) -> Answer | None:
+    def try_send(
+        self, url: str, request: UpstreamRequest, own: Headers = ()
+    ) -> Http1Response | None:
         """See Upstream."""
         home = self._host_pools.get(url)
         if home is None:
             return None
-        data = head(url, request, own) + request.body
+        data = build_request_head(url, request, own) + request.body
         used = home.pop_idle(self._idle_timeout)
         return None if used is None else used.send(data)
 
     async def send_on_new_connection(
-        self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
-    ) -> Answer:
+        self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
+    ) -> Http1Response:
         """See Upstream."""
         if self._loop is None:
             raise InternalError("the HTTP client was not started")
-        data = head(url, request, own) + request.body
+        data = build_request_head(url, request, own) + request.body
         home = self._host_pools.get(url) or self._get_host_pool(url, self._loop)
         tls = self._get_tls_context() if home.origin.tls else None
         try:
@@ -68,24 +70,24 @@ class HttpUpstream:
             raise
         self._created += 1
         answer = made.send(data)
-        await _headed(answer)
+        await _wait_headers(answer)
         return answer
 
     async def send(
-        self, url: str, request: WireRequest, connect_timeout: float, own: Headers = ()
-    ) -> Answer:
+        self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
+    ) -> Http1Response:
         """See Upstream."""
         answer = self.try_send(url, request, own)
-        if answer is not None and await _headed(answer):
+        if answer is not None and await _wait_headers(answer):
             return answer
         return await self.send_on_new_connection(url, request, connect_timeout, own)
 
     @property
-    def connections(self) -> Connections:
+    def connections(self) -> ConnectionCounts:
         """See Connected."""
         counts = [home.counts for home in self._host_pools.values()]
         every, resting = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
-        return Connections(every, resting, self._created, self._failed_connects)
+        return ConnectionCounts(every, resting, self._created, self._failed_connects)
 
     async def aclose(self) -> None:
         """See Upstream. Those in use are cut."""
@@ -96,8 +98,10 @@ class HttpUpstream:
         self._loop = None
         await asyncio.gather(*(home.aclose() for home in homes))
 
-    def _get_host_pool(self, url: str, loop: asyncio.AbstractEventLoop) -> "_Home":
-        made = self._host_pools[url] = _Home(origin(url), self._max_idle, loop, self._write_batcher)
+    def _get_host_pool(self, url: str, loop: asyncio.AbstractEventLoop) -> "_HostConnectionPool":
+        made = self._host_pools[url] = _HostConnectionPool(
+            parse_origin(url), self._max_idle, loop, self._write_batcher
+        )
         if self._idle_timer is None:
             self._idle_timer = loop.call_later(self._idle_timeout, self._close_idle, loop)
         return made
@@ -120,7 +124,7 @@ class HttpUpstream:
             self._idle_timer = loop.call_later(self._idle_timeout, self._close_idle, loop)
 
 
-async def _headed(answer: Answer) -> bool:
+async def _wait_headers(answer: Http1Response) -> bool:
     """Wait for its head; what is cancelled is cut."""
     try:
         return await answer.wait_headers()
@@ -129,20 +133,20 @@ async def _headed(answer: Answer) -> bool:
         raise
 
 
-class _Home:
+class _HostConnectionPool:
     """The connections of one worker."""
 
     def __init__(
-        self, target: Origin, keep: int, loop: asyncio.AbstractEventLoop, outbox: Outbox
+        self, target: WorkerOrigin, keep: int, loop: asyncio.AbstractEventLoop, outbox: WriteBatcher
     ) -> None:
-        self._connections: set[Connection] = set()
+        self._connections: set[HttpConnection] = set()
         self._all_closed = asyncio.Event()
         self.origin = target
         self._max_idle = keep
         self._loop = loop
         self._write_batcher = outbox
-        self._idle: deque[Connection] = deque()
-        self._connect_slots = asyncio.Semaphore(_DIALS)
+        self._idle: deque[HttpConnection] = deque()
+        self._connect_slots = asyncio.Semaphore(_MAX_CONCURRENT_CONNECTS)
         self._connecting = 0
 
     @property
@@ -155,19 +159,19 @@ class _Home:
         """How many connections there are, and how many of them rest."""
         return len(self._connections), len(self._idle)
 
-    def pop_idle(self, idle: float) -> Connection | None:
+    def pop_idle(self, idle: float) -> HttpConnection | None:
         """The connection used last, unless it rested for ``idle`` seconds."""
         resting = self._idle
         if resting and resting[-1].idle_since + idle > self._loop.time():
             return resting.pop()
         return None
 
-    async def connect(self, tls: ssl.SSLContext | None, seconds: float) -> Connection:
+    async def connect(self, tls: ssl.SSLContext | None, seconds: float) -> HttpConnection:
         """A new connection. Raises WorkerUnreachable."""
         self._connecting += 1
         try:
             async with self._connect_slots:
-                made = await dial(self.origin, tls, seconds, self._make_connection)
+                made = await connect(self.origin, tls, seconds, self._make_connection)
         finally:
             self._connecting -= 1
         if made.is_connected:
@@ -187,17 +191,17 @@ class _Home:
         while self._idle and self._idle[0].idle_since <= before:
             self._idle.popleft().abort()
 
-    def _make_connection(self) -> Connection:
-        return Connection(self._loop, self._write_batcher, self._on_idle, self._on_closed)
+    def _make_connection(self) -> HttpConnection:
+        return HttpConnection(self._loop, self._write_batcher, self._on_idle, self._on_closed)
 
-    def _on_idle(self, connection: Connection) -> None:
+    def _on_idle(self, connection: HttpConnection) -> None:
         if len(self._idle) >= self._max_idle:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
         self._idle.append(connection)
 
-    def _on_closed(self, connection: Connection) -> None:
+    def _on_closed(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._all_closed.set()

@@ -6,21 +6,21 @@ from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from backends.http.answer import STOPPED, STRANGE, Answer
-from gateway.core.outbox import Outbox
+from backends.http.answer import NOT_HTTP, RESPONSE_CUT_OFF, Http1Response
+from gateway.core.outbox import WriteBatcher
 
-_BUFFER: Final = 64 << 10
+_MAX_BUFFERED_BYTES: Final = 64 << 10
 """Bytes of an answer held before the worker is made to wait; one read more at most."""
-_FIELD: Final = 8190
+_MAX_HEADER_BYTES: Final = 8190
 """Bytes of a header's name and value."""
-_HEADERS: Final = 128
-_EMPTY: Final = 64 << 10
+_MAX_HEADERS: Final = 128
+_MAX_BYTES_WITHOUT_BODY: Final = 64 << 10
 """Bytes that may come without one of a body among them: heads, chunk extensions, trailers."""
-_SWITCHED: Final = 101
-_FINAL: Final = 200
+_STATUS_SWITCHING_PROTOCOLS: Final = 101
+_FIRST_FINAL_STATUS: Final = 200
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A connection that serves one request after the other.
 
     ``rested`` is called with it when it may serve again, ``ended`` when it never will.
@@ -29,9 +29,9 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        outbox: Outbox,
-        rested: Callable[["Connection"], None],
-        ended: Callable[["Connection"], None],
+        outbox: WriteBatcher,
+        rested: Callable[["HttpConnection"], None],
+        ended: Callable[["HttpConnection"], None],
     ) -> None:
         self.idle_since = 0.0
         """When it began to rest, by the loop's clock."""
@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
         """A piece of the body, of which a stream has thousands: see ``httptools``."""
         self._body_end = 0
         """How many such pieces a whole answer had."""
-        self._response = Answer(self, self._parts)
+        self._response = Http1Response(self, self._parts)
         """To the last request; there was none yet, and what nobody asked for is no part of it."""
         self._response.complete = True
         self._parser = HttpResponseParser(self)
@@ -74,10 +74,10 @@ class Connection(asyncio.Protocol):
         """See ``Carrier``."""
         return self._was_reused and not self._response.held_bytes and not self._aborted
 
-    def send(self, data: bytes) -> Answer:
+    def send(self, data: bytes) -> Http1Response:
         """Send a whole request. Nothing has come of its answer yet."""
         self._parts.clear()
-        answer = self._response = Answer(self, self._parts)
+        answer = self._response = Http1Response(self, self._parts)
         if self._transport is None:
             answer.fail()
         else:
@@ -135,9 +135,9 @@ class Connection(asyncio.Protocol):
         )
         if self._response.complete:
             del parts[self._body_end :]  # nobody asked for more
-        if self._malformed or self._bytes_without_body > _EMPTY:
+        if self._malformed or self._bytes_without_body > _MAX_BYTES_WITHOUT_BODY:
             self._fail_malformed(answer)
-        if answer.held_bytes > _BUFFER:
+        if answer.held_bytes > _MAX_BUFFERED_BYTES:
             self._pause_if_full()
         answer.on_progress()
 
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._keep_alive = False
         answer = self._response
-        if exc is None and answer.status and not self._aborted and not _is_framed(answer):
+        if exc is None and answer.status and not self._aborted and not _has_explicit_end(answer):
             answer.complete = True  # its length is not told: it ends with the connection
         answer.fail()
         self._on_closed(self)
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
         """A header, or what looks like one after the body."""
         answer = self._response
         self._header_count += 1
-        if len(name) + len(value) > _FIELD or self._header_count > _HEADERS:
+        if len(name) + len(value) > _MAX_HEADER_BYTES or self._header_count > _MAX_HEADERS:
             self._malformed = True
         elif not answer.status:
             answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
         answer, status = self._response, self._parser.get_status_code()
         if answer.complete or self._malformed:
             return
-        if status >= _FINAL or status == _SWITCHED:
+        if status >= _FIRST_FINAL_STATUS or status == _STATUS_SWITCHING_PROTOCOLS:
             answer.status = status
             if not self._parser.should_keep_alive():
                 self._keep_alive = False
@@ -195,15 +195,15 @@ class Connection(asyncio.Protocol):
             self.paused = True
             self._transport.pause_reading()
 
-    def _fail_malformed(self, answer: Answer) -> None:
+    def _fail_malformed(self, answer: Http1Response) -> None:
         """What came is not HTTP, or more of it than there can be sense in."""
         midway = answer.status and not answer.complete
         answer.complete = False  # if it told an end, that was not its end
-        answer.fail(STOPPED if midway else STRANGE)
+        answer.fail(RESPONSE_CUT_OFF if midway else NOT_HTTP)
         self.abort()
 
 
-def _is_framed(answer: Answer) -> bool:
+def _has_explicit_end(answer: Http1Response) -> bool:
     """Whether it tells by itself where its body ends."""
     coding = answer.headers.get("transfer-encoding", "").lower()
     return coding.endswith("chunked") if coding else "content-length" in answer.headers

@@ -7,76 +7,76 @@ from typing import Final, NoReturn
 
 from msgspec import Struct, field
 
-from backends.pool.errand import keyed
-from backends.pool.member import kind
-from backends.pool.roster import Place
-from backends.pool.tally import Tally
-from backends.pool.watch import NEVER, Watch
-from backends.upstream import Reading, Upstream
+from backends.pool.errand import add_bearer
+from backends.pool.member import get_error_kind
+from backends.pool.roster import WorkerSlot
+from backends.pool.tally import PoolMetrics
+from backends.pool.watch import NO_TIMEOUT, AttemptTimeouts
+from backends.upstream import HttpClient, UpstreamResponse
 from gateway.core.context import Clock, Deadline, Timeouts
 from gateway.core.errors import (
     ClientError,
     DeadlineExceeded,
     GatewayError,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
     WorkerFailed,
 )
-from gateway.core.lookout import Lookout
-from gateway.core.ports import Decoder, Headers, Passage, Piece, Take, WireRequest
-from gateway.core.types import (
-    Done,
-    Request,
-    Served,
-    Start,
-    Text,
-    Timing,
-    Usage,
+from gateway.core.events import ResponseMetadata, StreamEnd, StreamStart, TextDelta, Timing, Usage
+from gateway.core.lookout import DeadlineTimer
+from gateway.core.ports import (
+    EventSink,
+    Headers,
+    PassthroughReader,
+    ResponseDecoder,
+    StreamItem,
+    UpstreamRequest,
 )
+from gateway.core.request import Request
 
-ReadError = Callable[[int, Mapping[str, str], bytes], GatewayError]
-"""See ``gateway.core.ports.WorkerDialect.read_error``."""
+ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
+"""See ``gateway.core.ports.UpstreamAdapter.read_error``."""
 
-_ERROR_BYTES: Final = 64 << 10
+_MAX_ERROR_BYTES: Final = 64 << 10
 """As much of an error's body as is read; its shape is known from less."""
-_WHOLE_BYTES: Final = 256 << 20
+_MAX_UNARY_BYTES: Final = 256 << 20
 """The largest answer in one piece. A stream has no such limit: it does not pile up."""
-_SILENT_BYTES: Final = 16 << 20
+_MAX_BYTES_WITHOUT_CONTENT: Final = 16 << 20
 """How much of a stream may come before it says anything: that much is kept back."""
-_LAST_SECONDS: Final = 1.0
+_BODY_END_SECONDS: Final = 1.0
 """How long the rest of a body may take when the answer, or its failure, is known already."""
-_OK: Final = 200
-_NOTHING: Final[Piece] = None, ()
-_SILENT: Final = frozenset({Start, Served, Timing, Usage})
+_STATUS_OK: Final = 200
+_NO_OUTPUT: Final[StreamItem] = None, ()
+_EVENTS_WITHOUT_CONTENT: Final = frozenset({StreamStart, ResponseMetadata, Timing, Usage})
 """Events that tell nothing of an answer's content."""
 
 
-class Work(Struct, frozen=True):
+class AttemptRequest(Struct, frozen=True):
     """One request on its way. ``wire`` has the headers that many have in common."""
 
     request: Request
-    upstream_request: WireRequest
+    upstream_request: UpstreamRequest
     request_headers: Headers
     """The headers of this request alone, but for the worker's key."""
-    make_response_reader: Callable[[], Passage]
+    make_response_reader: Callable[[], PassthroughReader]
     """Makes what reads the answer, a new one for each attempt."""
-    read_error: ReadError
+    read_error: ErrorReader
     deadline: Deadline
     background: bool = False
     """Nobody waits for it, and what comes of it is no sign of how well a worker is."""
 
 
-class Means(Struct, frozen=True):
+class AttemptServices(Struct, frozen=True):
     """What every attempt of a pool needs."""
 
-    http_client: Upstream
+    http_client: HttpClient
     timeouts: Timeouts
     clock: Clock
-    deadline_timer: Lookout
-    metrics: Tally = field(default_factory=Tally)
+    deadline_timer: DeadlineTimer
+    metrics: PoolMetrics = field(default_factory=PoolMetrics)
 
 
-class Attempt(Watch):
+class Attempt(AttemptTimeouts):
     """One request at one worker, which is told to that worker's health.
 
     ``begin``, then ``more`` until it is ``over``, then ``end`` unless the ``whole`` of it is there;
@@ -102,7 +102,7 @@ class Attempt(Watch):
         "complete",
     )
 
-    def __init__(self, place: Place, work: Work, means: Means) -> None:
+    def __init__(self, place: WorkerSlot, work: AttemptRequest, means: AttemptServices) -> None:
         self.slot = place
         self.worker = place.worker
         self._request = work
@@ -111,9 +111,9 @@ class Attempt(Watch):
         timeouts = means.timeouts
         self._is_stream = streams = work.request.stream
         # The first token of an answer in one piece is its last: only the deadline bounds it.
-        first = place.acquired_at + timeouts.first_token if streams else NEVER
-        Watch.__init__(self, means.deadline_timer, work.deadline, first, timeouts.idle)
-        self._response: Reading | None = None
+        first = place.acquired_at + timeouts.first_token if streams else NO_TIMEOUT
+        AttemptTimeouts.__init__(self, means.deadline_timer, work.deadline, first, timeouts.idle)
+        self._response: UpstreamResponse | None = None
         self._rate_limited = False
         self.finished = False
         """All is told: the last event was Done, or an error. Else the worker may be at work."""
@@ -122,7 +122,7 @@ class Attempt(Watch):
         self.accepted = False
         self.failure: GatewayError | None = None
 
-    async def begin(self) -> list[Piece]:
+    async def begin(self) -> list[StreamItem]:
         """Ask, and wait for the first pieces of an answer.
 
         A stream begins with its first content, an answer in one piece when the whole of it is
@@ -131,7 +131,11 @@ class Attempt(Watch):
         """
         member, work = self.worker, self._request
         worker = member.config
-        own = work.request_headers if worker.bearer is None else keyed(work.request_headers, worker)
+        own = (
+            work.request_headers
+            if worker.bearer is None
+            else add_bearer(work.request_headers, worker)
+        )
         member.waiting_attempts.add(self)
         try:
             self.start_wait(self.slot.acquired_at)
@@ -142,11 +146,11 @@ class Attempt(Watch):
                 reading = await self._send_on_new_connection(own)
             if member.logged_state != "up":
                 member.record_connected()
-            if reading.status != _OK:
+            if reading.status != _STATUS_OK:
                 raise await self._read_error(reading)
             self.accepted = True
             if "content-encoding" in reading.headers:
-                _check(reading.headers["content-encoding"])
+                _check_encoding(reading.headers["content-encoding"])
             if reading.complete and not self._is_stream:
                 held = self._read_unary(reading.read_available())
             else:
@@ -165,26 +169,26 @@ class Attempt(Watch):
         if self._response is not None:
             self._response.abort()
 
-    def _read_unary(self, pieces: Sequence[bytes]) -> list[Piece]:
+    def _read_unary(self, pieces: Sequence[bytes]) -> list[StreamItem]:
         """What an answer in one piece means whose body this is."""
-        if sum(map(len, pieces)) > _WHOLE_BYTES:
+        if sum(map(len, pieces)) > _MAX_UNARY_BYTES:
             raise self._make_too_large_error()
         passage = self._response_reader
-        held: list[Piece] = []  # not list[Piece](), which costs a hundred times as much
-        raw, events = passage.feed(pieces) if pieces else _NOTHING
+        held: list[StreamItem] = []  # not list[Piece](), which costs a hundred times as much
+        raw, events = passage.feed(pieces) if pieces else _NO_OUTPUT
         if raw or events:
             held.append((raw, events))
-        if not events or type(events[-1]) is not Done:
-            held.append(_end(passage))
+        if not events or type(events[-1]) is not StreamEnd:
+            held.append(_decode_end(passage))
         self.finished = True
         self.worker.record_success()
         return held
 
-    async def _read_beginning(self, reading: Reading) -> list[Piece]:
+    async def _read_beginning(self, reading: UpstreamResponse) -> list[StreamItem]:
         """What the beginning of an answer means; that of one in one piece is the whole of it."""
         streams = self._is_stream
-        held: list[Piece] = []
-        size, most = 0, _SILENT_BYTES if streams else _WHOLE_BYTES
+        held: list[StreamItem] = []
+        size, most = 0, _MAX_BYTES_WITHOUT_CONTENT if streams else _MAX_UNARY_BYTES
         while not self.finished:
             pieces = reading.read_available() or await self._read_body(reading)
             if pieces:
@@ -195,7 +199,7 @@ class Attempt(Watch):
                 piece = self._decode_body(pieces)
                 if piece[0] or piece[1]:
                     held.append(piece)
-                    if streams and _begins(piece):
+                    if streams and _has_content(piece):
                         break
             if (not pieces or reading.complete) and not self.finished:
                 held.append(self._decode_end())
@@ -203,7 +207,7 @@ class Attempt(Watch):
         self.has_started = True
         return held
 
-    async def read_next(self, take: Take | None = None) -> Piece:
+    async def read_next(self, take: EventSink | None = None) -> StreamItem:
         """The next piece; its last event is Done if it is the last. Raises as ``begin`` does.
 
         With ``take``, that gets the pieces as they come, and what is returned is the last one; or
@@ -213,7 +217,7 @@ class Attempt(Watch):
         assert reading is not None  # noqa: S101 - it has begun
         try:
             if take is not None:
-                self._consumer, self._last_consumer = take, _NOTHING
+                self._consumer, self._last_consumer = take, _NO_OUTPUT
                 self.wait_next()
                 ended = await reading.forward_to(self._forward_body)
                 self.stop_wait()
@@ -230,7 +234,7 @@ class Attempt(Watch):
         """Wait a little for the body's end, for the connection's sake: the answer has been told."""
         reading = self._response
         assert reading is not None  # noqa: S101 - it has begun
-        self.set_drain_deadline(_LAST_SECONDS)
+        self.set_drain_deadline(_BODY_END_SECONDS)
         if self._is_stream and self.longest_gap:
             self._services.metrics.stream_gaps.add(self.longest_gap)
         with suppress(GatewayError):
@@ -243,7 +247,7 @@ class Attempt(Watch):
         if self._response is not None:
             self._response.release()
 
-    async def _send_on_new_connection(self, own: Headers) -> Reading:
+    async def _send_on_new_connection(self, own: Headers) -> UpstreamResponse:
         """Send the request over a new connection, and wait for the head of its answer."""
         means, url = self._services, self.worker.config.url
         opening = means.http_client.send_on_new_connection(
@@ -252,21 +256,21 @@ class Attempt(Watch):
         reading = self._response = await self.wait_response(opening)
         return reading
 
-    async def _read_error(self, reading: Reading) -> GatewayError:
+    async def _read_error(self, reading: UpstreamResponse) -> GatewayError:
         """What an answer of another status than 200 means."""
         status, headers = reading.status, reading.headers
         if status < HTTPStatus.BAD_REQUEST:
             return WorkerFailed(f"the worker answered {status}", status=status)
-        self.set_drain_deadline(_LAST_SECONDS)
+        self.set_drain_deadline(_BODY_END_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # what has come says enough
-            while len(body) < _ERROR_BYTES and (pieces := await self._read_body(reading)):
+            while len(body) < _MAX_ERROR_BYTES and (pieces := await self._read_body(reading)):
                 body += b"".join(pieces)
-        told = bytes(body[:_ERROR_BYTES])
+        told = bytes(body[:_MAX_ERROR_BYTES])
         self._rate_limited = "retry-after" in headers or b"overloaded" in told.lower()
         return self._request.read_error(status, headers, told)
 
-    async def _read_body(self, reading: Reading) -> list[bytes]:
+    async def _read_body(self, reading: UpstreamResponse) -> list[bytes]:
         """The next of the body, [] at its end. Raises DeadlineExceeded or StreamBroken."""
         if reading.complete:
             return reading.read_available()
@@ -278,7 +282,7 @@ class Attempt(Watch):
     def _forward_body(self, pieces: Sequence[bytes]) -> bool:
         """Pass on what the next bytes mean; whether more is taken at once."""
         raw, events = self._response_reader.feed(pieces)
-        if events and type(events[-1]) is Done:
+        if events and type(events[-1]) is StreamEnd:
             self._record_success()
             self._last_consumer = raw, events  # its reader writes it together with the end
             return False
@@ -286,16 +290,16 @@ class Attempt(Watch):
         self.record_read()
         return more
 
-    def _decode_body(self, pieces: Sequence[bytes]) -> Piece:
+    def _decode_body(self, pieces: Sequence[bytes]) -> StreamItem:
         """What the next bytes mean."""
         raw, events = self._response_reader.feed(pieces)
-        if events and type(events[-1]) is Done:
+        if events and type(events[-1]) is StreamEnd:
             self._record_success()
         return raw, events
 
-    def _decode_end(self) -> Piece:
+    def _decode_end(self) -> StreamItem:
         """What the body's end means; the last event is Done."""
-        piece = _end(self._response_reader)
+        piece = _decode_end(self._response_reader)
         self._record_success()
         return piece
 
@@ -306,8 +310,10 @@ class Attempt(Watch):
     def _make_too_large_error(self) -> WorkerFailed:
         """Too much came of an answer before any of it was passed on."""
         if self._is_stream:
-            return WorkerFailed(f"the worker sent {_SILENT_BYTES} bytes and said nothing")
-        return WorkerFailed(f"the worker's answer is larger than {_WHOLE_BYTES} bytes")
+            return WorkerFailed(
+                f"the worker sent {_MAX_BYTES_WITHOUT_CONTENT} bytes and said nothing"
+            )
+        return WorkerFailed(f"the worker's answer is larger than {_MAX_UNARY_BYTES} bytes")
 
     def _record_first_token(self) -> None:
         """The first token came, or its time is over.
@@ -336,47 +342,47 @@ class Attempt(Watch):
                 self._record_first_token()
         elif not self.accepted or isinstance(error, StreamBroken):
             self.finished = True
-        if not isinstance(error, ClientError) or isinstance(error, RateLimited):
-            self._services.metrics.failures[kind(error)] += 1
+        if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
+            self._services.metrics.failures[get_error_kind(error)] += 1
         if not self._request.background:
             self.worker.record_failure(error, pushed_back=self._rate_limited)
 
 
-class Translated:
+class TranslatedResponse:
     """A Passage for an answer of which nothing is passed on as it is."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: ResponseDecoder) -> None:
         self._decoder = decoder
 
-    def feed(self, pieces: Sequence[bytes]) -> Piece:
-        """See ``gateway.core.ports.Passage``."""
+    def feed(self, pieces: Sequence[bytes]) -> StreamItem:
+        """See ``gateway.core.ports.PassthroughReader``."""
         return None, self._decoder.feed(b"".join(pieces))
 
-    def close(self) -> Piece:
-        """See ``gateway.core.ports.Passage``."""
+    def close(self) -> StreamItem:
+        """See ``gateway.core.ports.PassthroughReader``."""
         return None, self._decoder.close()
 
 
-def _end(passage: Passage) -> Piece:
+def _decode_end(passage: PassthroughReader) -> StreamItem:
     """What the body's end means; the last event is Done."""
     raw, events = passage.close()
-    if not events or type(events[-1]) is not Done:
-        events = [*events, Done()]
+    if not events or type(events[-1]) is not StreamEnd:
+        events = [*events, StreamEnd()]
     return raw, events
 
 
-def _check(encoding: str) -> None:
+def _check_encoding(encoding: str) -> None:
     """Raises WorkerFailed where a body's encoding makes other bytes of it."""
     if encoding.lower() != "identity":
         raise WorkerFailed("the worker sent an encoded body, which was not asked for")
 
 
-def _begins(piece: Piece) -> bool:
+def _has_content(piece: StreamItem) -> bool:
     """Whether it, and what came before it, may be passed on: it tells of content, or the end."""
     for event in piece[1]:
-        if type(event) is Text:
+        if type(event) is TextDelta:
             if event.text or event.token_ids or event.logprobs:
                 return True
-        elif type(event) not in _SILENT:
+        elif type(event) not in _EVENTS_WITHOUT_CONTENT:
             return True
     return False

@@ -8,41 +8,51 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from backends.http import HttpUpstream
-from backends.pool.attempt import Attempt, Means, Translated, Work
-from backends.pool.budget import Budget
-from backends.pool.discovery import Discovery, Dns, File, Source
-from backends.pool.discovery.file import Read
-from backends.pool.headers import allowed, traced
-from backends.pool.learning import Learner
-from backends.pool.member import Member, WorkerReport
-from backends.pool.policy import ASKING, NOTHING, make_policy
-from backends.pool.probing import Probing
-from backends.pool.retry import Retry
-from backends.pool.roster import ANY, LAST_PRIORITY, USUAL_PRIORITY, Limits, Roster, Wish
-from backends.pool.settings import PoolSettings, SourceSettings
-from backends.pool.showing import Shown
-from backends.pool.stopping import Stopping
-from backends.pool.tally import Tally
-from backends.upstream import Connected, Connections, Upstream, Worker
-from gateway.core.context import Clock, Context, Deadline
-from gateway.core.errors import GatewayError
-from gateway.core.lookout import Lookout
-from gateway.core.loss import Loss
-from gateway.core.ports import (
-    About,
-    Call,
-    Cancelling,
-    Dialect,
-    Learning,
-    Piece,
-    Pieces,
-    Relay,
-    Relaying,
-    Take,
-    WorkerDialect,
+from backends.http.client import AsyncioHttpClient
+from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices, TranslatedResponse
+from backends.pool.budget import RetryBudget
+from backends.pool.discovery.file import FileSource, WorkerFileReader
+from backends.pool.discovery.merging import WorkerDiscovery
+from backends.pool.discovery.names import DnsSource
+from backends.pool.discovery.source import WorkerSource
+from backends.pool.headers import add_trace_headers, filter_headers
+from backends.pool.learning import ModelMetadataCache
+from backends.pool.member import WorkerReport, WorkerState
+from backends.pool.policy import NO_ROUTING_KEY, ROUTING_KEY_FACTORIES, make_policy
+from backends.pool.probing import HealthChecker
+from backends.pool.retry import RetryState
+from backends.pool.roster import (
+    ANY_WORKER,
+    BACKGROUND_PRIORITY,
+    DEFAULT_PRIORITY,
+    PoolLimits,
+    SelectionCriteria,
+    WorkerPool,
 )
-from gateway.core.types import Event, Request
+from backends.pool.settings import PoolSettings, WorkerSourceSettings
+from backends.pool.showing import SelectionReporter
+from backends.pool.stopping import CancelSender
+from backends.pool.tally import PoolMetrics
+from backends.upstream import ConnectionCounts, HttpClient, SupportsConnectionCounts, WorkerConfig
+from gateway.core.context import Clock, Deadline, RequestContext
+from gateway.core.errors import GatewayError
+from gateway.core.events import Event
+from gateway.core.lookout import DeadlineTimer
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import (
+    ClientAdapter,
+    ClientRequest,
+    EventSink,
+    ModelMetadataReader,
+    PassthroughRequest,
+    ResponseContext,
+    StreamItem,
+    StreamItems,
+    SupportsCancel,
+    SupportsPassthrough,
+    UpstreamAdapter,
+)
+from gateway.core.request import Request
 
 
 class PoolBackend:
@@ -54,42 +64,44 @@ class PoolBackend:
     """
 
     explains_selection = True
-    """See ``gateway.core.ports.Choosing``."""
+    """See ``gateway.core.ports.ExplainsSelection``."""
 
     def __init__(
         self,
         *,
-        workers: Sequence[Worker],
-        dialect: WorkerDialect,
+        workers: Sequence[WorkerConfig],
+        dialect: UpstreamAdapter,
         clock: Clock,
         draw: Callable[[], float],
         settings: PoolSettings | Mapping[str, Any] | None = None,
-        upstream: Upstream | None = None,
-        readers: Mapping[str, Read] | None = None,
+        upstream: HttpClient | None = None,
+        readers: Mapping[str, WorkerFileReader] | None = None,
     ) -> None:
         told = msgspec.convert(settings or {}, PoolSettings)
         self._adapter = dialect
         self._settings = told
         self._clock = clock
-        self._http_client = upstream or HttpUpstream()
-        self._metrics = Tally()
-        self._deadline_timer = Lookout(clock, asyncio.get_running_loop)
-        self._services = Means(
+        self._http_client = upstream or AsyncioHttpClient()
+        self._metrics = PoolMetrics()
+        self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
+        self._services = AttemptServices(
             self._http_client, told.timeouts, clock, self._deadline_timer, self._metrics
         )
-        limits = Limits(told.max_concurrency, told.queue, told.health)
-        self._make_routing_key = ASKING.get(told.policy)
+        limits = PoolLimits(told.max_concurrency, told.queue, told.health)
+        self._make_routing_key = ROUTING_KEY_FACTORIES.get(told.policy)
         """What a request says for the choice; None where nothing of it counts."""
-        self._workers = Roster(
+        self._workers = WorkerPool(
             workers, make_policy(told.policy, draw), limits, clock, self._metrics
         )
-        self._retry_budget = Budget(told.retries.budget)
-        self._metadata_cache: Learner | None = None
-        if isinstance(dialect, Learning):
-            self._metadata_cache = Learner(dialect, told.models, self._http_client, clock)
-        self._health_checker: Probing | None = None
+        self._retry_budget = RetryBudget(told.retries.budget)
+        self._metadata_cache: ModelMetadataCache | None = None
+        if isinstance(dialect, ModelMetadataReader):
+            self._metadata_cache = ModelMetadataCache(
+                dialect, told.models, self._http_client, clock
+            )
+        self._health_checker: HealthChecker | None = None
         if told.probe is not None:
-            self._health_checker = Probing(
+            self._health_checker = HealthChecker(
                 told.probe,
                 dialect.health_request,
                 self._http_client,
@@ -97,14 +109,14 @@ class PoolBackend:
                 draw=draw,
                 lost=self._cancel_waiting,
             )
-        self._cancel_adapter = dialect if isinstance(dialect, Cancelling) else None
-        self._passthrough_adapter = dialect if isinstance(dialect, Relaying) else None
-        self._cancel_sender = Stopping(self._http_client)
+        self._cancel_adapter = dialect if isinstance(dialect, SupportsCancel) else None
+        self._passthrough_adapter = dialect if isinstance(dialect, SupportsPassthrough) else None
+        self._cancel_sender = CancelSender(self._http_client)
         self._request_id_prefix = f"{int(draw() * 2**32):08x}"
         self._request_numbers = itertools.count()
         self._started = False
-        sources = [_source(one, readers or {}) for one in told.sources]
-        self._discovery = Discovery(told.name, workers, sources, self.replace_workers)
+        sources = [_make_source(one, readers or {}) for one in told.sources]
+        self._discovery = WorkerDiscovery(told.name, workers, sources, self.replace_workers)
 
     @property
     def ready(self) -> bool:
@@ -113,11 +125,11 @@ class PoolBackend:
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
+    ) -> tuple[UnsupportedParameter, ...]:
         """What the workers' dialect can't carry of it."""
         return self._adapter.unsupported_parameters(request, names)
 
-    def replace_workers(self, workers: Sequence[Worker]) -> None:
+    def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """These are the workers from now on; see ``Roster.replace``."""
         self._workers.replace_workers(workers)
         if self._health_checker is not None and self._started:
@@ -133,7 +145,7 @@ class PoolBackend:
         return self._workers.report_workers()
 
     @property
-    def metrics(self) -> Tally:
+    def metrics(self) -> PoolMetrics:
         """What is counted of it, all that is over by now."""
         self._workers.count_slot_times()
         return self._metrics
@@ -149,12 +161,16 @@ class PoolBackend:
         return self._workers.in_panic
 
     @property
-    def connections(self) -> Connections:
+    def connections(self) -> ConnectionCounts:
         """Those to its workers."""
         upstream = self._http_client
-        return upstream.connections if isinstance(upstream, Connected) else Connections()
+        return (
+            upstream.connections
+            if isinstance(upstream, SupportsConnectionCounts)
+            else ConnectionCounts()
+        )
 
-    def add_worker(self, worker: Worker) -> bool:
+    def add_worker(self, worker: WorkerConfig) -> bool:
         """See ``Discovery.add``."""
         return self._discovery.add(worker)
 
@@ -193,12 +209,14 @@ class PoolBackend:
         await self._http_client.aclose()
         self._deadline_timer.close()
 
-    def stream(self, request: Request, context: Context) -> AsyncGenerator[Sequence[Event], None]:
+    def stream(
+        self, request: Request, context: RequestContext
+    ) -> AsyncGenerator[Sequence[Event], None]:
         """See ``pour``."""
         return self.stream_to(request, context, None)
 
     async def stream_to(
-        self, request: Request, context: Context, take: Take | None
+        self, request: Request, context: RequestContext, take: EventSink | None
     ) -> AsyncGenerator[Sequence[Event], None]:
         """The events of a worker's answer, one batch for each read that held any.
 
@@ -219,14 +237,16 @@ class PoolBackend:
         finally:
             self._abandon_attempt(attempt, work, context)
 
-    async def collect(self, request: Request, context: Context) -> Sequence[Piece]:
+    async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
         """All that ``pour`` gives, together; raises as that does."""
         return await self._collect_attempts(
             await self._translate_request(request, context), context
         )
 
-    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
-        """See ``gateway.core.ports.Relayer``."""
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``gateway.core.ports.PassthroughBackend``."""
         return (
             None
             if self._passthrough_adapter is None
@@ -234,24 +254,28 @@ class PoolBackend:
         )
 
     def stream_passthrough(
-        self, relay: Relay, context: Context, take: Take | None = None
-    ) -> Pieces:
-        """See ``gateway.core.ports.Relayer``."""
+        self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
+    ) -> StreamItems:
+        """See ``gateway.core.ports.PassthroughBackend``."""
         return self._stream_attempts(self._build_passthrough_request(relay, context), context, take)
 
     def collect_passthrough(
-        self, relay: Relay, context: Context
-    ) -> Coroutine[Any, Any, Sequence[Piece]]:
-        """See ``gateway.core.ports.Relayer``."""
+        self, relay: PassthroughRequest, context: RequestContext
+    ) -> Coroutine[Any, Any, Sequence[StreamItem]]:
+        """See ``gateway.core.ports.PassthroughBackend``."""
         return self._collect_attempts(self._build_passthrough_request(relay, context), context)
 
-    async def _translate_request(self, request: Request, context: Context) -> Work:
+    async def _translate_request(self, request: Request, context: RequestContext) -> AttemptRequest:
         """The request as the workers' dialect has it."""
         dialect = self._adapter
         deadline = self._compute_deadline(context)
         learner = self._metadata_cache
-        if learner is not None and not learner.has_metadata(request.model) and not _is_dry(context):
-            members = self._workers.select_available(ANY)
+        if (
+            learner is not None
+            and not learner.has_metadata(request.model)
+            and not _is_dry_run(context)
+        ):
+            members = self._workers.select_available(ANY_WORKER)
             await learner.load_metadata(request.model, members, deadline)
         if self._cancel_adapter is not None:
             name = f"{context.id}-{self._request_id_prefix}{next(self._request_numbers):x}"
@@ -260,21 +284,23 @@ class PoolBackend:
             wire = await asyncio.to_thread(dialect.encode_request, request)
         else:
             wire = dialect.encode_request(request)
-        wire, own = allowed(wire, context)
-        return Work(
+        wire, own = filter_headers(wire, context)
+        return AttemptRequest(
             request,
             wire,
             own,
-            lambda: Translated(dialect.create_decoder(request)),
+            lambda: TranslatedResponse(dialect.create_decoder(request)),
             dialect.read_error,
             deadline,
             context.preempt is not None,
         )
 
-    def _build_passthrough_request(self, relay: Relay, context: Context) -> Work:
-        wire, own = allowed(relay.upstream_request, context)
+    def _build_passthrough_request(
+        self, relay: PassthroughRequest, context: RequestContext
+    ) -> AttemptRequest:
+        wire, own = filter_headers(relay.upstream_request, context)
         read_error = relay.read_error or self._adapter.read_error
-        return Work(
+        return AttemptRequest(
             relay.request,
             wire,
             own,
@@ -283,7 +309,7 @@ class PoolBackend:
             self._compute_deadline(context),
         )
 
-    def _compute_deadline(self, context: Context) -> Deadline:
+    def _compute_deadline(self, context: RequestContext) -> Deadline:
         """The exchange's, or the pool's where that is sooner. Raises DeadlineExceeded."""
         now, most = context.clock(), self._settings.timeouts.total
         if now < context.deadline.expires_at <= now + most:
@@ -291,7 +317,9 @@ class PoolBackend:
         context.deadline.remaining()  # raises where nothing is left
         return Deadline(context.clock, most, now)
 
-    async def _stream_attempts(self, work: Work, context: Context, take: Take | None) -> Pieces:
+    async def _stream_attempts(
+        self, work: AttemptRequest, context: RequestContext, take: EventSink | None
+    ) -> StreamItems:
         """The answer to ``work``, of the first worker that begins one."""
         attempt, pieces = await self._begin_response(work, context)
         try:
@@ -304,7 +332,9 @@ class PoolBackend:
         finally:
             self._abandon_attempt(attempt, work, context)
 
-    async def _collect_attempts(self, work: Work, context: Context) -> Sequence[Piece]:
+    async def _collect_attempts(
+        self, work: AttemptRequest, context: RequestContext
+    ) -> Sequence[StreamItem]:
         """The same, all of it together."""
         attempt, pieces = await self._begin_response(work, context)
         try:
@@ -316,12 +346,16 @@ class PoolBackend:
             self._abandon_attempt(attempt, work, context)
         return pieces
 
-    async def _begin_response(self, work: Work, context: Context) -> tuple[Attempt, list[Piece]]:
+    async def _begin_response(
+        self, work: AttemptRequest, context: RequestContext
+    ) -> tuple[Attempt, list[StreamItem]]:
         """The first worker's answer that begins, and how it does: all of one in one piece."""
         wish = self._build_criteria(work.request, context)
         watch = context.observer
-        show = None if watch is None else Shown(watch, self._settings, self._workers, work)
-        retry: Retry | None = None
+        show = (
+            None if watch is None else SelectionReporter(watch, self._settings, self._workers, work)
+        )
+        retry: RetryState | None = None
         now = self._clock()
         self._retry_budget.record_request(now)
         if context.first_attempt_at is None:
@@ -337,7 +371,7 @@ class PoolBackend:
             asks = (
                 work
                 if context.attempt_trace is None
-                else traced(work, context.attempt_trace, place.worker)
+                else add_trace_headers(work, context.attempt_trace, place.worker)
             )
             attempt, pieces = Attempt(place, asks, self._services), None
             try:
@@ -346,7 +380,9 @@ class PoolBackend:
                 if show is not None:
                     show.observe_failure(place.worker, error)
                 if retry is None:
-                    retry = Retry(self._settings.retries, self._retry_budget, metrics=self._metrics)
+                    retry = RetryState(
+                        self._settings.retries, self._retry_budget, metrics=self._metrics
+                    )
                     wish = replace(wish, tried_keys=retry.tried)
                 now = self._clock()
                 self._check_retry(error, attempt, retry, wish, now)
@@ -357,7 +393,12 @@ class PoolBackend:
                     self._abandon_attempt(attempt, work, context)
 
     def _check_retry(
-        self, error: GatewayError, attempt: Attempt, retry: Retry, wish: Wish, now: float
+        self,
+        error: GatewayError,
+        attempt: Attempt,
+        retry: RetryState,
+        wish: SelectionCriteria,
+        now: float,
     ) -> None:
         """Raise what the client hears after ``error``, unless another worker may be asked."""
         retry.record_failure(attempt.worker.key, error)
@@ -370,7 +411,9 @@ class PoolBackend:
             raise error
         raise last from error
 
-    def _abandon_attempt(self, attempt: Attempt, work: Work, context: Context) -> None:
+    def _abandon_attempt(
+        self, attempt: Attempt, work: AttemptRequest, context: RequestContext
+    ) -> None:
         """Nobody waits for this worker any more."""
         attempt.close()
         self._workers.release(attempt.slot)
@@ -380,37 +423,41 @@ class PoolBackend:
             self._metrics.abandoned += 1
             self._send_cancel(attempt.worker, work.request)
 
-    def _build_criteria(self, request: Request, context: Context) -> Wish:
+    def _build_criteria(self, request: Request, context: RequestContext) -> SelectionCriteria:
         """What is to be minded in choosing a worker."""
         if self._make_routing_key is None and request.priority is None and context.preempt is None:
-            return ANY
+            return ANY_WORKER
         ask = (
-            NOTHING if self._make_routing_key is None else self._make_routing_key(request, context)
+            NO_ROUTING_KEY
+            if self._make_routing_key is None
+            else self._make_routing_key(request, context)
         )
-        priority = USUAL_PRIORITY if request.priority is None else request.priority
+        priority = DEFAULT_PRIORITY if request.priority is None else request.priority
         if context.preempt is not None:
-            priority = LAST_PRIORITY
-        return Wish(frozenset(), ask, priority, context.preempt)
+            priority = BACKGROUND_PRIORITY
+        return SelectionCriteria(frozenset(), ask, priority, context.preempt)
 
-    def _cancel_waiting(self, member: Member) -> None:
+    def _cancel_waiting(self, member: WorkerState) -> None:
         """Who still waits to hear from a worker that is out asks another, if there is one."""
         if any(
             other.logged_state == "up" for other in self._workers.workers if other is not member
         ):
             member.cancel_waiting()
 
-    def _send_cancel(self, member: Member, request: Request) -> None:
+    def _send_cancel(self, member: WorkerState, request: Request) -> None:
         if self._cancel_adapter is not None and self._started:
             self._cancel_sender.send(member.config, self._cancel_adapter.encode_cancel(request))
 
 
-def _is_dry(context: Context) -> bool:
+def _is_dry_run(context: RequestContext) -> bool:
     return context.observer is not None and context.observer.dry_run
 
 
-def _source(told: SourceSettings, readers: Mapping[str, Read]) -> Source:
+def _make_source(
+    told: WorkerSourceSettings, readers: Mapping[str, WorkerFileReader]
+) -> WorkerSource:
     if told.dns is not None:
-        return Dns(told.dns, told.template)
+        return DnsSource(told.dns, told.template)
     if told.file is None or told.file not in readers:
         raise ValueError("a source of workers is DNS, or a file and what reads it")
-    return File(told.file, readers[told.file])
+    return FileSource(told.file, readers[told.file])

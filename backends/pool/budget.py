@@ -4,19 +4,19 @@ When every worker fails, trying again is what keeps them down: each request woul
 what is tried again stays a small part of what is asked.
 """
 
-from backends.pool.smooth import Recent
+from backends.pool.smooth import SlidingWindowCounter
 
 
-class Budget:
+class RetryBudget:
     """In ``window`` seconds ``least`` tries, and beside them ``share`` of the requests asked."""
 
     def __init__(self, share: float = 0.2, least: int = 3, window: float = 10.0) -> None:
         self._share = share
         self._min_retries = least
-        self._requests = Recent(window)
+        self._requests = SlidingWindowCounter(window)
         self.record_request = self._requests.add
         """To be told when a request is sent for the first time."""
-        self._retries = Recent(window)
+        self._retries = SlidingWindowCounter(window)
 
     def allows_retry(self, now: float) -> bool:
         """Whether one more may be tried again; tell ``retried`` when it is."""

@@ -3,23 +3,23 @@
 import asyncio
 from typing import Final
 
-from backends.upstream import Upstream, Worker
+from backends.upstream import HttpClient, WorkerConfig
 from gateway.core.errors import DeadlineExceeded, WorkerFailed
-from gateway.core.ports import Headers, WireRequest
+from gateway.core.ports import Headers, UpstreamRequest
 
-_BYTES: Final = 1 << 20
+_MAX_RESPONSE_BYTES: Final = 1 << 20
 """The largest answer that is read."""
 
 
-def keyed(own: Headers, worker: Worker) -> Headers:
+def add_bearer(own: Headers, worker: WorkerConfig) -> Headers:
     """A request's own headers with the worker's key, where it has one."""
     if worker.bearer is None:
         return own
     return (*own, ("Authorization", f"Bearer {worker.bearer}"))
 
 
-async def fetch(
-    upstream: Upstream, worker: Worker, wire: WireRequest, seconds: float
+async def request_worker(
+    upstream: HttpClient, worker: WorkerConfig, wire: UpstreamRequest, seconds: float
 ) -> tuple[int, bytes]:
     """The status and the body of the answer, all within ``seconds``.
 
@@ -28,12 +28,14 @@ async def fetch(
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            reading = await upstream.send(worker.url, wire, seconds, keyed((), worker))
+            reading = await upstream.send(worker.url, wire, seconds, add_bearer((), worker))
             try:
                 while pieces := await reading.read():
                     body += b"".join(pieces)
-                    if len(body) > _BYTES:
-                        raise WorkerFailed(f"the worker's answer is larger than {_BYTES} bytes")
+                    if len(body) > _MAX_RESPONSE_BYTES:
+                        raise WorkerFailed(
+                            f"the worker's answer is larger than {_MAX_RESPONSE_BYTES} bytes"
+                        )
             finally:
                 reading.release()
     except TimeoutError:

@@ -6,46 +6,50 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.pool.attempt import Work
-from backends.pool.member import Member
-from gateway.core.context import Context
-from gateway.core.ports import Headers, WireRequest
-from gateway.core.watching import Trace
+from backends.pool.attempt import AttemptRequest
+from backends.pool.member import WorkerState
+from gateway.core.context import RequestContext
+from gateway.core.ports import Headers, UpstreamRequest
+from gateway.core.watching import AttemptTrace
 
-_SHARED: Final = ("content-type", "accept")
+_COMMON_HEADERS: Final = ("content-type", "accept")
 """The headers of a dialect that a worker sees, and that many requests have in common."""
-_OWN: Final = ("req-id",)
+_PER_REQUEST_HEADERS: Final = ("req-id",)
 """The same, but each of one request."""
-_WORD: Final = re.compile(r"[!-~]{1,256}")
+_HEADER_WORD: Final = re.compile(r"[!-~]{1,256}")
 """Printable ASCII without spaces, and not too long for a header."""
-_STATE: Final = re.compile(r"[ -~]{1,512}")
-_OF_A_TRACE: Final = ("traceparent", "tracestate")
+_TRACESTATE: Final = re.compile(r"[ -~]{1,512}")
+_TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
 
-def allowed(wire: WireRequest, context: Context) -> tuple[WireRequest, Headers]:
+def filter_headers(
+    wire: UpstreamRequest, context: RequestContext
+) -> tuple[UpstreamRequest, Headers]:
     """``wire`` with no header that a worker need not see, and the headers of this request alone."""
-    shared, own = _passed_on(wire.headers)
+    shared, own = _split_headers(wire.headers)
     if shared is not wire.headers:
-        wire = WireRequest(wire.path, wire.body, shared, wire.method)
-    if _WORD.fullmatch(context.id):
+        wire = UpstreamRequest(wire.path, wire.body, shared, wire.method)
+    if _HEADER_WORD.fullmatch(context.id):
         own += (("x-request-id", context.id),)
-    if context.traceparent and _WORD.fullmatch(context.traceparent):
+    if context.traceparent and _HEADER_WORD.fullmatch(context.traceparent):
         own += (("traceparent", context.traceparent),)
-    if context.tracestate and _STATE.fullmatch(context.tracestate):
+    if context.tracestate and _TRACESTATE.fullmatch(context.tracestate):
         own += (("tracestate", context.tracestate),)
     return wire, own
 
 
 @functools.lru_cache(256)
-def _passed_on(headers: Headers) -> tuple[Headers, Headers]:
+def _split_headers(headers: Headers) -> tuple[Headers, Headers]:
     """Those that a worker sees: what requests have in common, and what is each one's own."""
-    shared = tuple(one for one in headers if one[0].lower() in _SHARED)
+    shared = tuple(one for one in headers if one[0].lower() in _COMMON_HEADERS)
     if shared == headers:
         return headers, ()
-    return shared, tuple(one for one in headers if one[0].lower() in _OWN)
+    return shared, tuple(one for one in headers if one[0].lower() in _PER_REQUEST_HEADERS)
 
 
-def traced(work: Work, trace: Trace, member: Member) -> Work:
+def add_trace_headers(
+    work: AttemptRequest, trace: AttemptTrace, member: WorkerState
+) -> AttemptRequest:
     """``work`` for one worker, which is told of the trace."""
-    own = [one for one in work.request_headers if one[0] not in _OF_A_TRACE]
+    own = [one for one in work.request_headers if one[0] not in _TRACE_HEADERS]
     return replace(work, request_headers=(*own, *trace.start_attempt(member.name)))

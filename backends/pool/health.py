@@ -10,21 +10,21 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-from backends.pool.smooth import Recent
+from backends.pool.smooth import SlidingWindowCounter
 
-State = Literal["up", "trial", "out"]
+HealthState = Literal["up", "trial", "out"]
 """``trial``: it was out, its time is over, and one request at a time finds out about it."""
 
-_FIRST_ABSENCE: Final = 0.5
-_LONGEST_ABSENCE: Final = 30.0
-_LONGEST_EJECTION: Final = 300.0
+_FIRST_BACKOFF: Final = 0.5
+_MAX_BACKOFF: Final = 30.0
+_MAX_EJECTION: Final = 300.0
 """Also how long a worker must be good for its earlier ejections to count no more."""
-_DOUBLINGS: Final = 16
-_LEAST_SHARE: Final = 0.1
-_SHRINK: Final = 0.7
-_BREATH: Final = 1.0
+_MAX_DOUBLINGS: Final = 16
+_MIN_WEIGHT_FACTOR: Final = 0.1
+_LIMIT_DECREASE: Final = 0.7
+_MIN_RATE_LIMIT_PAUSE: Final = 1.0
 """Refusals within so many seconds were under way together, and count as one."""
-_PRESSURE_LASTS: Final = 60.0
+_RATE_LIMIT_MEMORY: Final = 60.0
 
 
 class HealthSettings(Struct, frozen=True):
@@ -48,7 +48,7 @@ class HealthSettings(Struct, frozen=True):
     """When fewer than this part of all workers are in, it is rather the health that is wrong."""
 
 
-class Health:
+class WorkerHealth:
     """What is known of one worker. Nothing is known of a new one, and it may be asked.
 
     Its caller tells what happened and judges nothing itself, but for this: an error that is the
@@ -57,10 +57,10 @@ class Health:
 
     def __init__(self, settings: HealthSettings | None = None) -> None:
         self._settings = settings or HealthSettings()
-        self._health_checks = _Probes()
-        self._backoff = _Absence()
-        self._ejection = _Ejection(self._settings)
-        self._adaptive_limit = _Pressure()
+        self._health_checks = _HealthCheckResults()
+        self._backoff = _ConnectBackoff()
+        self._ejection = _OutlierEjection(self._settings)
+        self._adaptive_limit = _AdaptiveLimit()
         self._full_weight_at = 0.0
         """When its share is whole again."""
         self.healthy = True
@@ -85,7 +85,7 @@ class Health:
         if self._backoff.failures > 1:
             self._full_weight_at = now + self._settings.slow_start
         if self._backoff.failures:
-            self._backoff = _Absence()
+            self._backoff = _ConnectBackoff()
             self._update_healthy(now)
 
     def record_success(self, now: float) -> None:
@@ -123,7 +123,7 @@ class Health:
         self._adaptive_limit.decrease(now, retry_after or 0.0)
         self._update_healthy(now)
 
-    def get_state(self, now: float) -> State:
+    def get_state(self, now: float) -> HealthState:
         """Whether it may be asked."""
         if self._health_checks.down or self.in_backoff(now) or self._ejection.is_active(now):
             return "out"
@@ -154,7 +154,7 @@ class Health:
         left = self._full_weight_at - now
         if left <= 0.0 or self.get_state(now) == "trial":
             return 1.0
-        return max(_LEAST_SHARE, 1.0 - left / self._settings.slow_start)
+        return max(_MIN_WEIGHT_FACTOR, 1.0 - left / self._settings.slow_start)
 
     def get_limit(self, configured: int | None, in_flight: int) -> int | None:
         """How many requests it may have at a time, of which it has ``in_flight`` now."""
@@ -171,11 +171,11 @@ class Health:
         self.healthy = eased and self.get_state(now) == "up"
 
 
-class Patient(Protocol):
+class HasHealth(Protocol):
     """A worker with its health."""
 
     @property
-    def health(self) -> Health:
+    def health(self) -> WorkerHealth:
         """What is known of it."""
 
     @property
@@ -183,10 +183,12 @@ class Patient(Protocol):
         """The requests that it has now."""
 
 
-PatientT = TypeVar("PatientT", bound=Patient)
+HasHealthT = TypeVar("HasHealthT", bound=HasHealth)
 
 
-def eligible(members: Sequence[PatientT], now: float, panic: float) -> Sequence[PatientT]:
+def select_available(
+    members: Sequence[HasHealthT], now: float, panic: float
+) -> Sequence[HasHealthT]:
     """Those that may be asked, of all the ``members`` of a pool: one at least, if there is any.
 
     When fewer than the part ``panic`` of them are in, health is ignored, but for workers that are
@@ -205,7 +207,7 @@ def eligible(members: Sequence[PatientT], now: float, panic: float) -> Sequence[
     return [one for one in free if not one.health.is_rate_limited(now)] or free or known
 
 
-class _Probes(Struct):
+class _HealthCheckResults(Struct):
     """Whether probes say that it is down."""
 
     successes: int = 0
@@ -226,7 +228,7 @@ class _Probes(Struct):
         return back
 
 
-class _Absence(Struct):
+class _ConnectBackoff(Struct):
     """How often in a row it took no connection, and until when it is left alone for it."""
 
     failures: int = 0
@@ -236,13 +238,13 @@ class _Absence(Struct):
         """Whether that was another time."""
         if now < self.until:
             return False
-        seconds = _FIRST_ABSENCE * 2.0 ** min(self.failures, _DOUBLINGS)
-        self.until = now + min(seconds, _LONGEST_ABSENCE)
+        seconds = _FIRST_BACKOFF * 2.0 ** min(self.failures, _MAX_DOUBLINGS)
+        self.until = now + min(seconds, _MAX_BACKOFF)
         self.failures += 1
         return True
 
 
-class _Ejection:
+class _OutlierEjection:
     """Requests that failed, and how long they keep it out.
 
     ``on`` from the ejection until a request proves it good. What still comes in from requests that
@@ -260,8 +262,8 @@ class _Ejection:
         self._ended = 0.0
         self.consecutive_failures = 0
         self._successes = 0
-        self.requests = Recent(settings.window)
-        self._failures = Recent(settings.window)
+        self.requests = SlidingWindowCounter(settings.window)
+        self._failures = SlidingWindowCounter(settings.window)
 
     def is_active(self, now: float) -> bool:
         return self.ejected and now < self.ejected_until
@@ -318,19 +320,19 @@ class _Ejection:
         return count >= self._settings.least and self._failures.count(now) >= most
 
     def _eject(self, now: float) -> None:
-        if not self.ejected and now - self._ended >= _LONGEST_EJECTION:
+        if not self.ejected and now - self._ended >= _MAX_EJECTION:
             self._ejections = 0
-        seconds = self._settings.open * 2.0 ** min(self._ejections, _DOUBLINGS)
+        seconds = self._settings.open * 2.0 ** min(self._ejections, _MAX_DOUBLINGS)
         self._ejections += 1
         self.ejected = True
         self._since = now
-        self.ejected_until = now + min(seconds, max(self._settings.open, _LONGEST_EJECTION))
+        self.ejected_until = now + min(seconds, max(self._settings.open, _MAX_EJECTION))
         self.consecutive_failures = self._successes = 0
         self.requests.clear()
         self._failures.clear()
 
 
-class _Pressure(Struct):
+class _AdaptiveLimit(Struct):
     """How small too many requests have made it; ``limit`` is None where they have not.
 
     A refusal takes a part of what it has or may have, and each answer gives a little back, one
@@ -345,18 +347,18 @@ class _Pressure(Struct):
     rate_limited_until: float = 0.0
 
     def decrease(self, now: float, retry_after: float) -> None:
-        again = now + max(_BREATH, min(retry_after, _PRESSURE_LASTS))
+        again = now + max(_MIN_RATE_LIMIT_PAUSE, min(retry_after, _RATE_LIMIT_MEMORY))
         if self.in_flight <= 1:
             self.rate_limited_until = again
-        if self.limit is not None and now < self.decreased_at + _BREATH:
+        if self.limit is not None and now < self.decreased_at + _MIN_RATE_LIMIT_PAUSE:
             return
         had = self.in_flight if self.limit is None else min(self.in_flight, self.limit)
-        self.limit = max(1.0, had * _SHRINK)
+        self.limit = max(1.0, had * _LIMIT_DECREASE)
         self.decreased_at = now
         self.grows_at = again
 
     def increase(self, now: float) -> None:
         if self.limit is None or now < self.grows_at:
             return
-        over = now >= self.decreased_at + _PRESSURE_LASTS
+        over = now >= self.decreased_at + _RATE_LIMIT_MEMORY
         self.limit = None if over else self.limit + 1.0 / self.limit

@@ -5,22 +5,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from backends.pool.errand import fetch
-from backends.pool.member import Member
-from backends.upstream import Upstream
+from backends.pool.errand import request_worker
+from backends.pool.member import WorkerState
+from backends.upstream import HttpClient
 from gateway.core.context import Clock, Deadline
 from gateway.core.errors import GatewayError
-from gateway.core.ports import Learning, WireRequest
+from gateway.core.ports import ModelMetadataReader, UpstreamRequest
 
-_SECONDS: Final = 2.0
+_METADATA_TIMEOUT: Final = 2.0
 """How long one question may take, and how long a request waits for what is asked for its sake."""
-_PAUSE: Final = 30.0
+_METADATA_RETRY_DELAY: Final = 30.0
 """How long a model is not asked about again when nobody knew of it."""
-_MOST: Final = 1024
+_MAX_CACHED_MODELS: Final = 1024
 """Names of models that are kept in mind: where any name is taken, clients make them up."""
 
 
-class Learner:
+class ModelMetadataCache:
     """Knows which models the workers were asked about.
 
     What the dialect makes of the answers is its own; only how many requests a worker takes at a
@@ -28,7 +28,11 @@ class Learner:
     """
 
     def __init__(
-        self, dialect: Learning, models: Sequence[str], upstream: Upstream, clock: Clock
+        self,
+        dialect: ModelMetadataReader,
+        models: Sequence[str],
+        upstream: HttpClient,
+        clock: Clock,
     ) -> None:
         self._adapter = dialect
         self._models = models
@@ -38,7 +42,7 @@ class Learner:
         """The models that need not be asked about before that moment."""
         self._running_queries: dict[str, asyncio.Task[None]] = {}
 
-    async def query_worker(self, member: Member) -> None:
+    async def query_worker(self, member: WorkerState) -> None:
         """Ask a worker that is there about every model of the pool."""
         for model in self._models:
             if model not in member.model_limits_from:
@@ -50,7 +54,7 @@ class Learner:
         return until is not None and self._clock() < until
 
     async def load_metadata(
-        self, model: str, members: Sequence[Member], deadline: Deadline
+        self, model: str, members: Sequence[WorkerState], deadline: Deadline
     ) -> None:
         """Ask about ``model``, if nobody has yet: the first of ``members``, or else the second.
 
@@ -58,7 +62,7 @@ class Learner:
         """
         if not members or self.has_metadata(model):
             return
-        seconds = deadline.remaining(_SECONDS)
+        seconds = deadline.remaining(_METADATA_TIMEOUT)
         task = self._running_queries.get(model)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._query_model(model, members[:2]))
@@ -75,13 +79,13 @@ class Learner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _query_model(self, model: str, members: Sequence[Member]) -> None:
+    async def _query_model(self, model: str, members: Sequence[WorkerState]) -> None:
         for member in members:
             if await self._query_worker_model(member, model):
                 return
-        self._store_expiry(model, self._clock() + _PAUSE)
+        self._store_expiry(model, self._clock() + _METADATA_RETRY_DELAY)
 
-    async def _query_worker_model(self, member: Member, model: str) -> bool:
+    async def _query_worker_model(self, member: WorkerState, model: str) -> bool:
         """Whether the worker answered any of the questions, or there were none."""
         answers: list[bytes | None] = []
         answered = False
@@ -100,15 +104,17 @@ class Learner:
         return True
 
     async def _send_query(
-        self, member: Member, question: WireRequest
+        self, member: WorkerState, question: UpstreamRequest
     ) -> tuple[int | None, bytes | None]:
         try:
-            status, body = await fetch(self._http_client, member.config, question, _SECONDS)
+            status, body = await request_worker(
+                self._http_client, member.config, question, _METADATA_TIMEOUT
+            )
         except GatewayError:
             return None, None
         return status, body if status == 200 else None  # noqa: PLR2004 - HTTP's word for yes
 
     def _store_expiry(self, model: str, until: float) -> None:
-        if len(self._valid_until) >= _MOST and model not in self._valid_until:
+        if len(self._valid_until) >= _MAX_CACHED_MODELS and model not in self._valid_until:
             del self._valid_until[next(iter(self._valid_until))]
         self._valid_until[model] = until

@@ -5,16 +5,16 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from backends.pool.health import Health, State
-from backends.pool.smooth import Smoothed
-from backends.upstream import Worker
+from backends.pool.health import HealthState, WorkerHealth
+from backends.pool.smooth import PeakEwma
+from backends.upstream import WorkerConfig
 from gateway.core.context import Clock
 from gateway.core.errors import (
     ClientError,
     DeadlineExceeded,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
     WorkerError,
     WorkerFailed,
@@ -23,8 +23,8 @@ from gateway.core.errors import (
 
 log = logging.getLogger("interlingua")
 
-_SERVER_ERROR: Final = 500
-_CLIENT_ERRORS: Final = range(400, _SERVER_ERROR)
+_FIRST_SERVER_ERROR: Final = 500
+_CLIENT_ERROR_STATUSES: Final = range(400, _FIRST_SERVER_ERROR)
 
 
 class WorkerReport(Struct, frozen=True):
@@ -46,21 +46,21 @@ class WorkerReport(Struct, frozen=True):
     weight: float
 
 
-class Waiting(Protocol):
+class AttemptWaiter(Protocol):
     """Whoever waits for a worker."""
 
     def cancel_wait(self) -> None:
         """Wait no longer."""
 
 
-class Member(Struct, eq=False):
+class WorkerState(Struct, eq=False):
     """A worker, and what is known of it now. ``gone``: no longer of the pool."""
 
     key: int
-    config: Worker
-    health: Health
+    config: WorkerConfig
+    health: WorkerHealth
     clock: Clock
-    latency_average: Smoothed = field(default_factory=Smoothed)
+    latency_average: PeakEwma = field(default_factory=PeakEwma)
     in_flight: int = 0
     removed: bool = False
     model_limits_from: set[str] = field(default_factory=set[str])
@@ -69,9 +69,9 @@ class Member(Struct, eq=False):
     """How many requests it said that it takes, by model."""
     last_error: str = ""
     """The kind of its last failure."""
-    logged_state: State = "up"
+    logged_state: HealthState = "up"
     """Its state when something last happened to it."""
-    waiting_attempts: set[Waiting] = field(default_factory=set[Waiting])
+    waiting_attempts: set[AttemptWaiter] = field(default_factory=set[AttemptWaiter])
     """The requests that have heard nothing from it yet."""
 
     @property
@@ -126,14 +126,14 @@ class Member(Struct, eq=False):
         What a client did wrong is an answer, and no failure; that its time ran out is neither.
         """
         now = self.clock()
-        pushed_back = pushed_back or isinstance(error, RateLimited)
+        pushed_back = pushed_back or isinstance(error, RateLimitExceeded)
         match error:
             case WorkerUnreachable():
                 self.health.record_connect_failure(now)
-            case RateLimited() | Overloaded() if pushed_back:
+            case RateLimitExceeded() | Overloaded() if pushed_back:
                 self.health.get_limit(None, self.in_flight)  # it shrinks from what it has
                 self.health.record_rate_limit(now, error.retry_after)
-            case WorkerFailed(status=int() as status) if status in _CLIENT_ERRORS:
+            case WorkerFailed(status=int() as status) if status in _CLIENT_ERROR_STATUSES:
                 pass  # it is well, and was not asked rightly
             case Overloaded() | WorkerError() | DeadlineExceeded(phase="first_token" | "idle"):
                 self.health.record_failure(now)
@@ -141,8 +141,8 @@ class Member(Struct, eq=False):
                 self.health.record_success(now)
             case _:
                 return
-        if not isinstance(error, ClientError) or isinstance(error, RateLimited):
-            self.last_error = kind(error)
+        if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
+            self.last_error = get_error_kind(error)
         self._log_state_change(error.__cause__ or error)
 
     def record_health_check(self, *, ok: bool) -> None:
@@ -186,7 +186,7 @@ class Member(Struct, eq=False):
         self.logged_state = state
 
 
-def kind(error: GatewayError) -> str:
+def get_error_kind(error: GatewayError) -> str:
     """What a worker failed with, in a word: see ``WorkerReport.error``."""
     match error:
         case WorkerUnreachable():
@@ -195,7 +195,7 @@ def kind(error: GatewayError) -> str:
             return which
         case StreamBroken():
             return "cut"
-        case RateLimited():
+        case RateLimitExceeded():
             return "429"
         case WorkerFailed(status=int() as status):
             return str(status)

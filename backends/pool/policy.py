@@ -17,20 +17,20 @@ from typing import Final, Literal, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from gateway.core.context import Context
-from gateway.core.types import EmbedRequest, Message, Prompt, Request
+from gateway.core.context import RequestContext
+from gateway.core.request import EmbeddingRequest, Message, Prompt, Request
 
 PolicyName = Literal["round_robin", "least_load", "two_choices", "prefix", "session"]
-Draw = Callable[[], float]
+RandomDraw = Callable[[], float]
 """A number from 0 up to 1, never 1 itself."""
 
 _PREFIX_CHARACTERS: Final = 1024
 _PREFIX_TOKENS: Final = 256
-_REMEMBERED: Final = 64
+_MAX_CACHED_KEYS: Final = 64
 _SESSION_LABELS: Final = ("prompt_cache_key", "user", "safety_identifier")
 
 
-class Load(Protocol):
+class WorkerLoad(Protocol):
     """A worker as a policy sees it."""
 
     @property
@@ -54,20 +54,20 @@ class Load(Protocol):
         """How long its first token takes, in seconds and smoothed; None where nobody knows."""
 
 
-LoadT = TypeVar("LoadT", bound=Load)
+WorkerLoadT = TypeVar("WorkerLoadT", bound=WorkerLoad)
 
 
-class Ask(Struct, frozen=True):
+class RoutingKey(Struct, frozen=True):
     """What a request says for the choice: ``prefix`` as ``prefix_of`` has it, and its session."""
 
     prefix: int | None = None
     session: str | None = None
 
 
-NOTHING: Final = Ask()
+NO_ROUTING_KEY: Final = RoutingKey()
 
 
-class Scores(Struct, frozen=True):
+class PolicyScores(Struct, frozen=True):
     """Each worker's score, by its key, and which of them wins; ``drawn``: the least of two drawn.
 
     A worker that is not compared has none.
@@ -77,13 +77,17 @@ class Scores(Struct, frozen=True):
     by_worker: Mapping[int, float]
 
 
-class Policy(Protocol):
+class LoadBalancingPolicy(Protocol):
     """Picks one of the workers that may be asked, of which there is at least one."""
 
-    def pick_worker(self, loads: Sequence[LoadT], ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(
+        self, loads: Sequence[WorkerLoadT], ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> WorkerLoadT:
         """The one to ask."""
 
-    def score_workers(self, loads: Sequence[Load], ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(
+        self, loads: Sequence[WorkerLoad], ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> PolicyScores:
         """What the next pick would compare; it changes nothing."""
 
 
@@ -97,7 +101,9 @@ class RoundRobin:
     def __init__(self) -> None:
         self._credit: dict[int, float] = {}
 
-    def pick_worker(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(
+        self, loads: Sequence[WorkerLoadT], _ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> WorkerLoadT:
         """The richest; of equals the first."""
         if len(loads) == 1:
             return loads[0]  # which pays what it gained
@@ -105,15 +111,17 @@ class RoundRobin:
         credit.update(self._add_credit(loads))
         richest = max(loads, key=lambda load: credit[load.key])
         credit[richest.key] -= sum(load.weight for load in loads)
-        if len(credit) > _REMEMBERED + 2 * len(loads):  # most of them are gone for good
+        if len(credit) > _MAX_CACHED_KEYS + 2 * len(loads):  # most of them are gone for good
             self._credit = {load.key: credit[load.key] for load in loads}
         return richest
 
-    def score_workers(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(
+        self, loads: Sequence[WorkerLoad], _ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> PolicyScores:
         """What each would have, having gained."""
-        return Scores("most", self._add_credit(loads))
+        return PolicyScores("most", self._add_credit(loads))
 
-    def _add_credit(self, loads: Sequence[Load]) -> dict[int, float]:
+    def _add_credit(self, loads: Sequence[WorkerLoad]) -> dict[int, float]:
         return {load.key: self._credit.get(load.key, 0.0) + load.weight for load in loads}
 
 
@@ -123,22 +131,26 @@ class LeastLoad:
     def __init__(self) -> None:
         self._round_robin = RoundRobin()
 
-    def pick_worker(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(
+        self, loads: Sequence[WorkerLoadT], _ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> WorkerLoadT:
         """The least loaded."""
         if len(loads) == 1:
             return loads[0]
-        after = [_after(load) for load in loads]
+        after = [_compute_load_after(load) for load in loads]
         least = min(after)
         return self._round_robin.pick_worker(
             [load for load, n in zip(loads, after, strict=True) if n == least]
         )
 
-    def score_workers(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(
+        self, loads: Sequence[WorkerLoad], _ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> PolicyScores:
         """The requests for its weight that each would have."""
-        return Scores("least", {load.key: _after(load) for load in loads})
+        return PolicyScores("least", {load.key: _compute_load_after(load) for load in loads})
 
 
-class TwoChoices:
+class PowerOfTwoChoices:
     """Of two that are drawn, the one where a request would wait less.
 
     Looking at all would send every request of every gateway to the same worker until its answers
@@ -146,35 +158,42 @@ class TwoChoices:
     requests are compared.
     """
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw: RandomDraw) -> None:
         self._draw = draw
 
-    def pick_worker(self, loads: Sequence[LoadT], _ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(
+        self, loads: Sequence[WorkerLoadT], _ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> WorkerLoadT:
         """The nearer of two."""
         one = self._draw_two(loads)
         others = [load for load in loads if load is not one]
         if not others:
             return one
         other = self._draw_two(others)
-        mine, its = _after(one), _after(other)
+        mine, its = _compute_load_after(one), _compute_load_after(other)
         if one.latency is not None and other.latency is not None:
             mine, its = mine * one.latency, its * other.latency
         return one if mine <= its else other
 
-    def score_workers(self, loads: Sequence[Load], _ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(
+        self, loads: Sequence[WorkerLoad], _ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> PolicyScores:
         """How long each would let a request wait: seconds, or only requests where one is new."""
         known = all(load.latency is not None for load in loads)
-        return Scores(
+        return PolicyScores(
             "drawn",
-            {load.key: _after(load) * ((load.latency or 0.0) if known else 1.0) for load in loads},
+            {
+                load.key: _compute_load_after(load) * ((load.latency or 0.0) if known else 1.0)
+                for load in loads
+            },
         )
 
-    def _draw_two(self, loads: Sequence[LoadT]) -> LoadT:
+    def _draw_two(self, loads: Sequence[WorkerLoadT]) -> WorkerLoadT:
         marks = list(accumulate(load.weight for load in loads))
         return loads[min(bisect(marks, self._draw() * marks[-1]), len(loads) - 1)]
 
 
-class Placed:
+class RendezvousHash:
     """The same worker for the same key, unless it is overloaded.
 
     Every worker has a score for the key, from its name and weight alone, and the highest is
@@ -183,29 +202,41 @@ class Placed:
     ``least`` requests are never too many. Without a key the least loaded is picked.
     """
 
-    def __init__(self, key: Callable[[Ask], int | None], bound: float, least: int = 2) -> None:
+    def __init__(
+        self, key: Callable[[RoutingKey], int | None], bound: float, least: int = 2
+    ) -> None:
         self._key = key
         self._overload_factor = bound
         self._min_in_flight = least
         self._fallback_policy = LeastLoad()
 
-    def pick_worker(self, loads: Sequence[LoadT], ask: Ask = NOTHING, /) -> LoadT:
+    def pick_worker(
+        self, loads: Sequence[WorkerLoadT], ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> WorkerLoadT:
         """The key's own, or the next that has room."""
         key = self._key(ask)
         if key is None:
             return self._fallback_policy.pick_worker(loads)
-        return max(self._filter_overloaded(loads), key=lambda load: _score(key, load))
+        return max(
+            self._filter_overloaded(loads), key=lambda load: _compute_rendezvous_score(key, load)
+        )
 
-    def score_workers(self, loads: Sequence[Load], ask: Ask = NOTHING, /) -> Scores:
+    def score_workers(
+        self, loads: Sequence[WorkerLoad], ask: RoutingKey = NO_ROUTING_KEY, /
+    ) -> PolicyScores:
         """Those for the key, of workers that have room."""
         key = self._key(ask)
         if key is None:
             return self._fallback_policy.score_workers(loads)
-        return Scores(
-            "most", {load.key: _score(key, load) for load in self._filter_overloaded(loads)}
+        return PolicyScores(
+            "most",
+            {
+                load.key: _compute_rendezvous_score(key, load)
+                for load in self._filter_overloaded(loads)
+            },
         )
 
-    def _filter_overloaded(self, loads: Sequence[LoadT]) -> list[LoadT]:
+    def _filter_overloaded(self, loads: Sequence[WorkerLoadT]) -> list[WorkerLoadT]:
         requests = 1 + sum(load.in_flight for load in loads)
         part = self._overload_factor * requests / (sum(load.weight for load in loads) or 1.0)
         return [
@@ -215,61 +246,61 @@ class Placed:
         ]
 
 
-def _after(load: Load) -> float:
+def _compute_load_after(load: WorkerLoad) -> float:
     """The requests for its weight that it would have with one more."""
     return (load.in_flight + 1) / load.weight
 
 
-def _score(key: int, load: Load) -> float:
-    luck = (_hashed(load.name.encode(), key) >> 12) + 0.5
+def _compute_rendezvous_score(key: int, load: WorkerLoad) -> float:
+    luck = (_hash_bytes(load.name.encode(), key) >> 12) + 0.5
     return -load.weight / math.log(luck / 2.0**52)
 
 
-def _hashed(data: bytes, key: int = 0) -> int:
+def _hash_bytes(data: bytes, key: int = 0) -> int:
     """64 bits, the same on every machine; Python's own hash is another after each start."""
     digest = blake2b(data, digest_size=8, key=key.to_bytes(8, "big"))
     return int.from_bytes(digest.digest(), "big")
 
 
-def _session(ask: Ask) -> int | None:
-    return None if ask.session is None else _hashed(ask.session.encode(errors="replace"))
+def _hash_session(ask: RoutingKey) -> int | None:
+    return None if ask.session is None else _hash_bytes(ask.session.encode(errors="replace"))
 
 
-def _prefix(ask: Ask) -> int | None:
+def _get_prefix(ask: RoutingKey) -> int | None:
     return ask.prefix
 
 
-_MAKERS: Final[Mapping[PolicyName, Callable[[Draw], Policy]]] = {
+_POLICY_FACTORIES: Final[Mapping[PolicyName, Callable[[RandomDraw], LoadBalancingPolicy]]] = {
     "round_robin": lambda _draw: RoundRobin(),
     "least_load": lambda _draw: LeastLoad(),
-    "two_choices": TwoChoices,
-    "prefix": lambda _draw: Placed(_prefix, bound=1.25),
-    "session": lambda _draw: Placed(_session, bound=1.5),
+    "two_choices": PowerOfTwoChoices,
+    "prefix": lambda _draw: RendezvousHash(_get_prefix, bound=1.25),
+    "session": lambda _draw: RendezvousHash(_hash_session, bound=1.5),
 }
 
 
-def make_policy(name: PolicyName, draw: Draw) -> Policy:
+def make_policy(name: PolicyName, draw: RandomDraw) -> LoadBalancingPolicy:
     """The policy of this name."""
-    return _MAKERS[name](draw)
+    return _POLICY_FACTORIES[name](draw)
 
 
-def _by_prefix(request: Request, _context: Context) -> Ask:
-    return Ask(prefix=prefix_of(request))
+def _make_prefix_key(request: Request, _context: RequestContext) -> RoutingKey:
+    return RoutingKey(prefix=hash_prefix(request))
 
 
-def _by_session(request: Request, context: Context) -> Ask:
+def _make_session_key(request: Request, context: RequestContext) -> RoutingKey:
     named = (request.labels.get(label) for label in _SESSION_LABELS)
-    return Ask(session=next(filter(None, named), context.principal))
+    return RoutingKey(session=next(filter(None, named), context.principal))
 
 
-ASKING: Final[Mapping[str, Callable[[Request, Context], Ask]]] = {
-    "prefix": _by_prefix,
-    "session": _by_session,
+ROUTING_KEY_FACTORIES: Final[Mapping[str, Callable[[Request, RequestContext], RoutingKey]]] = {
+    "prefix": _make_prefix_key,
+    "session": _make_session_key,
 }
 """What a request says for the choice, by the policies that ask anything."""
 
 
-def prefix_of(request: Request) -> int:
+def hash_prefix(request: Request) -> int:
     """A number below 2**64 for the beginning of a prompt, the same on every machine.
 
     Of a conversation the messages up to the first of the user's count, so that all its turns have
@@ -278,28 +309,28 @@ def prefix_of(request: Request) -> int:
     """
     pieces: list[str] = []
     room = _PREFIX_CHARACTERS
-    for piece in _beginning(request):
+    for piece in _iterate_prefix(request):
         pieces.append(piece[:room])
         room -= len(pieces[-1])
         if not room:
             break
     text = "\0".join([request.model, *pieces])
-    return _hashed(text.encode(errors="replace"))
+    return _hash_bytes(text.encode(errors="replace"))
 
 
-def _beginning(request: Request) -> Iterator[str]:
+def _iterate_prefix(request: Request) -> Iterator[str]:
     """What a worker reads first, in pieces."""
-    if isinstance(request, EmbedRequest):
+    if isinstance(request, EmbeddingRequest):
         yield request.instruction or ""
-        yield _plain(request.inputs)
+        yield _get_prompt_prefix(request.inputs)
         return
     yield request.adapter or ""
     yield from (tool.name for tool in request.tools)
-    yield _plain(request.prompts)
-    yield from _opening(request.messages)
+    yield _get_prompt_prefix(request.prompts)
+    yield from _iterate_opening_messages(request.messages)
 
 
-def _opening(messages: Sequence[Message]) -> Iterator[str]:
+def _iterate_opening_messages(messages: Sequence[Message]) -> Iterator[str]:
     for message in messages:
         yield message.role
         for part in message.parts:
@@ -308,7 +339,7 @@ def _opening(messages: Sequence[Message]) -> Iterator[str]:
             return
 
 
-def _plain(prompts: Sequence[Prompt]) -> str:
+def _get_prompt_prefix(prompts: Sequence[Prompt]) -> str:
     """The beginning of the first prompt."""
     match prompts:
         case [str() as text, *_]:

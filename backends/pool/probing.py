@@ -4,21 +4,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from backends.pool.errand import fetch
-from backends.pool.learning import Learner
-from backends.pool.member import Member
-from backends.pool.settings import ProbeSettings
-from backends.upstream import Upstream
+from backends.pool.errand import request_worker
+from backends.pool.learning import ModelMetadataCache
+from backends.pool.member import WorkerState
+from backends.pool.settings import HealthCheckSettings
+from backends.upstream import HttpClient
 from gateway.core.errors import DeadlineExceeded, GatewayError
-from gateway.core.ports import WireRequest
+from gateway.core.ports import UpstreamRequest
 
 log = logging.getLogger("interlingua")
 
-_GOOD = range(200, 300)
+_SUCCESS_STATUSES = range(200, 300)
 _JITTER = 0.1
 
 
-class Probing:
+class HealthChecker:
     """Probes each worker by itself, at once and then again and again.
 
     A worker that is found well, for the first time or after it was not, is asked about its models.
@@ -26,13 +26,13 @@ class Probing:
 
     def __init__(
         self,
-        settings: ProbeSettings,
-        probe: WireRequest,
-        upstream: Upstream,
-        learner: Learner | None,
+        settings: HealthCheckSettings,
+        probe: UpstreamRequest,
+        upstream: HttpClient,
+        learner: ModelMetadataCache | None,
         *,
         draw: Callable[[], float],
-        lost: Callable[[Member], None],
+        lost: Callable[[WorkerState], None],
     ) -> None:
         """``lost`` is told of each worker that its probes keep out, and which answers none.
 
@@ -41,16 +41,18 @@ class Probing:
         """
         self._settings = settings
         path = settings.path
-        self._check_request = WireRequest(path, b"", method="GET") if path is not None else probe
+        self._check_request = (
+            UpstreamRequest(path, b"", method="GET") if path is not None else probe
+        )
         self._http_client = upstream
         self._metadata_cache = learner
         self._draw = draw
         self._on_worker_down = lost
-        self._tasks: dict[Member, asyncio.Task[None]] = {}
-        self._first_checks: dict[Member, asyncio.Event] = {}
+        self._tasks: dict[WorkerState, asyncio.Task[None]] = {}
+        self._first_checks: dict[WorkerState, asyncio.Event] = {}
         """Set when a worker was probed for the first time."""
 
-    def set_workers(self, members: Sequence[Member]) -> None:
+    def set_workers(self, members: Sequence[WorkerState]) -> None:
         """These are the workers from now on."""
         for member in self._tasks.keys() - set(members):
             self._tasks.pop(member).cancel()
@@ -74,7 +76,7 @@ class Probing:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _check_periodically(self, member: Member) -> None:
+    async def _check_periodically(self, member: WorkerState) -> None:
         looked = self._first_checks[member]
         while True:
             try:
@@ -85,14 +87,16 @@ class Probing:
             apart = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
             await asyncio.sleep(self._settings.every * apart)
 
-    async def _check_worker(self, member: Member) -> None:
+    async def _check_worker(self, member: WorkerState) -> None:
         seconds = self._settings.timeout
         status, silent = 0, False
         try:
-            status, _ = await fetch(self._http_client, member.config, self._check_request, seconds)
+            status, _ = await request_worker(
+                self._http_client, member.config, self._check_request, seconds
+            )
         except GatewayError as error:
             silent = isinstance(error, DeadlineExceeded)
-        ok = status in _GOOD
+        ok = status in _SUCCESS_STATUSES
         member.record_health_check(ok=ok)
         if member.logged_state == "out" and silent:
             self._on_worker_down(member)

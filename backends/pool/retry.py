@@ -15,26 +15,26 @@ from typing import Final, Literal, get_args
 
 from msgspec import Struct, field
 
-from backends.pool.budget import Budget
-from backends.pool.tally import Tally
+from backends.pool.budget import RetryBudget
+from backends.pool.tally import PoolMetrics
 from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
     WorkerError,
     WorkerFailed,
     WorkerUnreachable,
 )
 
-Reason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
+RetryReason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
 """``before_first_token``: it took the request, and was lost, fell silent, or began with an
 error."""
 
-_STATUSES: Final[dict[int, Reason]] = {500: "500", 502: "502", 503: "503", 504: "504"}
-_USUAL: Final[frozenset[Reason]] = frozenset(get_args(Reason))
-_MOST_KILLED: Final = 2
+_STATUS_REASONS: Final[dict[int, RetryReason]] = {500: "500", 502: "502", 503: "503", 504: "504"}
+_DEFAULT_REASONS: Final[frozenset[RetryReason]] = frozenset(get_args(RetryReason))
+_MAX_WORKERS_KILLED: Final = 2
 
 
 class RetrySettings(Struct, frozen=True):
@@ -45,10 +45,10 @@ class RetrySettings(Struct, frozen=True):
 
     max: int = 1
     budget: float = 0.2
-    on: frozenset[Reason] = _USUAL
+    on: frozenset[RetryReason] = _DEFAULT_REASONS
 
 
-def reason_of(error: GatewayError, *, accepted: bool) -> Reason | None:
+def classify_error(error: GatewayError, *, accepted: bool) -> RetryReason | None:
     """What ``error`` is in the words of ``RetrySettings.on``; None if it is none of them.
 
     ``accepted``: the worker had begun an answer that looked good.
@@ -56,7 +56,7 @@ def reason_of(error: GatewayError, *, accepted: bool) -> Reason | None:
     match error:
         case WorkerUnreachable():
             return "connect"
-        case RateLimited():
+        case RateLimitExceeded():
             return "429"
         case Overloaded():
             return "503"
@@ -65,16 +65,16 @@ def reason_of(error: GatewayError, *, accepted: bool) -> Reason | None:
         case WorkerError() if accepted:
             return "before_first_token"
         case WorkerFailed(status=int() as status):
-            return _STATUSES.get(status)
+            return _STATUS_REASONS.get(status)
         case _:
             return None
 
 
-class Retry(Struct):
+class RetryState(Struct):
     """What was tried for one request: the keys of the workers, and what came of it."""
 
     settings: RetrySettings
-    budget: Budget
+    budget: RetryBudget
     tried: set[int] = field(default_factory=set[int])
     retries: int = 0
     """How often another worker was asked that counts."""
@@ -82,11 +82,11 @@ class Retry(Struct):
     """How many workers took the request and were lost, or fell silent."""
     min_retry_after: float | None = None
     """The shortest time after which a worker said that it could be asked again."""
-    metrics: Tally = field(default_factory=Tally)
+    metrics: PoolMetrics = field(default_factory=PoolMetrics)
 
     def allows_retry(self, error: GatewayError, now: float, *, accepted: bool) -> bool:
         """Whether another worker may be asked after ``error``; nothing was passed on so far."""
-        reason = reason_of(error, accepted=accepted)
+        reason = classify_error(error, accepted=accepted)
         if reason is None or reason not in self.settings.on:
             return False
         if reason != "connect" and not self._spend_budget(error, now, counts=reason != "429"):
@@ -98,7 +98,9 @@ class Retry(Struct):
         """Whether one more may be asked that had work with it, or has: then it is noted."""
         if isinstance(error, StreamBroken | DeadlineExceeded):
             self.workers_killed += 1
-        if self.workers_killed >= _MOST_KILLED or (counts and self.retries >= self.settings.max):
+        if self.workers_killed >= _MAX_WORKERS_KILLED or (
+            counts and self.retries >= self.settings.max
+        ):
             return False
         if not self.budget.allows_retry(now):
             self.metrics.exhausted += 1
@@ -110,7 +112,7 @@ class Retry(Struct):
     def record_failure(self, key: int, error: GatewayError) -> None:
         """The worker of this key answered with ``error``."""
         self.tried.add(key)
-        if isinstance(error, RateLimited | Overloaded) and error.retry_after is not None:
+        if isinstance(error, RateLimitExceeded | Overloaded) and error.retry_after is not None:
             known = self.min_retry_after
             self.min_retry_after = (
                 error.retry_after if known is None else min(known, error.retry_after)
@@ -125,9 +127,9 @@ class Retry(Struct):
         match error:
             case WorkerUnreachable():
                 return Overloaded("no worker is available", retry_after=self.min_retry_after or 1.0)
-            case RateLimited() if left and "429" in self.settings.on:
+            case RateLimitExceeded() if left and "429" in self.settings.on:
                 return Overloaded(error.message, retry_after=self.min_retry_after or 1.0)
-            case RateLimited() | Overloaded():
+            case RateLimitExceeded() | Overloaded():
                 error.retry_after = self.min_retry_after
                 return error
             case _:

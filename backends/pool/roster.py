@@ -8,72 +8,72 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends.pool.health import Health, HealthSettings, eligible
-from backends.pool.member import Member, WorkerReport
-from backends.pool.policy import Ask, Policy, Scores
-from backends.pool.tally import Tally
-from backends.upstream import Queue, Worker
+from backends.pool.health import HealthSettings, WorkerHealth, select_available
+from backends.pool.member import WorkerReport, WorkerState
+from backends.pool.policy import LoadBalancingPolicy, PolicyScores, RoutingKey
+from backends.pool.tally import PoolMetrics
+from backends.upstream import QueueSettings, WorkerConfig
 from gateway.core.context import Clock, Deadline
 from gateway.core.errors import DeadlineExceeded, GatewayError, Overloaded
 
-USUAL_PRIORITY: Final = 128
+DEFAULT_PRIORITY: Final = 128
 """Of a request that says nothing of it."""
-LAST_PRIORITY: Final = 256
+BACKGROUND_PRIORITY: Final = 256
 """Of a request for whose answer nobody waits: below all that clients may say."""
-_LOOK_AGAIN: Final = 0.25
+_QUEUE_CHECK_INTERVAL: Final = 0.25
 """Seconds after which those who wait look whether time has brought a worker back."""
-_LEAST_WAIT: Final = 1.0
-_LONGEST_WAIT: Final = 3600.0
-_MANY: Final = 256
+_MIN_RETRY_AFTER: Final = 1.0
+_MAX_RETRY_AFTER: Final = 3600.0
+_MAX_UNCOUNTED: Final = 256
 """Places that are counted together, where nobody asks before."""
-_NEW: Final = 0.1
+_AVERAGE_WEIGHT: Final = 0.1
 """The part that the latest request has in how long one is thought to take."""
 
 
-class Limits(Struct, frozen=True):
+class PoolLimits(Struct, frozen=True):
     """Of the whole pool: requests at a time, and waiting; below which part of it health counts."""
 
     max_concurrency: int | None = None
-    queue: Queue = Queue()
+    queue: QueueSettings = QueueSettings()
     health: HealthSettings = HealthSettings()
 
 
-class Wish(Struct, frozen=True):
+class SelectionCriteria(Struct, frozen=True):
     """What a request wants of a worker. One whose key is in ``tried`` will not do.
 
     ``priority``: lower first. ``give_way`` ends one that is to leave its place to those who wait.
     """
 
     tried_keys: Collection[int] = frozenset()
-    routing_key: Ask = Ask()
-    priority: int = USUAL_PRIORITY
+    routing_key: RoutingKey = RoutingKey()
+    priority: int = DEFAULT_PRIORITY
     preempt: Callable[[], None] | None = None
 
 
-ANY: Final = Wish()
+ANY_WORKER: Final = SelectionCriteria()
 """Whatever worker, in the usual turn."""
 
 
-class Place(Struct, eq=False):
+class WorkerSlot(Struct, eq=False):
     """A place at a worker, taken at this moment."""
 
-    worker: Member
+    worker: WorkerState
     acquired_at: float
 
 
-class _Waiter(Struct, eq=False):
-    criteria: Wish
+class _QueuedRequest(Struct, eq=False):
+    criteria: SelectionCriteria
     number: int
-    slot: asyncio.Future[Place]
+    slot: asyncio.Future[WorkerSlot]
     request_id: str
     """The exchange's id."""
 
 
-def _order(waiter: _Waiter) -> tuple[int, int]:
+def _get_queue_order(waiter: _QueuedRequest) -> tuple[int, int]:
     return waiter.criteria.priority, waiter.number
 
 
-class Roster:
+class WorkerPool:
     """Gives out places at workers: at once, or by priority and then in the order of asking.
 
     The set of workers may change at any time, and may be empty.
@@ -81,24 +81,24 @@ class Roster:
 
     def __init__(
         self,
-        workers: Sequence[Worker],
-        policy: Policy,
-        limits: Limits,
+        workers: Sequence[WorkerConfig],
+        policy: LoadBalancingPolicy,
+        limits: PoolLimits,
         clock: Clock,
-        tally: Tally | None = None,
+        tally: PoolMetrics | None = None,
     ) -> None:
-        self._metrics = tally or Tally()
+        self._metrics = tally or PoolMetrics()
         self._policy = policy
         self._limits = limits
         self._clock = clock
         self._keys = 0
-        self._workers_by_url: dict[str, Member] = {}
+        self._workers_by_url: dict[str, WorkerState] = {}
         """By URL; also those that are gone and still have requests."""
-        self._workers: list[Member] = []
+        self._workers: list[WorkerState] = []
         self._in_flight = 0
-        self._preemptible: dict[Place, Callable[[], None]] = {}
+        self._preemptible: dict[WorkerSlot, Callable[[], None]] = {}
         """Places that are to be left to those who wait, and what makes their holders leave."""
-        self._queue: list[_Waiter] = []
+        self._queue: list[_QueuedRequest] = []
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._slot_times: list[float] = []
@@ -108,7 +108,7 @@ class Roster:
         self.replace_workers(workers)
 
     @property
-    def workers(self) -> Sequence[Member]:
+    def workers(self) -> Sequence[WorkerState]:
         """The workers of now."""
         return self._workers
 
@@ -132,9 +132,9 @@ class Roster:
     def in_panic(self) -> bool:
         """Whether health is ignored, since too few workers are well."""
         now = self._clock()
-        return any(not one.health.is_available(now) for one in self.select_available(ANY))
+        return any(not one.health.is_available(now) for one in self.select_available(ANY_WORKER))
 
-    def replace_workers(self, workers: Sequence[Worker]) -> None:
+    def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """These are the workers from now on.
 
         One of the same URL is the same worker: what is known of it stays. One that is not among
@@ -145,7 +145,9 @@ class Roster:
         for worker in workers:
             member = self._workers_by_url.get(worker.url)
             if member is None:
-                member = Member(self._keys, worker, Health(self._limits.health), self._clock)
+                member = WorkerState(
+                    self._keys, worker, WorkerHealth(self._limits.health), self._clock
+                )
                 self._keys += 1
             member.config = worker
             member.removed = False
@@ -165,24 +167,28 @@ class Roster:
         """How each worker is."""
         return [one.report() for one in self._workers]
 
-    def select_available(self, wish: Wish) -> Sequence[Member]:
+    def select_available(self, wish: SelectionCriteria) -> Sequence[WorkerState]:
         """The workers that may be asked, whether or not they have a place."""
-        found = eligible(self._workers, self._clock(), self._limits.health.panic)
+        found = select_available(self._workers, self._clock(), self._limits.health.panic)
         return [one for one in found if one.key not in wish.tried_keys]
 
-    def preview_pick(self, wish: Wish) -> tuple[Sequence[Member], Scores, Member | None]:
+    def preview_pick(
+        self, wish: SelectionCriteria
+    ) -> tuple[Sequence[WorkerState], PolicyScores, WorkerState | None]:
         """Who has a place, how they compare, and who would be taken now; it changes nothing."""
         free = self._select_with_room(wish, self._clock())
         likely = copy.deepcopy(self._policy).pick_worker(free, wish.routing_key) if free else None
         return free, self._policy.score_workers(free, wish.routing_key), likely
 
-    def try_acquire(self, wish: Wish, now: float) -> Place | None:
+    def try_acquire(self, wish: SelectionCriteria, now: float) -> WorkerSlot | None:
         """A place at a worker that will do, to be given back; None where there is none now."""
         if self._queue:
             self._serve_queue()
         return self._acquire_now(wish, now)
 
-    async def acquire(self, wish: Wish, deadline: Deadline, name: str = "") -> Place:
+    async def acquire(
+        self, wish: SelectionCriteria, deadline: Deadline, name: str = ""
+    ) -> WorkerSlot:
         """The same, and if need be after some time, for the exchange of this name.
 
         Raises Overloaded when there is no worker, or too many wait already who come before this
@@ -211,10 +217,10 @@ class Roster:
             self._metrics.queue_times.add(self._clock() - since)
         return place
 
-    def release(self, place: Place) -> None:
+    def release(self, place: WorkerSlot) -> None:
         """The place is free again."""
         self._slot_times.append(self._clock() - place.acquired_at)
-        if len(self._slot_times) >= _MANY:
+        if len(self._slot_times) >= _MAX_UNCOUNTED:
             self.count_slot_times()
         self._free_slot(place)
 
@@ -224,7 +230,7 @@ class Roster:
         self._metrics.request_durations.extend(held)
         for seconds in held:
             takes = seconds if self._average_slot_time is None else self._average_slot_time
-            self._average_slot_time = takes + _NEW * (seconds - takes)
+            self._average_slot_time = takes + _AVERAGE_WEIGHT * (seconds - takes)
 
     def close_queue(self) -> None:
         """Nobody is served any more."""
@@ -236,7 +242,7 @@ class Roster:
 
     # --- places -----------------------------------------------------------------------------------
 
-    def _acquire_now(self, wish: Wish, now: float) -> Place | None:
+    def _acquire_now(self, wish: SelectionCriteria, now: float) -> WorkerSlot | None:
         """A place, taken."""
         free = self._select_with_room(wish, now)
         if not free:
@@ -244,23 +250,23 @@ class Roster:
         member = free[0] if len(free) == 1 else self._policy.pick_worker(free, wish.routing_key)
         member.in_flight += 1
         self._in_flight += 1
-        place = Place(member, now)
+        place = WorkerSlot(member, now)
         if wish.preempt is not None:
             self._preemptible[place] = wish.preempt
         return place
 
-    def _select_with_room(self, wish: Wish, now: float) -> Sequence[Member]:
+    def _select_with_room(self, wish: SelectionCriteria, now: float) -> Sequence[WorkerState]:
         """Those that may be asked and have a place."""
         limits, tried = self._limits, wish.tried_keys
         if limits.max_concurrency is not None and self._in_flight >= limits.max_concurrency:
             return []
-        free: list[Member] = []
-        for one in eligible(self._workers, now, limits.health.panic):
+        free: list[WorkerState] = []
+        for one in select_available(self._workers, now, limits.health.panic):
             if one.key not in tried and one.has_room():
                 free.append(one)  # a comprehension would be another call
         return free
 
-    def _free_slot(self, place: Place) -> None:
+    def _free_slot(self, place: WorkerSlot) -> None:
         member = place.worker
         if self._preemptible:
             self._preemptible.pop(place, None)
@@ -273,21 +279,23 @@ class Roster:
 
     # --- those who wait ---------------------------------------------------------------------------
 
-    def _enqueue(self, wish: Wish, name: str) -> _Waiter:
-        waiter = _Waiter(wish, self._numbers, asyncio.get_running_loop().create_future(), name)
+    def _enqueue(self, wish: SelectionCriteria, name: str) -> _QueuedRequest:
+        waiter = _QueuedRequest(
+            wish, self._numbers, asyncio.get_running_loop().create_future(), name
+        )
         self._numbers += 1
         room = wish.preempt is None and self._preempt_slot(wish)
         if len(self._queue) >= self._limits.queue.max and not room:
             last = self._queue[-1] if self._queue else waiter
-            if _order(last) <= _order(waiter):
+            if _get_queue_order(last) <= _get_queue_order(waiter):
                 raise self._make_overloaded_error()
             self._queue.remove(last)
             last.slot.set_exception(self._make_overloaded_error())
-        insort(self._queue, waiter, key=_order)
+        insort(self._queue, waiter, key=_get_queue_order)
         self._start_timer()
         return waiter
 
-    def _preempt_slot(self, wish: Wish) -> bool:
+    def _preempt_slot(self, wish: SelectionCriteria) -> bool:
         """Have one place left, if somebody has one who is to leave it."""
         choices = self.select_available(wish) if self._preemptible else ()
         for place, give_way in self._preemptible.items():
@@ -314,7 +322,7 @@ class Roster:
         if self._queue:
             self._queue = [one for one in self._queue if not one.slot.done()]
 
-    def _remove_waiter(self, waiter: _Waiter) -> None:
+    def _remove_waiter(self, waiter: _QueuedRequest) -> None:
         if waiter in self._queue:
             self._queue.remove(waiter)
         elif waiter.slot.done() and not waiter.slot.cancelled() and not waiter.slot.exception():
@@ -323,7 +331,9 @@ class Roster:
     def _start_timer(self) -> None:
         """Have a timer as long as somebody waits: health changes by itself."""
         if self._timer is None and self._queue:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._on_timer)
+            self._timer = asyncio.get_running_loop().call_later(
+                _QUEUE_CHECK_INTERVAL, self._on_timer
+            )
         elif self._timer is not None and not self._queue:
             self._timer.cancel()
             self._timer = None
@@ -342,6 +352,6 @@ class Roster:
         """In how many seconds all who wait now will be served, going by the last requests."""
         self.count_slot_times()
         if self._average_slot_time is None:
-            return max(self._limits.queue.wait, _LEAST_WAIT)
+            return max(self._limits.queue.wait, _MIN_RETRY_AFTER)
         seconds = self._average_slot_time * (len(self._queue) + 1) / max(self._in_flight, 1)
-        return min(max(seconds, _LEAST_WAIT), _LONGEST_WAIT)
+        return min(max(seconds, _MIN_RETRY_AFTER), _MAX_RETRY_AFTER)

@@ -2,15 +2,15 @@
 
 from msgspec import Struct, field
 
-from backends.pool.discovery import DnsSettings, Template
+from backends.pool.discovery.names import DnsSettings, WorkerTemplate
 from backends.pool.health import HealthSettings
 from backends.pool.policy import PolicyName
 from backends.pool.retry import RetrySettings
-from backends.upstream import Queue
+from backends.upstream import QueueSettings
 from gateway.core.context import Timeouts
 
 
-class ProbeSettings(Struct, frozen=True):
+class HealthCheckSettings(Struct, frozen=True):
     """How workers are asked whether they are well.
 
     Each is asked ``every`` so many seconds, a tenth more or less, and has ``timeout`` seconds.
@@ -22,11 +22,11 @@ class ProbeSettings(Struct, frozen=True):
     timeout: float = 2.0
 
 
-class SourceSettings(Struct, frozen=True, kw_only=True):
+class WorkerSourceSettings(Struct, frozen=True, kw_only=True):
     """Somebody who names workers while the pool runs: DNS, or a file that lists them."""
 
     dns: DnsSettings | None = None
-    template: Template = Template()
+    template: WorkerTemplate = WorkerTemplate()
     """What the workers that DNS names have in common."""
     file: str | None = None
 
@@ -41,12 +41,12 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
 
     policy: PolicyName = "least_load"
     timeouts: Timeouts = Timeouts()
-    queue: Queue = Queue()
+    queue: QueueSettings = QueueSettings()
     max_concurrency: int | None = None
     health: HealthSettings = HealthSettings()
-    probe: ProbeSettings | None = None
+    probe: HealthCheckSettings | None = None
     retries: RetrySettings = field(default_factory=RetrySettings)
     models: tuple[str, ...] = ()
-    sources: tuple[SourceSettings, ...] = ()
+    sources: tuple[WorkerSourceSettings, ...] = ()
     name: str = ""
     """As the pool is called in logs."""

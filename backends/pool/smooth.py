@@ -4,10 +4,10 @@ import math
 from collections import deque
 from typing import Final
 
-_SLOTS: Final = 10
+_WINDOW_SLOTS: Final = 10
 
 
-class Smoothed:
+class PeakEwma:
     """A mean of seconds in which the latest count most, and a rise counts at once.
 
     A worker that grows slow must be seen from its first slow answer, and one that grows fast may
@@ -38,7 +38,7 @@ class Smoothed:
         return math.exp((self._updated_at - now) / self._decay_seconds)
 
 
-class Recent:
+class SlidingWindowCounter:
     """How often something happened in the last ``window`` seconds, give or take a tenth of them."""
 
     __slots__ = (
@@ -51,7 +51,7 @@ class Recent:
     )
 
     def __init__(self, window: float) -> None:
-        self._slot_seconds = window / _SLOTS
+        self._slot_seconds = window / _WINDOW_SLOTS
         self._slots: deque[tuple[float, int]] = deque()
         """The number and the count of each that is over and not yet too old."""
         self._earlier_slots = 0
@@ -87,5 +87,5 @@ class Recent:
         self._current_slot = 0
         self._slot_number = now // self._slot_seconds
         self._slot_end = (self._slot_number + 1) * self._slot_seconds
-        while self._slots and self._slots[0][0] <= self._slot_number - _SLOTS:
+        while self._slots and self._slots[0][0] <= self._slot_number - _WINDOW_SLOTS:
             self._earlier_slots -= self._slots.popleft()[1]

@@ -4,31 +4,31 @@ import asyncio
 import logging
 from typing import Final
 
-from backends.pool.errand import fetch
-from backends.upstream import Upstream, Worker
+from backends.pool.errand import request_worker
+from backends.upstream import HttpClient, WorkerConfig
 from gateway.core.errors import GatewayError
-from gateway.core.ports import WireRequest
+from gateway.core.ports import UpstreamRequest
 
 log = logging.getLogger("interlingua")
 
-_SECONDS: Final = 2.0
-_MOST: Final = 256
+_CANCEL_TIMEOUT: Final = 2.0
+_MAX_CONCURRENT_CANCELS: Final = 256
 
 
-class Stopping:
+class CancelSender:
     """Sends requests that stop others, on connections of their own and in the background.
 
     Each has two seconds, and there are 256 at most at a time: a worker that takes none of them has
     at least lost the connection that its answer was for.
     """
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: HttpClient) -> None:
         self._http_client = upstream
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, worker: Worker, wire: WireRequest) -> None:
+    def send(self, worker: WorkerConfig, wire: UpstreamRequest) -> None:
         """Begin to send ``wire``."""
-        if len(self._tasks) >= _MOST:
+        if len(self._tasks) >= _MAX_CONCURRENT_CANCELS:
             log.warning("worker %s was not told to stop: too many are being told", worker.url)
             return
         task = asyncio.get_running_loop().create_task(self._send_cancel(worker, wire))
@@ -39,8 +39,8 @@ class Stopping:
         """Wait for what is being sent."""
         await asyncio.gather(*self._tasks)
 
-    async def _send_cancel(self, worker: Worker, wire: WireRequest) -> None:
+    async def _send_cancel(self, worker: WorkerConfig, wire: UpstreamRequest) -> None:
         try:
-            await fetch(self._http_client, worker, wire, _SECONDS)
+            await request_worker(self._http_client, worker, wire, _CANCEL_TIMEOUT)
         except GatewayError as error:
             log.info("worker %s was not told to stop: %s", worker.url, error)

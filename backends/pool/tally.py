@@ -11,15 +11,45 @@ from msgspec import Struct, field
 
 from gateway.core.histogram import Histogram
 
-TOOK: Final = (*(0.001 * 2**k for k in range(20)),)
+LATENCY_BUCKETS: Final = (*(0.001 * 2**k for k in range(20)),)
 """Upper edges in seconds, from 1 ms to 9 minutes."""
-WAITED: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+QUEUE_TIME_BUCKETS: Final = (
+    0.001,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 """In seconds."""
-PAUSED: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
+STREAM_GAP_BUCKETS: Final = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+    60.0,
+)
 """In seconds."""
 
 
-class Tally(Struct, eq=False):
+class PoolMetrics(Struct, eq=False):
     """Of one pool, since it was made."""
 
     retries: Counter[str] = field(default_factory=Counter[str])
@@ -32,9 +62,9 @@ class Tally(Struct, eq=False):
     """Who was sent away: ``queue_full``, ``queue_wait`` or ``no_worker``."""
     abandoned: int = 0
     """Answers that were ended at their worker before their end, since nobody waited for them."""
-    request_durations: Histogram = field(default_factory=lambda: Histogram(TOOK))
+    request_durations: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS))
     """Each try at a worker, from its begin to its end."""
-    queue_times: Histogram = field(default_factory=lambda: Histogram(WAITED))
+    queue_times: Histogram = field(default_factory=lambda: Histogram(QUEUE_TIME_BUCKETS))
     """For a place at a worker, of those who had to."""
-    stream_gaps: Histogram = field(default_factory=lambda: Histogram(PAUSED))
+    stream_gaps: Histogram = field(default_factory=lambda: Histogram(STREAM_GAP_BUCKETS))
     """The longest time between two reads of a stream that came to its end."""

@@ -5,17 +5,17 @@ import math
 from collections.abc import Coroutine
 from typing import Any, Final, Literal
 
-from backends.upstream import Reading
+from backends.upstream import UpstreamResponse
 from gateway.core.context import Deadline
 from gateway.core.errors import DeadlineExceeded, GatewayError, StreamBroken
-from gateway.core.lookout import Lookout
+from gateway.core.lookout import DeadlineTimer
 
-Which = Literal["first_token", "idle", "total"]
+TimeoutName = Literal["first_token", "idle", "total"]
 
-NEVER: Final = math.inf
+NO_TIMEOUT: Final = math.inf
 
 
-class Watch:
+class AttemptTimeouts:
     """Looks after one worker's answer, and cuts it off when the worker is silent for too long.
 
     ``first`` is when the first events must be there, by the lookout's clock; ``NEVER`` where only
@@ -39,7 +39,9 @@ class Watch:
         "longest_gap",
     )
 
-    def __init__(self, lookout: Lookout, deadline: Deadline, first: float, idle: float) -> None:
+    def __init__(
+        self, lookout: DeadlineTimer, deadline: Deadline, first: float, idle: float
+    ) -> None:
         self._deadline_timer = lookout
         self._deadline = deadline
         self._idle_timeout = idle
@@ -48,12 +50,12 @@ class Watch:
         """The first events have come."""
         self.longest_gap = 0.0
         """Seconds from one read to the next, or to ``hurry``, at most; since the first events."""
-        self._last_read_at = NEVER
+        self._last_read_at = NO_TIMEOUT
         """When the last read after the first events began, by the clock."""
         self._is_waiting = False
-        self._next_check = NEVER
+        self._next_check = NO_TIMEOUT
         """When it is looked at, by the clock."""
-        self._expired: Which | None = None
+        self._expired: TimeoutName | None = None
         """The limit that cut it off."""
         self._connecting_task: asyncio.Task[Any] | None = None
         """What waits for a connection."""
@@ -61,7 +63,9 @@ class Watch:
     def abort_response(self) -> None:
         """Cut it off, if there is anything yet."""
 
-    async def wait_response(self, opening: Coroutine[Any, Any, Reading]) -> Reading:
+    async def wait_response(
+        self, opening: Coroutine[Any, Any, UpstreamResponse]
+    ) -> UpstreamResponse:
         """The answer whose head ``opening`` waits for. Raises DeadlineExceeded."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
@@ -69,13 +73,13 @@ class Watch:
         self._connecting_task = task
         try:
             if self._expired is not None:  # just when a connection that had rested ended
-                raise _exceeded(self._expired)
+                raise _make_deadline_error(self._expired)
             self.wait_next()
             return await opening
         except asyncio.CancelledError:
             # Unless somebody else wants it to end, too.
             if self._expired is not None and task.uncancel() <= cancelled:
-                raise _exceeded(self._expired) from None
+                raise _make_deadline_error(self._expired) from None
             raise
         finally:
             self._connecting_task = None
@@ -85,7 +89,7 @@ class Watch:
         """Have it cut off when its first bytes are late. Raises DeadlineExceeded."""
         due, total = self._first_due, self._deadline.expires_at
         if total <= now:
-            raise _exceeded("total")
+            raise _make_deadline_error("total")
         if due > total:  # noqa: PLR1730 - it would be a call for each request
             due = total
         self._is_waiting = True
@@ -101,7 +105,7 @@ class Watch:
             now, due = self._deadline_timer.clock(), self._first_due
         total = self._deadline.expires_at
         if total <= now:
-            raise _exceeded("total")
+            raise _make_deadline_error("total")
         self._is_waiting = True
         if due > total:  # noqa: PLR1730 - it would be a call for each read
             due = total
@@ -123,7 +127,7 @@ class Watch:
 
     def on_deadline(self, now: float) -> None:
         """Cut it off if it is late by ``now``."""
-        self._next_check = NEVER
+        self._next_check = NO_TIMEOUT
         if not self._is_waiting:
             return
         due, which = self._get_next_limit()
@@ -147,9 +151,9 @@ class Watch:
         """What was behind ``error``: where a limit ran out, that broke the answer."""
         if self._expired is None or not isinstance(error, StreamBroken):
             return error
-        return _exceeded(self._expired)
+        return _make_deadline_error(self._expired)
 
-    def _get_next_limit(self) -> tuple[float, Which]:
+    def _get_next_limit(self) -> tuple[float, TimeoutName]:
         """The next limit, by the clock, and which it is."""
         total = self._deadline.expires_at
         own = self._last_read_at + self._idle_timeout if self.has_started else self._first_due
@@ -157,7 +161,7 @@ class Watch:
             return total, "total"
         return own, "idle" if self.has_started else "first_token"
 
-    def _expire(self, which: Which) -> None:
+    def _expire(self, which: TimeoutName) -> None:
         self._expired = which
         self.stop_wait()
         if self._connecting_task is None:
@@ -166,11 +170,11 @@ class Watch:
             self._connecting_task.cancel()
 
 
-def _exceeded(which: Which) -> DeadlineExceeded:
-    return DeadlineExceeded(_SAID[which], which=which)
+def _make_deadline_error(which: TimeoutName) -> DeadlineExceeded:
+    return DeadlineExceeded(_TIMEOUT_TEXTS[which], which=which)
 
 
-_SAID: dict[Which, str] = {
+_TIMEOUT_TEXTS: dict[TimeoutName, str] = {
     "first_token": "the worker took too long to begin its answer",
     "idle": "the worker fell silent in the middle of its answer",
     "total": "the request's time is up",

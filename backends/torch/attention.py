@@ -17,23 +17,23 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from backends.torch.capped import Manner, attend_capped
-from backends.torch.kv import BLOCK, Kv
-from backends.torch.parts import Turns
+from backends.torch.capped import AttentionParams, attend_capped
+from backends.torch.kv import BLOCK_SIZE, SequenceCache
+from backends.torch.parts import RotaryFactors
 
-SHORT = 8 * BLOCK
+MAX_GROUPED_TOKENS = 8 * BLOCK_SIZE
 """Tokens. To copy a longer past costs more than a call of the kernel."""
 
 
-class Segment(NamedTuple):
+class BatchSegment(NamedTuple):
     """What a row brings to a pass, and of how many of its last tokens the logits are wanted."""
 
-    cache: Kv
+    cache: SequenceCache
     tokens: Sequence[int]
     logit_count: int = 1
 
 
-class Tile(NamedTuple):
+class QueryTile(NamedTuple):
     """Tokens of a row that are attended together; in the pass they are from ``start`` on."""
 
     start: int
@@ -53,7 +53,7 @@ class Tile(NamedTuple):
         return self.end_position - self.first_position == 1
 
 
-class Alike(NamedTuple):
+class DecodeGroup(NamedTuple):
     """Single tokens of rows whose pasts have equally many blocks."""
 
     token_indices: torch.Tensor | None
@@ -66,26 +66,32 @@ class Alike(NamedTuple):
     """So many for each."""
 
 
-class Packed(Turns):
+class PackedBatch(RotaryFactors):
     """The segments of a pass, laid one behind another; made once and used by each layer."""
 
-    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+    def __init__(self, segments: Sequence[BatchSegment], device: torch.device) -> None:
         super().__init__()
         self.segments = segments
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.logit_indices: list[int] = []
-        self._tiles_by_sequence: list[tuple[list[range], list[Tile], list[Tile]]] = []
-        self._masks: dict[tuple[Tile | int, int | None], torch.Tensor | None] = {}
+        self._tiles_by_sequence: list[tuple[list[range], list[QueryTile], list[QueryTile]]] = []
+        self._masks: dict[tuple[QueryTile | int, int | None], torch.Tensor | None] = {}
         self._device = device
         slots: list[int] = []
-        alike: dict[int, list[tuple[Tile, list[int]]]] = {}
+        alike: dict[int, list[tuple[QueryTile, list[int]]]] = {}
         for segment in segments:
             kv, count = segment.cache, len(segment.tokens)
             kv.reserve(count)
-            tiles = _tiles(kv, len(self.tokens), count)
-            short = [tile for tile in tiles if tile.is_single and tile.end_position <= SHORT]
-            long = [tile for tile in tiles if not tile.is_single or tile.end_position > SHORT]
+            tiles = _split_tiles(kv, len(self.tokens), count)
+            short = [
+                tile for tile in tiles if tile.is_single and tile.end_position <= MAX_GROUPED_TOKENS
+            ]
+            long = [
+                tile
+                for tile in tiles
+                if not tile.is_single or tile.end_position > MAX_GROUPED_TOKENS
+            ]
             self._tiles_by_sequence.append((kv.slot_ranges(kv.length + count), long, short))
             for tile in short:
                 blocks = kv.first_blocks(tile.end_position)
@@ -101,12 +107,14 @@ class Packed(Turns):
             self._build_decode_group(each, found) for each, found in alike.items()
         ]
 
-    def _build_decode_group(self, each: int, found: Sequence[tuple[Tile, list[int]]]) -> Alike:
+    def _build_decode_group(
+        self, each: int, found: Sequence[tuple[QueryTile, list[int]]]
+    ) -> DecodeGroup:
         blocks = [block for _, own in found for block in own]
         near = range(blocks[0], blocks[0] + len(blocks))
         whole = len(found) == len(self.tokens)
         ends = [tile.end_position for tile, _ in found]
-        return Alike(
+        return DecodeGroup(
             None if whole else torch.tensor([t.start for t, _ in found], device=self._device),
             torch.tensor(ends, device=self._device)[:, None, None, None],
             near if blocks == list(near) else torch.tensor(blocks, device=self._device),
@@ -119,7 +127,7 @@ class Packed(Turns):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        manner: Manner,
+        manner: AttentionParams,
     ) -> torch.Tensor:
         """Attention of all tokens, (heads, tokens, size) in and (tokens, heads, size) out."""
         pool = self.segments[0].cache.pool
@@ -143,7 +151,7 @@ class Packed(Turns):
         return out
 
     def _attend_group(
-        self, layer: int, alike: Alike, query: torch.Tensor, manner: Manner
+        self, layer: int, alike: DecodeGroup, query: torch.Tensor, manner: AttentionParams
     ) -> torch.Tensor:
         keys, values = self.segments[0].cache.pool.read_blocks(
             layer, alike.blocks, alike.block_count
@@ -155,11 +163,13 @@ class Packed(Turns):
         out = scaled_dot_product_attention(grouped, keys, values, mask, scale=manner.scale)
         return out.reshape(tokens, heads, -1)
 
-    def _mask_group(self, alike: Alike, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def _mask_group(
+        self, alike: DecodeGroup, window: int | None, dtype: torch.dtype
+    ) -> torch.Tensor:
         """What is added to the scores of a row's tokens for each of these: nothing, or -inf."""
         found = self._masks.get((alike.block_count, window))
         if found is None:
-            place = torch.arange(alike.block_count * BLOCK, device=self._device)
+            place = torch.arange(alike.block_count * BLOCK_SIZE, device=self._device)
             hidden = place >= alike.lengths
             if window is not None:
                 hidden |= place < alike.lengths - window
@@ -169,11 +179,11 @@ class Packed(Turns):
 
     def _attend_tile(
         self,
-        tile: Tile,
+        tile: QueryTile,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        manner: Manner,
+        manner: AttentionParams,
     ) -> torch.Tensor:
         window = manner.window
         if tile.is_single:
@@ -185,14 +195,14 @@ class Packed(Turns):
         if not manner.is_standard:
             return attend_capped(query, keys, values, manner, mask).transpose(0, 1)
         if tile.is_single:
-            return attend_one(query, keys, values, manner.scale)
+            return attend_single(query, keys, values, manner.scale)
         return attend_many(query, keys, values, manner.scale, mask).transpose(0, 1)
 
-    def _get_tile_mask(self, tile: Tile, window: int | None) -> torch.Tensor | None:
+    def _get_tile_mask(self, tile: QueryTile, window: int | None) -> torch.Tensor | None:
         """Which of its row's tokens each of a tile sees; None where that is all before it."""
         key = (tile, window)
         if key not in self._masks:
-            self._masks[key] = _mask(tile, window, self._device)
+            self._masks[key] = _build_tile_mask(tile, window, self._device)
         return self._masks[key]
 
     def finish_pass(self) -> None:
@@ -201,19 +211,23 @@ class Packed(Turns):
             segment.cache.advance(len(segment.tokens))
 
 
-def _tiles(kv: Kv, start: int, count: int) -> list[Tile]:
+def _split_tiles(kv: SequenceCache, start: int, count: int) -> list[QueryTile]:
     found = []
     at, end = kv.length, kv.length + count
     while at < end:
         until = (
-            min(end, kv.prompt_length, at - at % BLOCK + BLOCK) if at < kv.prompt_length else at + 1
+            min(end, kv.prompt_length, at - at % BLOCK_SIZE + BLOCK_SIZE)
+            if at < kv.prompt_length
+            else at + 1
         )
-        found.append(Tile(start + at - kv.length, at, until))
+        found.append(QueryTile(start + at - kv.length, at, until))
         at = until
     return found
 
 
-def _mask(tile: Tile, window: int | None, device: torch.device) -> torch.Tensor | None:
+def _build_tile_mask(
+    tile: QueryTile, window: int | None, device: torch.device
+) -> torch.Tensor | None:
     if tile.first_position == 0 and (window is None or tile.end_position <= window):
         return None
     at = torch.arange(tile.first_position, tile.end_position, device=device)[:, None]
@@ -222,7 +236,7 @@ def _mask(tile: Tile, window: int | None, device: torch.device) -> torch.Tensor 
     return mask if window is None else mask & (seen > at - window)
 
 
-def attend_one(
+def attend_single(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
     """Attention of one token (heads, 1, size) over these keys and values; (1, heads, size)."""

@@ -13,19 +13,19 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
-_NEVER = float("-inf")
+TextT = TypeVar("TextT")
+_LOG_ZERO = float("-inf")
 
 
-class Beam(NamedTuple, Generic[T]):
+class Beam(NamedTuple, Generic[TextT]):
     """A text that goes on: the sum of its log probabilities, and the slot of its last step."""
 
     score: float
     parent: int
-    text: T
+    text: TextT
 
 
-class Search(Generic[T]):
+class BeamSearch(Generic[TextT]):
     """One search. What a text is, is its user's affair; each that goes on has a slot."""
 
     def __init__(self, size: int, ends: int, length_penalty: float, diversity: float = 0.0) -> None:
@@ -35,8 +35,8 @@ class Search(Generic[T]):
         self._candidate_count = max(2, 1 + ends) * size
         self._length_penalty = length_penalty
         # All slots begin with the same text: only one of them may count.
-        self._scores = [0.0, *[_NEVER] * (size - 1)]
-        self.finished: list[tuple[float, T]] = []
+        self._scores = [0.0, *[_LOG_ZERO] * (size - 1)]
+        self.finished: list[tuple[float, TextT]] = []
         """The best that ended, with their scores, best first."""
         self.is_done = False
 
@@ -44,9 +44,9 @@ class Search(Generic[T]):
         self,
         log_probs: Tensor,
         length: int,
-        grow: Callable[[int, int], tuple[T, bool]],
+        grow: Callable[[int, int], tuple[TextT, bool]],
         taken: Sequence[int] = (),
-    ) -> list[Beam[T]]:
+    ) -> list[Beam[TextT]]:
         """What the slots hold next; the first that goes on from a slot stays in it.
 
         ``log_probs`` is (slots, vocabulary), and ``length`` how many tokens a text has after this
@@ -56,7 +56,7 @@ class Search(Generic[T]):
         if taken:
             counts = torch.bincount(torch.tensor(taken), minlength=log_probs.shape[1])
             log_probs = log_probs - self._diversity * counts.to(log_probs.device)
-        running: list[Beam[T]] = []
+        running: list[Beam[TextT]] = []
         for rank, (score, parent, token) in enumerate(self._select_candidates(log_probs)):
             text, ended = grow(parent, token)
             if not ended:
@@ -67,7 +67,7 @@ class Search(Generic[T]):
                 break
         self.finished.sort(key=lambda found: -found[0])
         del self.finished[self.size :]
-        best = running[0].score / length**self._length_penalty if running else _NEVER
+        best = running[0].score / length**self._length_penalty if running else _LOG_ZERO
         full = len(self.finished) == self.size
         self.is_done = not running or (full and best <= self.finished[-1][0])
         placed = [] if self.is_done else self._assign_slots(running)
@@ -83,17 +83,17 @@ class Search(Generic[T]):
         return [
             (score, at // wide, int(tokens[at // wide, at % wide]))
             for score, at in zip(found.values.tolist(), found.indices.tolist(), strict=True)
-            if score > _NEVER
+            if score > _LOG_ZERO
         ]
 
-    def _assign_slots(self, running: list[Beam[T]]) -> list[Beam[T]]:
+    def _assign_slots(self, running: list[Beam[TextT]]) -> list[Beam[TextT]]:
         """By slot. Where there are too few, the first comes again, without a chance of its own."""
-        slots: dict[int, Beam[T]] = {}
-        others: list[Beam[T]] = []
+        slots: dict[int, Beam[TextT]] = {}
+        others: list[Beam[TextT]] = []
         for beam in running:
             if beam.parent in slots:
                 others.append(beam)
             else:
                 slots[beam.parent] = beam
-        others += [running[0]._replace(score=_NEVER)] * (self.size - len(running))
+        others += [running[0]._replace(score=_LOG_ZERO)] * (self.size - len(running))
         return [slots[slot] if slot in slots else others.pop() for slot in range(self.size)]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 
-class Manner(NamedTuple):
+class AttentionParams(NamedTuple):
     """How a layer attends, as its family has it."""
 
     scale: float | None
@@ -31,7 +31,7 @@ def attend_capped(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    manner: Manner,
+    manner: AttentionParams,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of the last tokens (heads, tokens, size) of these keys and values.

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from backends.torch import mapping, spec
-from backends.torch.process import Inbox, Process
-from backends.torch.settings import Settings
-from gateway.core.context import Context
+from backends.torch.process import EngineEventQueue, EngineProcess
+from backends.torch.settings import TorchSettings
+from gateway.core.context import RequestContext
 from gateway.core.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -22,25 +22,18 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.loss import Loss
+from gateway.core.events import Event, StreamEnd, Timing, Usage
+from gateway.core.loss import UnsupportedParameter
 from gateway.core.ports import Token
-from gateway.core.types import (
-    Done,
-    EmbedRequest,
-    Event,
-    GenerateRequest,
-    Request,
-    Timing,
-    Usage,
-)
+from gateway.core.request import EmbeddingRequest, GenerationRequest, Request
 
 _log = logging.getLogger(__name__)
 
-_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
-_LUMP = 128
+_RESTART_DELAY = 0.5
+_MAX_RESTART_DELAY = 30.0
+_CREDIT_BATCH = 128
 """Credit is given back in lumps of so many tokens."""
-_LAST = 255
+_LOWEST_PRIORITY = 255
 """The priority of a request for whose answer nobody waits."""
 
 
@@ -48,8 +41,8 @@ class TorchBackend:
     """One local model. Its settings are those of ``settings.Settings``."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = msgspec.convert(settings, Settings)
-        self._process: Process | None = None
+        self._settings = msgspec.convert(settings, TorchSettings)
+        self._process: EngineProcess | None = None
         self._ready = asyncio.Event()
         """Set while there is a process that takes requests, or there never will be."""
         self._load_error: str | None = None
@@ -62,7 +55,7 @@ class TorchBackend:
         return self._ready.is_set() and self._load_error is None
 
     @property
-    def process(self) -> Process | None:
+    def process(self) -> EngineProcess | None:
         """The process as it is now, for the status page."""
         return self._process
 
@@ -70,14 +63,16 @@ class TorchBackend:
         """What the engine holds and does, a second ago; see ``gateway.engines``."""
         process = self._process
         if process is None or not self.ready:
-            return _figures(0, 0, spec.Figures(), self._restarts)
-        return _figures(process.active, process.waiting, process.stats, self._restarts)
+            return _build_stats(0, 0, spec.EngineStats(), self._restarts)
+        return _build_stats(process.active, process.waiting, process.stats, self._restarts)
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
+    ) -> tuple[UnsupportedParameter, ...]:
         """What the engine will not do of the request."""
-        return mapping.lost(request, names, templates=self._settings.trust_templates)
+        return mapping.find_unsupported_params(
+            request, names, templates=self._settings.trust_templates
+        )
 
     async def start(self) -> None:
         """Begin to load the model; requests that come before it is loaded wait for it."""
@@ -100,9 +95,9 @@ class TorchBackend:
     # --- the process ----------------------------------------------------------------------------
 
     async def _supervise_process(self) -> None:
-        pause = _PAUSE
+        pause = _RESTART_DELAY
         while self._load_error is None:
-            process = self._process = Process(self._settings)
+            process = self._process = EngineProcess(self._settings)
             try:
                 await process.start()
                 await process.read_events(self._ready)
@@ -116,7 +111,7 @@ class TorchBackend:
                 self._load_error = process.load_error
                 self._ready.set()
                 return
-            pause = _PAUSE if process.ready else min(pause * 2, _LONGEST_PAUSE)
+            pause = _RESTART_DELAY if process.ready else min(pause * 2, _MAX_RESTART_DELAY)
             _log.error(
                 "the process of %s ended (%s); starting it again in %.1f s",
                 self._settings.path,
@@ -126,7 +121,7 @@ class TorchBackend:
             await asyncio.sleep(pause)
             self._restarts += 1
 
-    async def _get_process(self, context: Context) -> Process:
+    async def _get_process(self, context: RequestContext) -> EngineProcess:
         """The process, when it takes requests. Raises Overloaded, WorkerUnreachable."""
         try:
             async with asyncio.timeout(context.deadline.remaining(context.timeouts.first_token)):
@@ -142,11 +137,11 @@ class TorchBackend:
     # --- requests -------------------------------------------------------------------------------
 
     async def stream(
-        self, request: Request, context: Context
+        self, request: Request, context: RequestContext
     ) -> AsyncGenerator[Sequence[Event], None]:
         """The events of the answer. Closing the generator frees the request's rows."""
         if context.preempt is not None:
-            request = msgspec.structs.replace(request, priority=_LAST)
+            request = msgspec.structs.replace(request, priority=_LOWEST_PRIORITY)
         process = await self._get_process(context)
         job, inbox = process.open_request()
         over = False
@@ -154,40 +149,40 @@ class TorchBackend:
             process.send(
                 self._build_command(request, job, context.deadline.remaining(), context.principal)
             )
-            exchange = _Exchange(request, context, inbox)
+            exchange = _ResponseStream(request, context, inbox)
             while not over:
                 batch = await exchange.next_batch()
                 over = exchange.finished
                 yield batch
                 if tokens := exchange.take_credit():
-                    process.send(spec.Credit(job, tokens))
+                    process.send(spec.CreditCommand(job, tokens))
         finally:
             process.close_request(job, cancel=not over)
 
-    async def tokenize(self, text: str, context: Context) -> Sequence[Token]:
+    async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
         """The model's tokens; a special token has no text."""
         process = await self._get_process(context)
         job, inbox = process.open_request()
         try:
-            process.send(spec.Tokenize(job, text))
+            process.send(spec.TokenizeCommand(job, text))
             news = await inbox.get()
         finally:
             process.close_request(job, cancel=False)
         match news:
-            case [spec.Tokens(_, ids, texts)]:
+            case [spec.TokensEvent(_, ids, texts)]:
                 return list(zip(ids, texts, strict=True))
-            case [spec.Failed() as failed]:
-                raise mapping.error(failed)
+            case [spec.RequestFailedEvent() as failed]:
+                raise mapping.build_engine_error(failed)
             case _:
                 raise WorkerFailed("the local model's process ended")
 
     def _build_command(
         self, request: Request, job: int, timeout: float, tenant: str | None
-    ) -> spec.Generate | spec.Embed:
-        if isinstance(request, EmbedRequest):
-            return mapping.embed(request, job, timeout)
+    ) -> spec.GenerateCommand | spec.EmbedCommand:
+        if isinstance(request, EmbeddingRequest):
+            return mapping.build_embed_command(request, job, timeout)
         settings = self._settings
-        return mapping.generate(
+        return mapping.build_generate_command(
             request,
             job,
             timeout,
@@ -197,14 +192,18 @@ class TorchBackend:
         )
 
 
-class _Exchange:
+class _ResponseStream:
     """News of one job, made events."""
 
-    def __init__(self, request: Request, context: Context, inbox: Inbox) -> None:
+    def __init__(self, request: Request, context: RequestContext, inbox: EngineEventQueue) -> None:
         self._context = context
         self._events_queue = inbox
-        self._running_usage = isinstance(request, GenerateRequest) and request.want.usage == "each"
-        self._at_end_only = isinstance(request, GenerateRequest) and mapping.whole(request)
+        self._running_usage = (
+            isinstance(request, GenerationRequest) and request.want.usage == "each"
+        )
+        self._at_end_only = isinstance(request, GenerationRequest) and mapping.returns_best_only(
+            request
+        )
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._uncredited_tokens = 0
@@ -226,7 +225,7 @@ class _Exchange:
                 self._started = True
                 return found
 
-    async def _next_engine_events(self) -> Sequence[spec.News] | None:
+    async def _next_engine_events(self) -> Sequence[spec.EngineEvent] | None:
         times = self._context.timeouts
         limit = times.idle if self._started else times.first_token
         try:
@@ -240,12 +239,12 @@ class _Exchange:
             which = "idle" if self._started else "first_token"
             raise DeadlineExceeded("the local model took too long", which=which) from None
 
-    def _map_event(self, news: spec.News) -> list[Event]:
+    def _map_event(self, news: spec.EngineEvent) -> list[Event]:
         match news:
-            case spec.Failed():
+            case spec.RequestFailedEvent():
                 self.finished = True
-                raise mapping.error(news)
-            case spec.Finished():
+                raise mapping.build_engine_error(news)
+            case spec.RequestFinishedEvent():
                 self.finished = True
                 usage = Usage(
                     news.prompt_tokens, news.completion_tokens, news.cached_tokens or None
@@ -253,19 +252,19 @@ class _Exchange:
                 timing = Timing(
                     news.queue_seconds, news.prefill_seconds, news.decode_seconds, news.max_batch
                 )
-                return [usage, timing, Done()]
+                return [usage, timing, StreamEnd()]
             case (
-                spec.Piece(token_count=count)
-                | spec.Called(token_count=count)
-                | spec.Argued(token_count=count)
-                | spec.Thinking(token_count=count)
+                spec.TextEvent(token_count=count)
+                | spec.ToolCallEvent(token_count=count)
+                | spec.ToolArgumentsEvent(token_count=count)
+                | spec.ReasoningEvent(token_count=count)
             ):
-                return [*mapping.events(news), *self._count_tokens(count)]
-            case spec.Started(_, prompt_tokens):
+                return [*mapping.map_engine_event(news), *self._count_tokens(count)]
+            case spec.PrefillDoneEvent(_, prompt_tokens):
                 self._prompt_tokens = prompt_tokens
-                return mapping.events(news)
+                return mapping.map_engine_event(news)
             case _:
-                return mapping.events(news)
+                return mapping.map_engine_event(news)
 
     def _count_tokens(self, tokens: int) -> list[Event]:
         """Tokens came; tells of them where running usage is wanted."""
@@ -275,13 +274,15 @@ class _Exchange:
 
     def take_credit(self) -> int:
         """Tokens that may be credited to the engine, once there are enough of them."""
-        if self._uncredited_tokens < _LUMP or self._at_end_only or self.finished:
+        if self._uncredited_tokens < _CREDIT_BATCH or self._at_end_only or self.finished:
             return 0
         tokens, self._uncredited_tokens = self._uncredited_tokens, 0
         return tokens
 
 
-def _figures(rows: int, waiting: int, told: spec.Figures, restarts: int) -> Mapping[str, float]:
+def _build_stats(
+    rows: int, waiting: int, told: spec.EngineStats, restarts: int
+) -> Mapping[str, float]:
     return {
         "running": rows,
         "waiting": waiting,

@@ -15,50 +15,50 @@ from typing import Any
 
 import torch
 
-from backends.torch.loading import free_memory
-from backends.torch.models import ModelError, Report
+from backends.torch.loading import get_free_memory
+from backends.torch.models import ModelError, ProgressReport
 
-FORMAT = 1
+CONVERSION_FORMAT = 1
 """Of a converted folder; a change of it converts anew."""
 
-_REPORTS = 8
+_PROGRESS_REPORTS = 8
 """How often the reading of a large file is told of."""
-_PIECE = 16 << 20
-_EACH = 10
+_READ_BYTES = 16 << 20
+_BYTES_PER_WEIGHT = 10
 """Bytes of memory that a weight takes on its way: two and a half times what is written of it."""
 
 
-def converted(file: Path, cache: Path, report: Report) -> Path:
+def convert_gguf(file: Path, cache: Path, report: ProgressReport) -> Path:
     """The folder of a GGUF file's content, made now if there is none. Raises ModelError."""
     report(f"looking for {file.name} in the cache")
-    name = f"{_digest(file, report)[:32]}-{FORMAT}"
+    name = f"{_hash_file(file, report)[:32]}-{CONVERSION_FORMAT}"
     folder = cache / name
     if folder.is_dir():
         return folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _alone(cache / f".{name}.lock", report):
+        with _lock_file(cache / f".{name}.lock", report):
             if not folder.is_dir():
-                _make(file, folder, report)
+                _make_folder(file, folder, report)
     except OSError as error:
         raise ModelError(f"{file.name} can't be converted into {cache}: {error}") from error
     return folder
 
 
-def _digest(file: Path, report: Report) -> str:
+def _hash_file(file: Path, report: ProgressReport) -> str:
     digest, size, done, told = hashlib.sha256(), file.stat().st_size, 0, 1
     with file.open("rb") as source:
-        while piece := source.read(_PIECE):
+        while piece := source.read(_READ_BYTES):
             digest.update(piece)
             done += len(piece)
-            if done < size and done * _REPORTS >= told * size:
+            if done < size and done * _PROGRESS_REPORTS >= told * size:
                 report(f"looking for {file.name} in the cache: {done * 100 // size} % read")
-                told = done * _REPORTS // size + 1
+                told = done * _PROGRESS_REPORTS // size + 1
     return digest.hexdigest()
 
 
 @contextlib.contextmanager
-def _alone(lock: Path, report: Report) -> Iterator[None]:
+def _lock_file(lock: Path, report: ProgressReport) -> Iterator[None]:
     """Nobody else on this machine is within, with the same lock; a crash lets it go."""
     with lock.open("w") as held:
         try:
@@ -69,24 +69,29 @@ def _alone(lock: Path, report: Report) -> Iterator[None]:
         yield
 
 
-def _make(file: Path, folder: Path, report: Report) -> None:
+def _make_folder(file: Path, folder: Path, report: ProgressReport) -> None:
     work = folder.with_name(f".making-{folder.name}")
     shutil.rmtree(work, ignore_errors=True)  # of one that crashed: nobody else is here
     work.mkdir()
     try:
-        _convert(file, work, report)
+        _convert_file(file, work, report)
         work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     report(f"{file.name} is converted: {folder}")
 
 
-def _convert(file: Path, folder: Path, report: Report) -> None:
+def _convert_file(file: Path, folder: Path, report: ProgressReport) -> None:
     from gguf import GGUFReader  # noqa: PLC0415 - only this needs it
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - takes seconds
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,  # noqa: PLC0415 - takes seconds
+    )
 
     try:
-        _check_memory(file, sum(int(part.n_elements) for part in GGUFReader(file).tensors))
+        _check_conversion_memory(
+            file, sum(int(part.n_elements) for part in GGUFReader(file).tensors)
+        )
         report(f"converting {file.name}, once: the tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
         report(f"converting {file.name}, once: the weights")
@@ -95,11 +100,11 @@ def _convert(file: Path, folder: Path, report: Report) -> None:
         )
     except (ValueError, KeyError, ImportError, NotImplementedError, RuntimeError) as error:
         raise ModelError(f"transformers can't read {file.name}: {error}") from error
-    _write(model, tokenizer, folder, report)
+    _write_model(model, tokenizer, folder, report)
 
 
-def _check_memory(file: Path, weights: int) -> None:
-    need, free = weights * _EACH, free_memory(torch.device("cpu"))
+def _check_conversion_memory(file: Path, weights: int) -> None:
+    need, free = weights * _BYTES_PER_WEIGHT, get_free_memory(torch.device("cpu"))
     if free is not None and need > free:
         raise ModelError(
             f"to convert {file.name} takes {need / 1e6:,.0f} MB of memory, and "
@@ -107,7 +112,7 @@ def _check_memory(file: Path, weights: int) -> None:
         )
 
 
-def _write(model: Any, tokenizer: Any, folder: Path, report: Report) -> None:
+def _write_model(model: Any, tokenizer: Any, folder: Path, report: ProgressReport) -> None:
     """Writes what was read; tells beforehand where there is too little room for it."""
     from safetensors import SafetensorError  # noqa: PLC0415 - half a second that only this needs
     from safetensors.torch import save_model  # noqa: PLC0415

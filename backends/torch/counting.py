@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from backends.torch.kv import Pool
-from backends.torch.spec import Figures, Finished
+from backends.torch.kv import BlockPool
+from backends.torch.spec import EngineStats, RequestFinishedEvent
 
 
 @dataclass(slots=True)
-class Tally:
+class EngineCounters:
     """Counted as it happens; see ``spec.Figures``."""
 
     steps: int = 0
@@ -28,16 +28,16 @@ class Tally:
         self.completion_tokens += made
         self.batched_sequences = batch
 
-    def record_finished(self, told: Finished) -> None:
+    def record_finished(self, told: RequestFinishedEvent) -> None:
         """A request is done."""
         self.cached_tokens += told.cached_tokens
         self.queue_seconds += told.queue_seconds
         self.prefill_seconds += told.prefill_seconds
         self.decode_seconds += told.decode_seconds
 
-    def make_stats(self, pool: Pool, preempted: int) -> Figures:
+    def make_stats(self, pool: BlockPool, preempted: int) -> EngineStats:
         """As they are told."""
-        return Figures(
+        return EngineStats(
             pool.blocks,
             pool.used_blocks,
             preempted,

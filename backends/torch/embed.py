@@ -15,39 +15,39 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
-from backends.torch.linear import lay_out
-from backends.torch.loading import load, load_weights, pick_device, pick_dtype
-from backends.torch.models import Found, read_config
-from backends.torch.reading import Refused, too_long
-from backends.torch.recipe import Layer, Recipe, pooled, read_recipe
-from backends.torch.settings import Settings
+from backends.torch.linear import prepack_linears
+from backends.torch.loading import load_pretrained, load_weights, pick_device, pick_dtype
+from backends.torch.models import ModelLocation, read_model_config
+from backends.torch.reading import RequestRejectedError, make_too_long_error
+from backends.torch.recipe import DenseLayer, PoolingConfig, pool_states, read_pooling_config
+from backends.torch.settings import TorchSettings
 from backends.torch.spec import (
-    Embed,
-    Failed,
-    Figures,
-    Finished,
-    News,
-    Tokenize,
-    Tokens,
-    Vectors,
+    EmbedCommand,
+    EmbeddingsEvent,
+    EngineEvent,
+    EngineStats,
+    RequestFailedEvent,
+    RequestFinishedEvent,
+    TokenizeCommand,
+    TokensEvent,
 )
-from backends.torch.text import TokenBytes, cut
+from backends.torch.text import TokenBytes, tokenize_text
 
 _log = logging.getLogger(__name__)
 
-BUDGET = 2048
+MAX_BATCH_TOKENS = 2048
 """Tokens in one pass, padding included."""
 
 
-class Encoder(NamedTuple):
+class EmbeddingModel(NamedTuple):
     """A model that gives vectors, with all that belongs to it."""
 
     model: Any
     tokenizer: Any
-    pooling: Recipe
+    pooling: PoolingConfig
     max_length: int
     """The most tokens of one text."""
-    dense_layers: tuple[Layer, ...] = ()
+    dense_layers: tuple[DenseLayer, ...] = ()
 
     @property
     def dimensions(self) -> int:
@@ -58,25 +58,30 @@ class Encoder(NamedTuple):
         return size * len(self.pooling.pooling)
 
 
-def load_encoder(found: Found, settings: Settings) -> Encoder:
+def load_encoder(found: ModelLocation, settings: TorchSettings) -> EmbeddingModel:
     """The encoder of a folder. Raises ModelError."""
     device, folder = pick_device(settings.device), Path(found.source)
-    recipe = read_recipe(folder)
+    recipe = read_pooling_config(folder)
     if settings.matryoshka is not None:
         recipe = msgspec.structs.replace(recipe, matryoshka_sizes=settings.matryoshka)
     # Of a model with two halves the first is wanted; a pooler of its own is not.
-    halves = read_config(folder).get("is_encoder_decoder")
+    halves = read_model_config(folder).get("is_encoder_decoder")
     kind = AutoModelForTextEncoding if halves else AutoModel
     model = load_weights(kind, found, device, pick_dtype(settings.dtype, device), spare="pooler.")
-    lay_out(model)
-    tokenizer = load(AutoTokenizer, found)
-    limits = (recipe.max_length, settings.context, _positions(model), tokenizer.model_max_length)
+    prepack_linears(model)
+    tokenizer = load_pretrained(AutoTokenizer, found)
+    limits = (
+        recipe.max_length,
+        settings.context,
+        _count_positions(model),
+        tokenizer.model_max_length,
+    )
     length = min(limit for limit in limits if limit)
-    layers = tuple(Layer(dense, device) for dense in recipe.dense)
-    return Encoder(model, tokenizer, recipe, int(length), layers)
+    layers = tuple(DenseLayer(dense, device) for dense in recipe.dense)
+    return EmbeddingModel(model, tokenizer, recipe, int(length), layers)
 
 
-def _positions(model: Any) -> int | None:
+def _count_positions(model: Any) -> int | None:
     """How many tokens have a position; RoBERTa's family begins to count behind the padding."""
     most: int | None = getattr(model.config, "max_position_embeddings", None)
     for name, module in model.named_modules():
@@ -88,10 +93,12 @@ def _positions(model: Any) -> int | None:
     return most
 
 
-class _Work:
+class _QueuedEmbedding:
     """One request: its texts in batches, longest first."""
 
-    def __init__(self, spec: Embed, texts: list[list[int]], skip: int, arrived: float) -> None:
+    def __init__(
+        self, spec: EmbedCommand, texts: list[list[int]], skip: int, arrived: float
+    ) -> None:
         self.command = spec
         self.texts = texts
         self.prompt_tokens = skip
@@ -100,7 +107,7 @@ class _Work:
         self.started_at: float | None = None
         self.tokens = sum(map(len, texts))
         self.vectors: dict[int, Tensor] = {}
-        self.batches = deque(batched([len(ids) for ids in texts]))
+        self.batches = deque(split_batches([len(ids) for ids in texts]))
         self.largest = 0
 
     @property
@@ -110,27 +117,27 @@ class _Work:
         )
 
 
-def batched(lengths: Sequence[int]) -> list[list[int]]:
+def split_batches(lengths: Sequence[int]) -> list[list[int]]:
     """The indices of texts of these lengths, in batches within the budget, longest first."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     batches: list[list[int]] = []
     for i in order:
         # The first of a batch is its longest, and all are padded to it.
-        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= BUDGET:
+        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= MAX_BATCH_TOKENS:
             batches[-1].append(i)
         else:
             batches.append([i])
     return batches
 
 
-class Embedder:
+class EmbeddingEngine:
     """Answers requests for vectors, a batch at a time, each request in its turn."""
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: EmbeddingModel,
         waiting: int,
-        tell: Callable[[News], None],
+        tell: Callable[[EngineEvent], None],
         clock: Callable[[], float],
     ) -> None:
         self._model = encoder
@@ -138,7 +145,7 @@ class Embedder:
         self._emit = tell
         self._clock = clock
         self._token_bytes = TokenBytes(encoder.tokenizer)
-        self._queue: deque[_Work] = deque()
+        self._queue: deque[_QueuedEmbedding] = deque()
 
     @property
     def active_count(self) -> int:
@@ -151,25 +158,25 @@ class Embedder:
         return max(len(self._queue) - 1, 0)
 
     @property
-    def stats(self) -> Figures:
+    def stats(self) -> EngineStats:
         """Nothing is kept from one request to the next."""
-        return Figures()
+        return EngineStats()
 
-    def submit(self, spec: Embed) -> None:
+    def submit(self, spec: EmbedCommand) -> None:
         """A new request; it is told if it can't be done."""
         try:
             if len(self._queue) > self._max_waiting:
-                raise Refused("overloaded", "the queue of the local model is full")
+                raise RequestRejectedError("overloaded", "the queue of the local model is full")
             self._check_dimensions(spec.dimensions)
             prompt = self._model.pooling.get_prompt(spec.instruction)
             texts = [self._tokenize_input(spec, prompt, text) for text in spec.inputs]
             if not texts:
-                raise Refused("invalid", "there is nothing to embed", param="input")
+                raise RequestRejectedError("invalid", "there is nothing to embed", param="input")
             skip = self._count_prompt_tokens(prompt, spec)
-        except Refused as refused:
+        except RequestRejectedError as refused:
             self._emit(refused.make_failed_event(spec.request_id))
         else:
-            self._queue.append(_Work(spec, texts, skip, self._clock()))
+            self._queue.append(_QueuedEmbedding(spec, texts, skip, self._clock()))
 
     def _check_dimensions(self, size: int | None) -> None:
         """Only vectors that were made for it may be cut: of others a part means nothing."""
@@ -178,22 +185,26 @@ class Embedder:
             return
         if sizes is None:
             text = f"this model's vectors have {whole} dimensions and were not made to be cut"
-            raise Refused("invalid", text, param="dimensions")
+            raise RequestRejectedError("invalid", text, param="dimensions")
         if sizes and size not in sizes:
             known = ", ".join(str(one) for one in sorted({*sizes, whole}))
-            raise Refused("invalid", f"dimensions is one of {known}", param="dimensions")
+            raise RequestRejectedError(
+                "invalid", f"dimensions is one of {known}", param="dimensions"
+            )
         if not 1 <= size <= whole:
-            raise Refused("invalid", f"dimensions is 1 to {whole}", param="dimensions")
+            raise RequestRejectedError("invalid", f"dimensions is 1 to {whole}", param="dimensions")
 
-    def _count_prompt_tokens(self, prompt: str, spec: Embed) -> int:
+    def _count_prompt_tokens(self, prompt: str, spec: EmbedCommand) -> int:
         """How many tokens of a prompt stand before each text, where they are not to count."""
-        if self._model.pooling.includes_prompt or not prompt or not _all_texts(spec):
+        if self._model.pooling.includes_prompt or not prompt or not _has_only_texts(spec):
             return 0
         tokenizer = self._model.tokenizer
         ids = tokenizer.encode(prompt)
         return len(ids) - int(ids[-1] in tokenizer.all_special_ids)
 
-    def _tokenize_input(self, spec: Embed, prompt: str, text: str | tuple[int, ...]) -> list[int]:
+    def _tokenize_input(
+        self, spec: EmbedCommand, prompt: str, text: str | tuple[int, ...]
+    ) -> list[int]:
         limit, keep = self._model.max_length, spec.max_tokens
         most = None if keep is None else limit if keep < 0 else min(keep, limit)
         if isinstance(text, str):
@@ -204,13 +215,15 @@ class Embedder:
         else:
             if spec.instruction is not None:
                 why = "an instruction stands before texts; token ids have it in them"
-                raise Refused("invalid", why, param="instruction")
+                raise RequestRejectedError("invalid", why, param="instruction")
             known: int = self._model.model.config.vocab_size
             if not text or not all(0 <= token < known for token in text):
-                raise Refused("invalid", f"token ids are 0 to {known - 1}", param="input")
+                raise RequestRejectedError(
+                    "invalid", f"token ids are 0 to {known - 1}", param="input"
+                )
             ids = list(text[:most])
         if len(ids) > limit:
-            raise too_long(len(ids), limit, "input")
+            raise make_too_long_error(len(ids), limit, "input")
         return ids
 
     def _tokenize_text(self, text: str, most: int | None) -> list[int]:
@@ -221,14 +234,19 @@ class Embedder:
             return ids
         around: int = tokenizer.num_special_tokens_to_add()
         if most <= around:
-            raise Refused("invalid", f"of a text at least {around + 1} tokens stay", param="input")
+            raise RequestRejectedError(
+                "invalid", f"of a text at least {around + 1} tokens stay", param="input"
+            )
         shorter: list[int] = tokenizer.encode(text, truncation=True, max_length=most)
         return shorter
 
-    def tokenize(self, order: Tokenize) -> None:
+    def tokenize(self, order: TokenizeCommand) -> None:
         """Cut a text, at once."""
         self._emit(
-            Tokens(order.request_id, *cut(self._model.tokenizer, self._token_bytes, order.text))
+            TokensEvent(
+                order.request_id,
+                *tokenize_text(self._model.tokenizer, self._token_bytes, order.text),
+            )
         )
 
     def cancel(self, number: int) -> None:
@@ -242,7 +260,7 @@ class Embedder:
         """One batch. False: there was nothing to do."""
         while self._queue and self._clock() >= self._queue[0].deadline:
             number = self._queue.popleft().command.request_id
-            self._emit(Failed(number, "deadline", "the request's time is up"))
+            self._emit(RequestFailedEvent(number, "deadline", "the request's time is up"))
         if not self._queue:
             return False
         work = self._queue[0]
@@ -255,7 +273,7 @@ class Embedder:
             _log.exception("a pass of the model failed")
             self._queue.popleft()
             message = f"the local model failed: {type(error).__name__}"
-            self._emit(Failed(work.command.request_id, "failed", message))
+            self._emit(RequestFailedEvent(work.command.request_id, "failed", message))
             return True
         work.vectors.update(zip(batch, vectors, strict=True))
         work.largest = max(work.largest, len(batch))
@@ -264,7 +282,7 @@ class Embedder:
             self._finish_request(work, work.started_at)
         return True
 
-    def _compute_vectors(self, texts: list[list[int]], work: _Work) -> Tensor:
+    def _compute_vectors(self, texts: list[list[int]], work: _QueuedEmbedding) -> Tensor:
         encoder, recipe, spec = self._model, self._model.pooling, work.command
         longest = max(map(len, texts))
         padding = encoder.tokenizer.pad_token_id or 0
@@ -277,24 +295,26 @@ class Embedder:
             states = encoder.model(input_ids=ids, attention_mask=mask).last_hidden_state
             # At least its last token stays of each text.
             counted = mask * (at >= (sizes[:, None] - 1).clamp(max=work.prompt_tokens))
-            vectors = torch.cat([pooled(states, counted, how) for how in recipe.pooling], dim=1)
+            vectors = torch.cat(
+                [pool_states(states, counted, how) for how in recipe.pooling], dim=1
+            )
             for layer in encoder.dense_layers:
                 vectors = layer(vectors)
             vectors = vectors[:, : spec.dimensions]
             wanted = recipe.normalize if spec.normalize is None else spec.normalize
             return torch.nn.functional.normalize(vectors) if wanted else vectors
 
-    def _finish_request(self, work: _Work, begun: float) -> None:
+    def _finish_request(self, work: _QueuedEmbedding, begun: float) -> None:
         whole = torch.stack([work.vectors[i] for i in range(len(work.texts))]).cpu()
         data = whole.numpy().astype("<f4").tobytes()
-        self._emit(Vectors(work.command.request_id, 0, whole.shape[1], data))
+        self._emit(EmbeddingsEvent(work.command.request_id, 0, whole.shape[1], data))
         queue, compute = begun - work.arrived_at, self._clock() - begun
         self._emit(
-            Finished(
+            RequestFinishedEvent(
                 work.command.request_id, work.tokens, 0, queue, compute, 0.0, max_batch=work.largest
             )
         )
 
 
-def _all_texts(spec: Embed) -> bool:
+def _has_only_texts(spec: EmbedCommand) -> bool:
     return all(isinstance(text, str) for text in spec.inputs)

@@ -11,40 +11,40 @@ from collections.abc import Callable
 
 import torch
 
-from backends.torch.assembly import Model
-from backends.torch.attention import Segment
-from backends.torch.choosing import Chooser
-from backends.torch.counting import Tally
-from backends.torch.grammar import Grammars
-from backends.torch.guiding import Guiding
-from backends.torch.kv import BLOCK, Kv, Pool, chained
+from backends.torch.assembly import LoadedModel
+from backends.torch.attention import BatchSegment
+from backends.torch.choosing import TokenSelector
+from backends.torch.counting import EngineCounters
+from backends.torch.grammar import GrammarCompiler
+from backends.torch.guiding import GrammarManager
+from backends.torch.kv import BLOCK_SIZE, BlockPool, SequenceCache, hash_blocks
 from backends.torch.models import ModelError
-from backends.torch.reading import Refused
-from backends.torch.rows import Group, Job, Row
-from backends.torch.scheduler import Chunk, Limits, Scheduler
+from backends.torch.reading import RequestRejectedError
+from backends.torch.rows import EngineRequest, SequenceGroup, TokenSequence
+from backends.torch.scheduler import PrefillChunk, Scheduler, SchedulerConfig
 from backends.torch.spec import (
-    Failed,
-    Figures,
-    Finished,
-    Generate,
-    News,
-    Started,
-    Tokenize,
-    Tokens,
+    EngineEvent,
+    EngineStats,
+    GenerateCommand,
+    PrefillDoneEvent,
+    RequestFailedEvent,
+    RequestFinishedEvent,
+    TokenizeCommand,
+    TokensEvent,
 )
-from backends.torch.text import cut
+from backends.torch.text import tokenize_text
 
 _log = logging.getLogger(__name__)
 
 
-class Engine:
+class TorchEngine:
     """Answers many requests with one model, a step at a time."""
 
     def __init__(
         self,
-        model: Model,
-        limits: Limits,
-        tell: Callable[[News], None],
+        model: LoadedModel,
+        limits: SchedulerConfig,
+        tell: Callable[[EngineEvent], None],
         clock: Callable[[], float],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -54,17 +54,17 @@ class Engine:
         self._input_processor = model.input_processor
         self._emit = tell
         self._clock = clock
-        self._token_selector = Chooser(model, tell)
-        self.block_pool = _pool(model, limits)
+        self._token_selector = TokenSelector(model, tell)
+        self.block_pool = _make_block_pool(model, limits)
         self._scheduler = Scheduler(limits, self.block_pool)
-        self._grammar_compiler = Grammars(
+        self._grammar_compiler = GrammarCompiler(
             model.tokenizer, model.runner.vocabulary_size, model.end_tokens, wake
         )
-        self._grammar_manager = Guiding(
+        self._grammar_manager = GrammarManager(
             model.tokenizer, model.input_processor, self._grammar_compiler
         )
-        self._requests: dict[int, Job] = {}
-        self._counters = Tally()
+        self._requests: dict[int, EngineRequest] = {}
+        self._counters = EngineCounters()
 
     @property
     def active_count(self) -> int:
@@ -77,7 +77,7 @@ class Engine:
         return self._scheduler.waiting_count + len(self._grammar_manager)
 
     @property
-    def stats(self) -> Figures:
+    def stats(self) -> EngineStats:
         """What it holds and has done."""
         return self._counters.make_stats(self.block_pool, self._scheduler.preemption_count)
 
@@ -92,28 +92,30 @@ class Engine:
 
     # --- what comes in --------------------------------------------------------------------------
 
-    def submit(self, spec: Generate) -> None:
+    def submit(self, spec: GenerateCommand) -> None:
         """A new request; it is told if it can't be done."""
         try:
             job = self._build_request(spec)
             held = self._grammar_manager.start_compilation(job)
-        except Refused as refused:
+        except RequestRejectedError as refused:
             self._emit(refused.make_failed_event(spec.request_id))
             return
         self._requests[spec.request_id] = job
         if not held:
             self._scheduler.add_request(job)
 
-    def _build_request(self, spec: Generate) -> Job:
+    def _build_request(self, spec: GenerateCommand) -> EngineRequest:
         """What a request comes to. Raises Refused."""
         self._scheduler.check_capacity(max(spec.n, spec.best_of, len(spec.input.prompts)))
         rules = self._input_processor.build_sampling_rules(spec.sampling)
         prompts = self._input_processor.tokenize_prompts(spec.input, spec.stopping)
         given = spec.sampling.seed
         seed = secrets.randbits(64) if given is None else given
-        job = Job(spec, rules, seed, self._clock(), credit=spec.initial_credit)
+        job = EngineRequest(spec, rules, seed, self._clock(), credit=spec.initial_credit)
         job.groups = [
-            Group(job, number, ids, Kv(self.block_pool, len(ids)), chained(ids))
+            SequenceGroup(
+                job, number, ids, SequenceCache(self.block_pool, len(ids)), hash_blocks(ids)
+            )
             for number, ids in enumerate(prompts)
         ]
         if spec.beams is not None:
@@ -123,12 +125,12 @@ class Engine:
         job.prompt_tokens = sum(map(len, prompts))
         return job
 
-    def tokenize(self, order: Tokenize) -> None:
+    def tokenize(self, order: TokenizeCommand) -> None:
         """Cut a text, at once: it takes no row."""
         self._emit(
-            Tokens(
+            TokensEvent(
                 order.request_id,
-                *cut(self._tokenizer, self._token_selector.token_bytes, order.text),
+                *tokenize_text(self._tokenizer, self._token_selector.token_bytes, order.text),
             )
         )
 
@@ -157,7 +159,9 @@ class Engine:
             return self._scheduler.preemption_count > before
         began = self._clock()
         logits, going, reading = self._run_pass(going, reading)
-        lines = [] if logits is None else list(torch.split(logits, _counts(going, reading)))
+        lines = (
+            [] if logits is None else list(torch.split(logits, _count_logit_rows(going, reading)))
+        )
         for chunk, line in zip(reading, lines[1:], strict=True):
             self._finish_chunk(chunk, line)
         fresh = self._start_samples()
@@ -173,7 +177,9 @@ class Engine:
         now = self._clock()
         for job in [job for job in self._requests.values() if now >= job.deadline]:
             self.cancel(job.command.request_id)
-            self._emit(Failed(job.command.request_id, "deadline", "the request's time is up"))
+            self._emit(
+                RequestFailedEvent(job.command.request_id, "deadline", "the request's time is up")
+            )
 
     def _admit_compiled(self) -> None:
         """Requests whose answers have a form go on when that is understood."""
@@ -183,43 +189,43 @@ class Engine:
             else:
                 self._reject_request(job, refused)
 
-    def _reject_request(self, job: Job, refused: Refused) -> None:
+    def _reject_request(self, job: EngineRequest, refused: RequestRejectedError) -> None:
         self.cancel(job.command.request_id)
         self._emit(refused.make_failed_event(job.command.request_id))
 
-    def _fail_request(self, job: Job, error: Exception) -> None:
+    def _fail_request(self, job: EngineRequest, error: Exception) -> None:
         self.cancel(job.command.request_id)
         message = f"the local model failed: {type(error).__name__}"
-        self._emit(Failed(job.command.request_id, "failed", message))
+        self._emit(RequestFailedEvent(job.command.request_id, "failed", message))
 
     def _run_pass(
-        self, going: list[Row], reading: list[Chunk]
-    ) -> tuple[torch.Tensor | None, list[Row], list[Chunk]]:
+        self, going: list[TokenSequence], reading: list[PrefillChunk]
+    ) -> tuple[torch.Tensor | None, list[TokenSequence], list[PrefillChunk]]:
         """The logits, and whose they are.
 
         A pass that fails, be it for want of memory, is tried again with less, the largest chunk
         left out first and then the youngest row; the request without which it goes through fails.
         """
-        left: list[Row | Chunk] = [*going, *sorted(reading, key=_size)]
-        suspect: Job | None = None
+        left: list[TokenSequence | PrefillChunk] = [*going, *sorted(reading, key=_get_chunk_order)]
+        suspect: EngineRequest | None = None
         failure: Exception | None = None
         logits: torch.Tensor | None = None
         while left and logits is None:
             try:
-                logits = self._runner([_segment(one) for one in left])
+                logits = self._runner([_make_segment(one) for one in left])
             except (RuntimeError, MemoryError) as error:
                 _log.exception("a pass of the model failed")
-                suspect, failure = _job(left[-1]), error
-                left = [one for one in left if _job(one) is not suspect]
+                suspect, failure = _get_request(left[-1]), error
+                left = [one for one in left if _get_request(one) is not suspect]
         if suspect is not None and failure is not None:
             self._fail_request(suspect, failure)
         return (
             logits,
-            [one for one in left if isinstance(one, Row)],
-            [one for one in left if isinstance(one, Chunk)],
+            [one for one in left if isinstance(one, TokenSequence)],
+            [one for one in left if isinstance(one, PrefillChunk)],
         )
 
-    def _select_tokens(self, lines: list[torch.Tensor], rows: list[Row]) -> None:
+    def _select_tokens(self, lines: list[torch.Tensor], rows: list[TokenSequence]) -> None:
         """A token for each row, by its line; where that fails, for as many as possible."""
         before = [len(row.output) for row in rows]
         try:
@@ -239,8 +245,8 @@ class Engine:
             self._finish_sequence(row)
 
     def _select_tokens_one_by_one(
-        self, lines: list[torch.Tensor], rows: list[Row], left: list[int]
-    ) -> list[Row]:
+        self, lines: list[torch.Tensor], rows: list[TokenSequence], left: list[int]
+    ) -> list[TokenSequence]:
         """Each request of those left for itself. Whose draw fails then, fails."""
         ended = []
         for job in dict.fromkeys(rows[at].group.request for at in left):
@@ -253,11 +259,11 @@ class Engine:
                 self._fail_request(job, error)
         return ended
 
-    def _finish_chunk(self, chunk: Chunk, logits: torch.Tensor) -> None:
+    def _finish_chunk(self, chunk: PrefillChunk, logits: torch.Tensor) -> None:
         """A chunk went through."""
         complete = self._scheduler.advance_chunk(chunk)
         group = chunk.sequence
-        if isinstance(group, Row):
+        if isinstance(group, TokenSequence):
             return
         job, end = group.request, group.cache.length
         if group.scores_prompt:
@@ -268,9 +274,9 @@ class Engine:
             group.logits = logits[-1:].clone()
         if complete and job.prefilled_at is None:
             job.prefilled_at = self._clock()
-            self._emit(Started(job.command.request_id, job.prompt_tokens))
+            self._emit(PrefillDoneEvent(job.command.request_id, job.prompt_tokens))
 
-    def _start_samples(self) -> list[Row]:
+    def _start_samples(self) -> list[TokenSequence]:
         """Samples of prompts that are read, as far as there are places."""
         found = []
         for group in list(self._scheduler.prefilled):
@@ -288,7 +294,7 @@ class Engine:
                 self._scheduler.prefilled.remove(group)
         return found
 
-    def _finish_sequence(self, row: Row) -> None:
+    def _finish_sequence(self, row: TokenSequence) -> None:
         """A sample is complete; perhaps its job is."""
         job = row.group.request
         self._token_selector.finish_sequence(row)
@@ -298,11 +304,11 @@ class Engine:
             self._counters.record_finished(finished)
             self._emit(finished)
 
-    def _make_finished_event(self, job: Job) -> Finished:
+    def _make_finished_event(self, job: EngineRequest) -> RequestFinishedEvent:
         now = self._clock()
         admitted = job.arrived_at if job.admitted_at is None else job.admitted_at
         prefilled = now if job.prefilled_at is None else job.prefilled_at
-        return Finished(
+        return RequestFinishedEvent(
             job.command.request_id,
             job.prompt_tokens,
             job.completion_tokens,
@@ -314,20 +320,20 @@ class Engine:
         )
 
 
-def _blocks(model: Model, limits: Limits) -> int:
+def _count_blocks(model: LoadedModel, limits: SchedulerConfig) -> int:
     """How many blocks the memory gives: for one whole context at least, for all rows at most."""
-    context = -(-model.runner.context_length // BLOCK)
-    each = model.runner.cache_bytes_per_token * BLOCK
+    context = -(-model.runner.context_length // BLOCK_SIZE)
+    each = model.runner.cache_bytes_per_token * BLOCK_SIZE
     affordable = limits.cache_bytes // each if each else context * limits.max_sequences
     return max(context, min(affordable, context * limits.max_sequences))
 
 
-def _pool(model: Model, limits: Limits) -> Pool:
+def _make_block_pool(model: LoadedModel, limits: SchedulerConfig) -> BlockPool:
     """The memory of all rows, all of it taken now. Raises ModelError."""
-    pool = Pool(_blocks(model, limits))
-    kv = Kv(pool, 1)
+    pool = BlockPool(_count_blocks(model, limits))
+    kv = SequenceCache(pool, 1)
     try:
-        model.runner([Segment(kv, (0,), 0)])
+        model.runner([BatchSegment(kv, (0,), 0)])
     except (RuntimeError, MemoryError) as error:
         size = pool.tokens * model.runner.cache_bytes_per_token >> 20
         raise ModelError(f"memory: {size} MB for keys and values can't be had") from error
@@ -335,18 +341,20 @@ def _pool(model: Model, limits: Limits) -> Pool:
     return pool
 
 
-def _segment(one: Row | Chunk) -> Segment:
-    return Segment(one.cache, one.output[-1:]) if isinstance(one, Row) else one.segment
+def _make_segment(one: TokenSequence | PrefillChunk) -> BatchSegment:
+    return (
+        BatchSegment(one.cache, one.output[-1:]) if isinstance(one, TokenSequence) else one.segment
+    )
 
 
-def _job(one: Row | Chunk) -> Job:
-    return one.group.request if isinstance(one, Row) else one.sequence.group.request
+def _get_request(one: TokenSequence | PrefillChunk) -> EngineRequest:
+    return one.group.request if isinstance(one, TokenSequence) else one.sequence.group.request
 
 
-def _size(chunk: Chunk) -> tuple[int, ...]:
+def _get_chunk_order(chunk: PrefillChunk) -> tuple[int, ...]:
     return len(chunk.segment.tokens), *chunk.sequence.rank
 
 
-def _counts(going: list[Row], reading: list[Chunk]) -> list[int]:
+def _count_logit_rows(going: list[TokenSequence], reading: list[PrefillChunk]) -> list[int]:
     """How many lines of logits belong to all rows, and to each chunk."""
     return [len(going), *(chunk.segment.logit_count for chunk in reading)]

@@ -10,10 +10,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from backends.torch.spec import Call, Function, Turn
+from backends.torch.wishes import ChatTurn, FunctionCall, FunctionDefinition
 
 
-class Family(Struct, frozen=True):
+class ToolCallFormat(Struct, frozen=True):
     """One way to write calls: ``opens`` NAME ``middle`` ARGUMENTS ``closes``.
 
     ``before`` stands before the first, ``between`` two of them, and ``after`` the last. A text
@@ -33,7 +33,7 @@ class Family(Struct, frozen=True):
     id_length: int | None = None
     """Letters and digits that its templates insist on in the id of a call."""
 
-    def format_calls(self, calls: Sequence[Call]) -> str:
+    def format_calls(self, calls: Sequence[FunctionCall]) -> str:
         """These calls as text."""
         each = (
             f"{self.call_prefix}{c.name}{self.name_separator}{c.arguments}{self.call_suffix}"
@@ -42,7 +42,7 @@ class Family(Struct, frozen=True):
         return f"{self.section_prefix}{self.call_separator.join(each)}{self.section_suffix}"
 
 
-HERMES: Final = Family(
+HERMES_FORMAT: Final = ToolCallFormat(
     template_sign="<tool_call>",
     trigger="<tool_call>",
     call_prefix='<tool_call>\n{"name": "',
@@ -50,8 +50,8 @@ HERMES: Final = Family(
     call_suffix="}\n</tool_call>",
     call_separator="\n",
 )
-FAMILIES: Final = (
-    Family(
+TOOL_CALL_FORMATS: Final = (
+    ToolCallFormat(
         template_sign="[ARGS]",
         trigger="[TOOL_CALLS]",
         call_prefix="[TOOL_CALLS]",
@@ -60,7 +60,7 @@ FAMILIES: Final = (
         call_separator="",
         id_length=9,
     ),
-    Family(
+    ToolCallFormat(
         template_sign="[TOOL_CALLS] [",
         trigger="[TOOL_CALLS]",
         section_prefix="[TOOL_CALLS] [",
@@ -71,7 +71,7 @@ FAMILIES: Final = (
         section_suffix="]",
         id_length=9,
     ),
-    Family(
+    ToolCallFormat(
         template_sign="[TOOL_CALLS]",
         trigger="[TOOL_CALLS]",
         section_prefix="[TOOL_CALLS][",
@@ -82,24 +82,24 @@ FAMILIES: Final = (
         section_suffix="]",
         id_length=9,
     ),
-    Family(
+    ToolCallFormat(
         template_sign='"parameters": dictionary',
         call_prefix='{"name": "',
         name_separator='", "parameters": ',
         call_suffix="}",
         call_separator="; ",
     ),
-    HERMES,
+    HERMES_FORMAT,
 )
 """Mistral (three ages), Llama 3, Hermes and Qwen; the templates on their model cards."""
 
 
-def family_of(template: str) -> Family:
+def detect_tool_call_format(template: str) -> ToolCallFormat:
     """The family of a chat template; Hermes where it has no sign of any."""
-    return next((one for one in FAMILIES if one.template_sign in template), HERMES)
+    return next((one for one in TOOL_CALL_FORMATS if one.template_sign in template), HERMES_FORMAT)
 
 
-def knows(template: str) -> bool:
+def supports_functions(template: str) -> bool:
     """Whether a chat template has a place for functions."""
     return "tools" in template
 
@@ -107,7 +107,7 @@ def knows(template: str) -> bool:
 # --- conversations ------------------------------------------------------------------------------
 
 
-def told(function: Function) -> dict[str, Any]:
+def build_function_schema(function: FunctionDefinition) -> dict[str, Any]:
     """A function as chat templates want it."""
     found: dict[str, Any] = {"name": function.name}
     if function.description is not None:
@@ -115,31 +115,31 @@ def told(function: Function) -> dict[str, Any]:
     return {**found, "parameters": msgspec.json.decode(function.parameters)}
 
 
-def written(turns: Sequence[Turn], family: Family) -> Iterator[dict[str, Any]]:
+def build_messages(turns: Sequence[ChatTurn], family: ToolCallFormat) -> Iterator[dict[str, Any]]:
     """A conversation for a template that knows functions."""
     for turn in turns:
-        message = _message(turn)
+        message = _build_message(turn)
         if turn.calls:
             message["tool_calls"] = [
                 {
-                    "id": _id(call.id, family),
+                    "id": _make_call_id(call.id, family),
                     "type": "function",
-                    "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                    "function": {"name": call.name, "arguments": _parse_arguments(call.arguments)},
                 }
                 for call in turn.calls
             ]
         if turn.call_id is not None:
-            message["tool_call_id"] = _id(turn.call_id, family)
+            message["tool_call_id"] = _make_call_id(turn.call_id, family)
         yield message
 
 
-def plain(
-    turns: Sequence[Turn], functions: Sequence[Function], family: Family
+def build_plain_messages(
+    turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition], family: ToolCallFormat
 ) -> Iterator[dict[str, Any]]:
     """A conversation for a template that knows no functions."""
     rest = list(turns)
     if functions:
-        offer = _offer(functions, family)
+        offer = _describe_functions(functions, family)
         first = rest.pop(0).content + "\n\n" if rest and rest[0].role == "system" else ""
         yield {"role": "system", "content": first + offer}
     for turn in rest:
@@ -148,23 +148,26 @@ def plain(
             yield {"role": "user", "content": said}
         elif turn.calls:
             written = family.format_calls(turn.calls)
-            yield {**_message(turn), "content": "\n".join(filter(None, (turn.content, written)))}
+            yield {
+                **_build_message(turn),
+                "content": "\n".join(filter(None, (turn.content, written))),
+            }
         else:
-            yield _message(turn)
+            yield _build_message(turn)
 
 
-def _offer(functions: Sequence[Function], family: Family) -> str:
-    each = "\n".join(msgspec.json.encode(told(one)).decode() for one in functions)
-    form = family.format_calls([Call("", "NAME", "{ARGUMENTS}")])
+def _describe_functions(functions: Sequence[FunctionDefinition], family: ToolCallFormat) -> str:
+    each = "\n".join(msgspec.json.encode(build_function_schema(one)).decode() for one in functions)
+    form = family.format_calls([FunctionCall("", "NAME", "{ARGUMENTS}")])
     return f"You can call these functions:\n{each}\nTo call one, write:\n{form}"
 
 
-def _message(turn: Turn) -> dict[str, Any]:
+def _build_message(turn: ChatTurn) -> dict[str, Any]:
     message = {"role": turn.role, "content": turn.content}
     return message if turn.name is None else {**message, "name": turn.name}
 
 
-def _arguments(text: str) -> Any:
+def _parse_arguments(text: str) -> Any:
     """As an object, which templates write out themselves; as it is where it is no JSON."""
     try:
         return msgspec.json.decode(text)
@@ -172,7 +175,7 @@ def _arguments(text: str) -> Any:
         return text
 
 
-def _id(given: str, family: Family) -> str:
+def _make_call_id(given: str, family: ToolCallFormat) -> str:
     """An id that the family's templates take, the same for a call and its result."""
     if family.id_length is None:
         return given

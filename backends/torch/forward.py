@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from backends.torch.attention import Packed, Segment
-from backends.torch.capped import Manner
-from backends.torch.int8 import narrowed
-from backends.torch.kv import Kv, Pool
-from backends.torch.linear import Made, lay_out
-from backends.torch.loading import family, load_weights, pick_device, pick_dtype
-from backends.torch.models import Found, ModelError
-from backends.torch.parts import join
+from backends.torch.attention import BatchSegment, PackedBatch
+from backends.torch.capped import AttentionParams
+from backends.torch.int8 import quantize_linear
+from backends.torch.kv import BlockPool, SequenceCache
+from backends.torch.linear import LinearFactory, prepack_linears
+from backends.torch.loading import find_model_class, load_weights, pick_device, pick_dtype
+from backends.torch.models import ModelError, ModelLocation
+from backends.torch.parts import fuse_layers
 
-ATTENTION = "interlingua_rows"
+ATTENTION_NAME = "interlingua_rows"
 
 
-def _attend(
+def _attend_packed(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -33,11 +33,11 @@ def _attend(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in each layer; the pass's segments come through its keywords."""
-    packed: Packed | None = options.get("packed")
+    packed: PackedBatch | None = options.get("packed")
     if packed is None:
         raise ModelError("this family does not hand keywords on to its attention")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    manner = Manner(
+    manner = AttentionParams(
         options.get("scaling"),
         options.get("sliding_window"),
         options.get("softcap"),
@@ -46,17 +46,19 @@ def _attend(
     return packed.attend(layer, query[0], key[0], value[0], manner)[None], None
 
 
-AttentionInterface.register(ATTENTION, _attend)
+AttentionInterface.register(ATTENTION_NAME, _attend_packed)
 
 
-class Forward:
+class ModelRunner:
     """A model that takes segments and gives logits."""
 
-    def __init__(self, model: Any, context: int | None = None, made: Made | None = None) -> None:
+    def __init__(
+        self, model: Any, context: int | None = None, made: LinearFactory | None = None
+    ) -> None:
         """``made`` is what becomes of linear layers, once ``join`` is done; see ``lay_out``."""
         self._model = model.eval()
-        join(model)
-        lay_out(model, made)
+        fuse_layers(model)
+        prepack_linears(model, made)
         self.device: torch.device = model.device
         self.config = config = model.config.get_text_config()
         self.generation_config: Any = model.generation_config
@@ -68,19 +70,19 @@ class Forward:
 
     def _check_first_pass(self, layers: int) -> int:
         """A first pass: it warms up, and shows whether the model keeps all its past in our rows."""
-        pool = Pool(1)
+        pool = BlockPool(1)
         try:
-            self([Segment(Kv(pool, 2), (0, 0))])
+            self([BatchSegment(SequenceCache(pool, 2), (0, 0))])
         except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
             raise ModelError(f"this family of models is not served here yet: {error}") from error
         if pool.layer_count != layers:
             raise ModelError("this family keeps a past that is not keys and values; not served yet")
         return pool.size_bytes // pool.tokens
 
-    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+    def __call__(self, segments: Sequence[BatchSegment]) -> torch.Tensor:
         """The wanted logits in float32, one row a token, in the order of the segments."""
         with torch.inference_mode():
-            packed = Packed(segments, self.device)
+            packed = PackedBatch(segments, self.device)
             out = self._model(
                 input_ids=torch.tensor([packed.tokens], device=self.device),
                 position_ids=torch.tensor([packed.positions], device=self.device),
@@ -94,17 +96,19 @@ class Forward:
         return logits if packed.logit_indices else logits[:0]
 
 
-def load_forward(found: Found, device: str, dtype: str, context: int | None) -> Forward:
+def load_forward(found: ModelLocation, device: str, dtype: str, context: int | None) -> ModelRunner:
     """The model of a folder, ready for segments. Raises ModelError."""
-    if not family(AutoModelForCausalLM, found)._supports_attention_backend:  # noqa: SLF001
+    if not find_model_class(AutoModelForCausalLM, found)._supports_attention_backend:  # noqa: SLF001
         raise ModelError(
             f"{found.source} is of a family whose attention or past can't be kept in our rows; "
             "it is not served here"
         )
     place = pick_device(device)
-    made = narrowed if dtype == "int8" else None
+    made = quantize_linear if dtype == "int8" else None
     if made is not None and place.type != "cpu":
         raise ModelError(f"dtype int8 is for processors; for {place} choose auto or bfloat16")
     wanted = pick_dtype("float32" if made else dtype, place)
-    model = load_weights(AutoModelForCausalLM, found, place, wanted, attn_implementation=ATTENTION)
-    return Forward(model, context, made)
+    model = load_weights(
+        AutoModelForCausalLM, found, place, wanted, attn_implementation=ATTENTION_NAME
+    )
+    return ModelRunner(model, context, made)

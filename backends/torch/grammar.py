@@ -20,21 +20,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.torch.reading import Refused
+from backends.torch.reading import RequestRejectedError
 
-KEPT: Final = 64
+MAX_CACHED_GRAMMARS: Final = 64
 """Grammars that are kept, those asked for last."""
-LARGEST: Final = 1 << 18
+MAX_GRAMMAR_LENGTH: Final = 1 << 18
 """Characters of a grammar."""
-_SHOWN: Final = 200
-NOTHING: Final = "no token may come that both the form of the answer and the other fields allow"
-_COMPLEX: Final = "the form of the answer is too complex to be held to"
-_JSON: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_UNKNOWN_KEYS: Final = re.compile(r"Unimplemented keys: \[(.*?)\]")
-_UNKNOWN_FORMAT: Final = re.compile(r"Unknown format: (\S+)")
+_MAX_QUOTED: Final = 200
+NO_TOKEN_ALLOWED: Final = (
+    "no token may come that both the form of the answer and the other fields allow"
+)
+_TOO_COMPLEX: Final = "the form of the answer is too complex to be held to"
+_JSON_OPTIONS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_UNKNOWN_KEYS_PATTERN: Final = re.compile(r"Unimplemented keys: \[(.*?)\]")
+_UNKNOWN_FORMAT_PATTERN: Final = re.compile(r"Unknown format: (\S+)")
 
 
-class Part(NamedTuple):
+class GrammarPart(NamedTuple):
     """A named piece of a grammar; the first is the whole, and others stand in it as ``@name``.
 
     ``lenient`` JSON Schema leaves aside the keys that can't be held to.
@@ -45,19 +47,19 @@ class Part(NamedTuple):
     text: str
 
 
-Source = tuple[Part, ...]
+GrammarSource = tuple[GrammarPart, ...]
 
 
-class Guide:
+class GrammarState:
     """How far one text has come in its grammar."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher = matcher
         self._vocabulary_size = vocabulary
 
-    def copy(self) -> "Guide":
+    def copy(self) -> "GrammarState":
         """Another text that has come as far."""
-        return Guide(self._matcher.deep_copy(), self._vocabulary_size)
+        return GrammarState(self._matcher.deep_copy(), self._vocabulary_size)
 
     def get_forbidden_tokens(self) -> NDArray[np.bool_]:
         """A flag for each token that may not come now.
@@ -66,13 +68,13 @@ class Guide:
         """
         packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise Refused("unsupported", _COMPLEX)
+            raise RequestRejectedError("unsupported", _TOO_COMPLEX)
         return np.unpackbits(~packed, count=self._vocabulary_size, bitorder="little").view(np.bool_)
 
     def accept_token(self, token: int) -> None:
         """This token came. Raises Refused for one that may not."""
         if not self._matcher.consume_token(token):
-            raise Refused("invalid", NOTHING)
+            raise RequestRejectedError("invalid", NO_TOKEN_ALLOWED)
 
     @property
     def is_finished(self) -> bool:
@@ -80,7 +82,7 @@ class Guide:
         return bool(self._matcher.is_stopped())
 
 
-class Grammars:
+class GrammarCompiler:
     """The grammars of one model's vocabulary.
 
     ``wake`` is called, from another thread, when one that was asked for is there.
@@ -94,16 +96,16 @@ class Grammars:
         self._end_tokens = sorted(ends)
         self._wake = wake
         self._threads = ThreadPoolExecutor(2, "grammars")
-        self._cache: OrderedDict[bytes, Future[Guide]] = OrderedDict()
+        self._cache: OrderedDict[bytes, Future[GrammarState]] = OrderedDict()
         self._lock = threading.Lock()
         self._token_table: Any = None
 
     def load_vocabulary(self) -> None:
         """Read the vocabulary. Left to the first request, it would hold up all others."""
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(RequestRejectedError):
             self._get_token_table()
 
-    def compile_grammar(self, source: Source) -> "Future[Guide]":
+    def compile_grammar(self, source: GrammarSource) -> "Future[GrammarState]":
         """The beginning of a text after this grammar; its exception is a Refused."""
         key = blake2b(msgspec.msgpack.encode(source)).digest()
         found = self._cache.pop(key, None)
@@ -111,37 +113,44 @@ class Grammars:
             found = self._threads.submit(self._compile_grammar, source)
             found.add_done_callback(lambda _: self._wake())
         self._cache[key] = found
-        while len(self._cache) > KEPT:
+        while len(self._cache) > MAX_CACHED_GRAMMARS:
             self._cache.popitem(last=False)
         return found
 
-    def _compile_grammar(self, source: Source) -> Guide:
-        if sum(len(part.text) for part in source) > LARGEST:
-            raise Refused("invalid", f"the form of the answer has more than {LARGEST} characters")
+    def _compile_grammar(self, source: GrammarSource) -> GrammarState:
+        if sum(len(part.text) for part in source) > MAX_GRAMMAR_LENGTH:
+            raise RequestRejectedError(
+                "invalid", f"the form of the answer has more than {MAX_GRAMMAR_LENGTH} characters"
+            )
         words = self._get_token_table()
-        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - it may not be installed
+        from llguidance import (
+            LLMatcher,
+            LLParserLimits,  # noqa: PLC0415 - it may not be installed
+        )
 
         try:
-            entries = [_entry(LLMatcher, part) for part in source]
+            entries = [_build_grammar_entry(LLMatcher, part) for part in source]
         except Exception as error:  # the GBNF reader has errors of its own
-            raise _refusal(str(error)) from error
+            raise _make_grammar_error(str(error)) from error
         text = msgspec.json.encode({"grammars": entries}).decode()
         limits = LLParserLimits(max_lexer_states=100_000, verbose_errors=False)
         matcher = LLMatcher(words, text, log_level=0, limits=limits)
         if matcher.is_error():
-            raise _refusal(matcher.get_error())
-        guide = Guide(matcher, self._vocabulary_size)
+            raise _make_grammar_error(matcher.get_error())
+        guide = GrammarState(matcher, self._vocabulary_size)
         guide.get_forbidden_tokens()  # the first takes longest, and shows whether it can be followed at all
         return guide
 
     def _get_token_table(self) -> Any:
         with self._lock:
             if self._token_table is None:
-                self._token_table = _words(self._tokenizer, self._vocabulary_size, self._end_tokens)
+                self._token_table = _build_token_table(
+                    self._tokenizer, self._vocabulary_size, self._end_tokens
+                )
             return self._token_table
 
 
-def _words(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
+def _build_token_table(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
     """What llguidance knows of a model's tokens. Raises Refused."""
     try:
         from llguidance.hf import from_tokenizer  # noqa: PLC0415 - see _compile
@@ -151,13 +160,13 @@ def _words(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
         text = (
             "without llguidance no answer can be held to a form: pip install 'interlingua[torch]'"
         )
-        raise Refused("unsupported", text) from error
+        raise RequestRejectedError("unsupported", text) from error
     except ValueError as error:
         text = "this model's tokenizer does not let an answer be held to a form"
-        raise Refused("unsupported", text) from error
+        raise RequestRejectedError("unsupported", text) from error
 
 
-def _entry(matcher: Any, part: Part) -> dict[str, Any]:
+def _build_grammar_entry(matcher: Any, part: GrammarPart) -> dict[str, Any]:
     """A part as llguidance reads it."""
     match part.kind:
         case "lark":
@@ -167,29 +176,35 @@ def _entry(matcher: Any, part: Part) -> dict[str, Any]:
 
             return {"name": part.name, "lark_grammar": any_to_lark(part.text)}
         case "regex":
-            return _named(part.name, matcher.grammar_from_regex(part.text))
+            return _build_named_entry(part.name, matcher.grammar_from_regex(part.text))
         case "json" | "lenient":
-            how = {**_JSON, "lenient": part.kind == "lenient"}
-            return _named(part.name, matcher.grammar_from_json_schema(part.text, overrides=how))
+            how = {**_JSON_OPTIONS, "lenient": part.kind == "lenient"}
+            return _build_named_entry(
+                part.name, matcher.grammar_from_json_schema(part.text, overrides=how)
+            )
 
 
-def _named(name: str, whole: str) -> dict[str, Any]:
+def _build_named_entry(name: str, whole: str) -> dict[str, Any]:
     read = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])["grammars"]
     [entry] = msgspec.json.decode(read, type=list[dict[str, msgspec.Raw]])
     return {**entry, "name": name}
 
 
-def _refusal(said: str) -> Refused:
+def _make_grammar_error(said: str) -> RequestRejectedError:
     """What llguidance said of a grammar, which shows only what the client wrote."""
-    if keys := _UNKNOWN_KEYS.search(said):
+    if keys := _UNKNOWN_KEYS_PATTERN.search(said):
         names = keys[1].replace('"', "")
-        return Refused("unsupported", f"the schema has keys that can't be held to: {names}")
+        return RequestRejectedError(
+            "unsupported", f"the schema has keys that can't be held to: {names}"
+        )
     if "oneOf" in said:
         text = "the schema has a oneOf whose cases overlap; anyOf can be held to"
-        return Refused("unsupported", text)
-    if form := _UNKNOWN_FORMAT.search(said):
-        return Refused("unsupported", f"the schema has a format that is not known: {form[1]}")
+        return RequestRejectedError("unsupported", text)
+    if form := _UNKNOWN_FORMAT_PATTERN.search(said):
+        return RequestRejectedError(
+            "unsupported", f"the schema has a format that is not known: {form[1]}"
+        )
     if "fuel" in said or "too " in said:
-        return Refused("unsupported", _COMPLEX)
-    first = " ".join(said.split())[:_SHOWN]
-    return Refused("invalid", f"the form of the answer can't be understood: {first}")
+        return RequestRejectedError("unsupported", _TOO_COMPLEX)
+    first = " ".join(said.split())[:_MAX_QUOTED]
+    return RequestRejectedError("invalid", f"the form of the answer can't be understood: {first}")

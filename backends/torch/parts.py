@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from backends.torch.capped import Manner
+from backends.torch.capped import AttentionParams
 
-_TOKENS = 3
+_CHECK_TOKENS = 3
 """So many are tried."""
-_FAR = 1000
+_CHECK_POSITION = 1000
 """The place of the first: what depends on places otherwise than by turns must show."""
-_NEAR = 0.01
+_CHECK_TOLERANCE = 0.01
 """What is the same: off by at most so much of the largest magnitude."""
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_GATED = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_GATED_LAYERS = ("gate_proj", "up_proj", "down_proj")
 
 
-def join(model: nn.Module) -> None:
+def fuse_layers(model: nn.Module) -> None:
     """All attentions and gated layers that are of the usual kind made anew, one after another."""
     makers: dict[tuple[str, ...], Callable[[Any], nn.Module | None]]
-    makers = {_ATTENTION: _attention, _GATED: _gated}
+    makers = {_ATTENTION_LAYERS: _fuse_attention, _GATED_LAYERS: _fuse_gated_mlp}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             layers = {n: part for n, part in child.named_children() if type(part) is nn.Linear}
@@ -38,12 +38,12 @@ def join(model: nn.Module) -> None:
                 setattr(parent, name, part)
 
 
-class Gated(nn.Module):
+class FusedGatedMlp(nn.Module):
     """What opens by the activation of one half, and closes."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
-        self._up = _joined([theirs.gate_proj, theirs.up_proj])
+        self._up = _concatenate_linears([theirs.gate_proj, theirs.up_proj])
         self._down = theirs.down_proj
         self._activation = theirs.act_fn
 
@@ -54,12 +54,12 @@ class Gated(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class FusedAttention(nn.Module):
     """Queries, keys and values at once, turned by their places, and attended as the pass does."""
 
-    def __init__(self, theirs: Any, manner: Manner) -> None:
+    def __init__(self, theirs: Any, manner: AttentionParams) -> None:
         super().__init__()
-        self._qkv = _joined([theirs.q_proj, theirs.k_proj, theirs.v_proj])
+        self._qkv = _concatenate_linears([theirs.q_proj, theirs.k_proj, theirs.v_proj])
         self._output = theirs.o_proj
         self._layer: int = theirs.layer_idx
         self._params = manner
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         return self._output(out.reshape(*hidden_states.shape[:-1], -1)), None
 
 
-class Turns:
+class RotaryFactors:
     """A pass's places as they turn queries and keys: a rotation of halves."""
 
     def __init__(self) -> None:
@@ -111,13 +111,13 @@ class Turns:
         return self._factors
 
 
-class _Witness(Turns):
+class _AttentionRecorder(RotaryFactors):
     """Stands for a pass: it sees what would be attended, and in what manner."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: list[torch.Tensor] = []
-        self.params: Manner | None = None
+        self.params: AttentionParams | None = None
 
     def attend(
         self,
@@ -125,54 +125,59 @@ class _Witness(Turns):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        manner: Manner,
+        manner: AttentionParams,
     ) -> torch.Tensor:
         self.tensors, self.params = [query, key, value], manner
         return query.transpose(0, 1)
 
 
-def _gated(theirs: Any) -> nn.Module | None:
-    rows = _like(theirs.gate_proj.weight, theirs.gate_proj.in_features)
+def _fuse_gated_mlp(theirs: Any) -> nn.Module | None:
+    rows = _make_test_input(theirs.gate_proj.weight, theirs.gate_proj.in_features)
     with torch.inference_mode():
-        ours = Gated(theirs)
-        return ours if _same([theirs(rows)], [ours(rows)]) else None
+        ours = FusedGatedMlp(theirs)
+        return ours if _is_close([theirs(rows)], [ours(rows)]) else None
 
 
-def _attention(theirs: Any) -> nn.Module | None:
+def _fuse_attention(theirs: Any) -> nn.Module | None:
     weight = theirs.q_proj.weight
-    before, after = _Witness(), _Witness()
+    before, after = _AttentionRecorder(), _AttentionRecorder()
     with torch.inference_mode():
         try:
             told = {
-                "hidden_states": _like(weight, theirs.q_proj.in_features),
-                "position_embeddings": tuple(_like(weight, theirs.head_dim, n) for n in (2, 3)),
+                "hidden_states": _make_test_input(weight, theirs.q_proj.in_features),
+                "position_embeddings": tuple(
+                    _make_test_input(weight, theirs.head_dim, n) for n in (2, 3)
+                ),
                 "attention_mask": None,
-                "position_ids": torch.arange(_FAR, _FAR + _TOKENS, device=weight.device)[None],
+                "position_ids": torch.arange(
+                    _CHECK_POSITION, _CHECK_POSITION + _CHECK_TOKENS, device=weight.device
+                )[None],
             }
             expected, _ = theirs(**told, packed=before)
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):
             return None  # of another kind altogether
         if before.params is None:
             return None
-        ours = Attention(theirs, before.params)
+        ours = FusedAttention(theirs, before.params)
         found, _ = ours(**told, packed=after)
-    return ours if _same([expected, *before.tensors], [found, *after.tensors]) else None
+    return ours if _is_close([expected, *before.tensors], [found, *after.tensors]) else None
 
 
-def _like(weight: torch.Tensor, size: int, pace: int = 1) -> torch.Tensor:
+def _make_test_input(weight: torch.Tensor, size: int, pace: int = 1) -> torch.Tensor:
     """Some numbers (1, tokens, size) of no pattern, as such a layer takes them."""
-    found = torch.arange(_TOKENS * size, device=weight.device).mul(pace).sin()
-    return found.view(1, _TOKENS, size).to(weight.dtype)
+    found = torch.arange(_CHECK_TOKENS * size, device=weight.device).mul(pace).sin()
+    return found.view(1, _CHECK_TOKENS, size).to(weight.dtype)
 
 
-def _same(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
+def _is_close(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
     return all(
-        one.shape == other.shape and bool((one - other).abs().max() <= _NEAR * one.abs().max())
+        one.shape == other.shape
+        and bool((one - other).abs().max() <= _CHECK_TOLERANCE * one.abs().max())
         for one, other in zip(expected, found, strict=True)
     )
 
 
-def _joined(layers: Sequence[Any]) -> nn.Linear:
+def _concatenate_linears(layers: Sequence[Any]) -> nn.Linear:
     """One layer of the outputs of all."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
     biases = [layer.bias for layer in layers]

@@ -11,33 +11,33 @@ from pathlib import Path
 
 import msgspec
 
-from backends.torch.settings import Settings
+from backends.torch.settings import TorchSettings
 from backends.torch.spec import (
-    PROTOCOL,
-    Broken,
-    Cancel,
-    Figures,
-    Heartbeat,
-    News,
-    Order,
-    Progress,
-    Ready,
-    body_length,
-    frame,
-    read_news,
+    IPC_VERSION,
+    CancelCommand,
+    EngineCommand,
+    EngineEvent,
+    EngineStats,
+    HeartbeatEvent,
+    LoadFailedEvent,
+    ProgressEvent,
+    ReadyEvent,
+    decode_events,
+    encode_frame,
+    read_body_length,
 )
 
 _log = logging.getLogger(__name__)
 
-SILENCE = 15.0
+MAX_SILENCE = 15.0
 """Seconds without a sign of life after which a process that was ready is given up: it tells of
 itself each second, from a thread of its own."""
-LONGEST_STEP = 300.0
+MAX_STEP_SECONDS = 300.0
 """Seconds after which a step is held to be stuck. A large model on a slow machine takes many."""
-_PATIENCE = 5.0
+_EXIT_TIMEOUT = 5.0
 """Seconds it has to end by itself."""
-_ROOT = Path(__file__).resolve().parents[2]
-_SURROUNDINGS = {
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_ENVIRONMENT = {
     # Threads that spin while they wait for each other take the cores from the gateway: twice the
     # CPU time of a token with one row, and far fewer tokens beside a busy neighbour.
     "GOMP_SPINCOUNT": "1000",
@@ -47,26 +47,26 @@ _SURROUNDINGS = {
     "TRANSFORMERS_VERBOSITY": "error",
 }
 
-Inbox = asyncio.Queue[Sequence[News] | None]
+EngineEventQueue = asyncio.Queue[Sequence[EngineEvent] | None]
 """What is told of one job, in the batches in which it came; None: the process has ended."""
 
 
-class Process:
+class EngineProcess:
     """A process that is started once and ends once."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TorchSettings) -> None:
         self._settings = settings
         self._subprocess: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._queues: dict[int, Inbox] = {}
+        self._queues: dict[int, EngineEventQueue] = {}
         self._request_ids = itertools.count(1)
-        self.ready: Ready | None = None
+        self.ready: ReadyEvent | None = None
         self.load_error: str | None = None
         """Why another start would not help."""
         self.active = 0
         self.waiting = 0
-        self.stats = Figures()
+        self.stats = EngineStats()
         self._unresponsive = False
 
     @property
@@ -78,7 +78,7 @@ class Process:
         """Start it. It has only this socket in common with us, and ends when our end closes."""
         ours, theirs = socket.socketpair()
         try:
-            path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+            path = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
             self._subprocess = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -88,7 +88,7 @@ class Process:
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                env={**_SURROUNDINGS, **os.environ, "PYTHONPATH": path},
+                env={**_ENVIRONMENT, **os.environ, "PYTHONPATH": path},
                 start_new_session=True,
             )
             self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
@@ -104,10 +104,10 @@ class Process:
             return
         try:
             while True:
-                async with asyncio.timeout(SILENCE if self.ready else None):
-                    length = body_length(await self._reader.readexactly(4))
+                async with asyncio.timeout(MAX_SILENCE if self.ready else None):
+                    length = read_body_length(await self._reader.readexactly(4))
                     body = await self._reader.readexactly(length)
-                self._dispatch_events(read_news(body))
+                self._dispatch_events(decode_events(body))
                 if self.ready is not None:
                     ready.set()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -116,7 +116,7 @@ class Process:
             self._unresponsive = True
             _log.exception("the process of %s is given up", self._settings.path)
 
-    def _dispatch_events(self, news: Sequence[News]) -> None:
+    def _dispatch_events(self, news: Sequence[EngineEvent]) -> None:
         """Neighbours of one job stay together: they become one batch of events."""
         for job, told in itertools.groupby(news, key=lambda one: getattr(one, "request_id", None)):
             if job is None:
@@ -125,12 +125,12 @@ class Process:
             elif inbox := self._queues.get(job):
                 inbox.put_nowait(list(told))
 
-    def _handle_event(self, news: News) -> None:
+    def _handle_event(self, news: EngineEvent) -> None:
         match news:
-            case Progress(text):
+            case ProgressEvent(text):
                 _log.info("%s", text)
-            case Ready(task, protocol, context, device, cache_bytes=memory):
-                if protocol != PROTOCOL:
+            case ReadyEvent(task, protocol, context, device, cache_bytes=memory):
+                if protocol != IPC_VERSION:
                     self.load_error = "the engine is of another version than the gateway"
                     return
                 self.ready = news
@@ -142,31 +142,31 @@ class Process:
                     context,
                     memory >> 20,
                 )
-            case Broken(text):
+            case LoadFailedEvent(text):
                 self.load_error = text
-            case Heartbeat(rows, waiting, busy, figures):
+            case HeartbeatEvent(rows, waiting, busy, figures):
                 self.active, self.waiting, self.stats = rows, waiting, figures
-                if busy > LONGEST_STEP:
+                if busy > MAX_STEP_SECONDS:
                     raise TimeoutError(f"a step has taken {busy:.0f} s")
             case _:
                 pass
 
-    def open_request(self) -> tuple[int, Inbox]:
+    def open_request(self) -> tuple[int, EngineEventQueue]:
         """A number for a new job, and where news of it will lie."""
         number = next(self._request_ids)
-        inbox: Inbox = asyncio.Queue()
+        inbox: EngineEventQueue = asyncio.Queue()
         self._queues[number] = inbox
         return number, inbox
 
     def close_request(self, number: int, *, cancel: bool) -> None:
         """Nobody asks for this job any more."""
         if self._queues.pop(number, None) is not None and cancel:
-            self.send(Cancel(number))
+            self.send(CancelCommand(number))
 
-    def send(self, order: Order) -> None:
+    def send(self, order: EngineCommand) -> None:
         """Give an order. One to a process that has ended is lost, as the process's news tell."""
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame([order]))
+            self._writer.write(encode_frame([order]))
 
     async def stop_process(self) -> None:
         """See to it that it ends, and tell all who wait."""
@@ -178,7 +178,7 @@ class Process:
         if self._subprocess is None or self._subprocess.returncode is not None:
             return
         try:
-            async with asyncio.timeout(0 if self._unresponsive else _PATIENCE):
+            async with asyncio.timeout(0 if self._unresponsive else _EXIT_TIMEOUT):
                 await self._subprocess.wait()
         except TimeoutError:
             self._subprocess.kill()

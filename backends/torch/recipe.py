@@ -16,11 +16,11 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from backends.torch.models import ModelError, read_config
+from backends.torch.models import ModelError, read_model_config
 
-Pooling = Literal["mean", "cls", "max", "last", "root", "weighted"]
+PoolingMode = Literal["mean", "cls", "max", "last", "root", "weighted"]
 
-_FLAGS: Mapping[str, Pooling] = {
+_POOLING_FLAGS: Mapping[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -29,14 +29,14 @@ _FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
 }
 """In the order in which the vectors of several are joined."""
-_NAMES: Mapping[str, Pooling] = {
+_POOLING_NAMES: Mapping[str, PoolingMode] = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "root",
     "weightedmean": "weighted", "lasttoken": "last",
 }  # fmt: skip
-_STEPS = {"Transformer", "Pooling", "Dense", "Normalize"}
+_SUPPORTED_MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}
 
 
-class Dense(Struct, frozen=True):
+class DenseConfig(Struct, frozen=True):
     """A layer between pooling and normalisation: its weights' file and its activation's name."""
 
     file: Path
@@ -44,10 +44,10 @@ class Dense(Struct, frozen=True):
     bias: bool
 
 
-class Recipe(Struct, frozen=True):
+class PoolingConfig(Struct, frozen=True):
     """How a model's vectors are made."""
 
-    pooling: tuple[Pooling, ...] = ("mean",)
+    pooling: tuple[PoolingMode, ...] = ("mean",)
     normalize: bool = True
     max_length: int | None = None
     """The most tokens of one text."""
@@ -57,7 +57,7 @@ class Recipe(Struct, frozen=True):
     default_prompt: str | None = None
     includes_prompt: bool = True
     """Whether the prompt's own tokens are pooled with the text's."""
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[DenseConfig, ...] = ()
     matryoshka_sizes: tuple[int, ...] | None = None
     """The shorter vectors that the model was made for; empty: all; None: none."""
 
@@ -68,72 +68,76 @@ class Recipe(Struct, frozen=True):
         return self.prompts.get(instruction, instruction)
 
 
-def read_recipe(folder: Path) -> Recipe:
+def read_pooling_config(folder: Path) -> PoolingConfig:
     """What the files beside a model say. Raises ModelError for what is not served here."""
-    config = read_config(folder)
-    told = _read(folder / "config_sentence_transformers.json", dict[str, Any]) or {}
-    bert = _read(folder / "sentence_bert_config.json", dict[str, Any]) or {}
-    recipe = Recipe(
-        pooling=("last",) if _writes(config) else ("mean",),
+    config = read_model_config(folder)
+    told = _read_json_file(folder / "config_sentence_transformers.json", dict[str, Any]) or {}
+    bert = _read_json_file(folder / "sentence_bert_config.json", dict[str, Any]) or {}
+    recipe = PoolingConfig(
+        pooling=("last",) if _is_generative(config) else ("mean",),
         max_length=bert.get("max_seq_length"),
         lowercase=bool(bert.get("do_lower_case")),
         prompts={name: text for name, text in (told.get("prompts") or {}).items() if text},
         default_prompt=told.get("default_prompt_name"),
-        matryoshka_sizes=_sizes(config),
+        matryoshka_sizes=_read_matryoshka_sizes(config),
     )
-    modules = _read(folder / "modules.json", list[dict[str, Any]])
-    return _stepped(recipe, modules, folder) if modules else recipe
+    modules = _read_json_file(folder / "modules.json", list[dict[str, Any]])
+    return _apply_modules(recipe, modules, folder) if modules else recipe
 
 
-def _writes(config: Mapping[str, Any]) -> bool:
+def _is_generative(config: Mapping[str, Any]) -> bool:
     return any("CausalLM" in name for name in config.get("architectures") or ())
 
 
-def _sizes(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _read_matryoshka_sizes(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The sizes to which vectors may be cut, by the names that vLLM 0.32 reads them from."""
     if sizes := config.get("matryoshka_dimensions"):
         return tuple(sizes)
     return () if config.get("is_matryoshka") else None
 
 
-def _stepped(recipe: Recipe, modules: Sequence[Mapping[str, Any]], folder: Path) -> Recipe:
+def _apply_modules(
+    recipe: PoolingConfig, modules: Sequence[Mapping[str, Any]], folder: Path
+) -> PoolingConfig:
     named = [(str(one.get("type", "")).rpartition(".")[2], one) for one in modules]
-    if unknown := {name for name, _ in named} - _STEPS:
+    if unknown := {name for name, _ in named} - _SUPPORTED_MODULES:
         steps = ", ".join(sorted(unknown))
         raise ModelError(f"{folder} has steps that are not served here: {steps}")
     places = {name: folder / str(one.get("path", "")) for name, one in named}
     pooling: dict[str, Any] = {}
     if "Pooling" in places:
-        pooling = _read(places["Pooling"] / "config.json", dict[str, Any]) or {}
+        pooling = _read_json_file(places["Pooling"] / "config.json", dict[str, Any]) or {}
     return msgspec.structs.replace(
         recipe,
-        pooling=_pooling(pooling, folder) if pooling else recipe.pooling,
+        pooling=_read_pooling_modes(pooling, folder) if pooling else recipe.pooling,
         normalize="Normalize" in places,
         includes_prompt=pooling.get("include_prompt", True),
-        dense=tuple(_dense(folder / str(one["path"])) for name, one in named if name == "Dense"),
+        dense=tuple(
+            _read_dense_config(folder / str(one["path"])) for name, one in named if name == "Dense"
+        ),
     )
 
 
-def _pooling(said: Mapping[str, Any], folder: Path) -> tuple[Pooling, ...]:
+def _read_pooling_modes(said: Mapping[str, Any], folder: Path) -> tuple[PoolingMode, ...]:
     name = said.get("pooling_mode")
     chosen = [name] if isinstance(name, str) else name
     if chosen is None:
         chosen = [flag for flag in said if flag.startswith("pooling_mode_") and said[flag]]
-    known = _FLAGS if name is None else _NAMES
+    known = _POOLING_FLAGS if name is None else _POOLING_NAMES
     if not chosen or not all(one in known for one in chosen):
         names = ", ".join(map(str, chosen)) or "nothing"
         raise ModelError(f"{folder} pools in a way that is not served here: {names}")
     return tuple(known[one] for one in known if one in chosen)
 
 
-def _dense(folder: Path) -> Dense:
-    said = _read(folder / "config.json", dict[str, Any]) or {}
+def _read_dense_config(folder: Path) -> DenseConfig:
+    said = _read_json_file(folder / "config.json", dict[str, Any]) or {}
     name = str(said.get("activation_function", "torch.nn.modules.activation.Tanh"))
     kind = name.rpartition(".")[2]
     file = folder / "model.safetensors"
     if kind not in _ACTIVATIONS or not file.is_file():
         raise ModelError(f"{folder}: a layer with {kind} and safetensors weights is wanted here")
-    return Dense(file, kind, bool(said.get("bias", True)))
+    return DenseConfig(file, kind, bool(said.get("bias", True)))
 
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -145,10 +149,10 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Layer:
+class DenseLayer:
     """A Dense step, with its weights."""
 
-    def __init__(self, dense: Dense, device: torch.device) -> None:
+    def __init__(self, dense: DenseConfig, device: torch.device) -> None:
         from safetensors.torch import load_file  # noqa: PLC0415 - few models have one
 
         weights = load_file(dense.file)
@@ -165,7 +169,7 @@ class Layer:
         return self._activation(torch.nn.functional.linear(vectors, self._weight, self._bias))
 
 
-def pooled(states: Tensor, mask: Tensor, how: Pooling) -> Tensor:
+def pool_states(states: Tensor, mask: Tensor, how: PoolingMode) -> Tensor:
     """One vector for each row of ``states`` (rows, tokens, size); ``mask`` is 1 on its tokens."""
     states = states.float()
     weight = mask[..., None].to(states.dtype)
@@ -186,7 +190,7 @@ def pooled(states: Tensor, mask: Tensor, how: Pooling) -> Tensor:
             return states[rows, mask.argmax(1)]
 
 
-def _read(file: Path, kind: Any) -> Any:
+def _read_json_file(file: Path, kind: Any) -> Any:
     if not file.is_file():
         return None
     try:

@@ -7,39 +7,54 @@ from typing import Literal
 
 import torch
 
-from backends.torch.beams import Search
-from backends.torch.grammar import Guide
-from backends.torch.kv import Kv
-from backends.torch.listening import Ear, Heard
-from backends.torch.reading import Refused
-from backends.torch.sampler import Drawn, Past, Rules
-from backends.torch.spec import Argued, Called, Ended, Generate, Piece, Thinking, Token
-from backends.torch.speech import Argument, Begun, Mused, Said, Speech, Voice
-from backends.torch.text import Release, Transcript
+from backends.torch.beams import BeamSearch
+from backends.torch.grammar import GrammarState
+from backends.torch.kv import SequenceCache
+from backends.torch.listening import ResponseTemplateParser, ResponseTemplateRules
+from backends.torch.reading import RequestRejectedError
+from backends.torch.sampler import SamplingInput, SamplingRules, TokenHistory
+from backends.torch.spec import (
+    ChoiceEndEvent,
+    EngineToken,
+    GenerateCommand,
+    ReasoningEvent,
+    TextEvent,
+    ToolArgumentsEvent,
+    ToolCallEvent,
+)
+from backends.torch.speech import (
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedOutput,
+    ParsedReasoning,
+    ToolCallParser,
+    ToolCallRules,
+)
+from backends.torch.text import OutputText, ReadyText
 
-Reason = Literal["eos", "stop", "length", "tool_calls"]
-Told = Piece | Called | Argued | Thinking | Ended
+StopReason = Literal["eos", "stop", "length", "tool_calls"]
+ChoiceEvent = TextEvent | ToolCallEvent | ToolArgumentsEvent | ReasoningEvent | ChoiceEndEvent
 """What is sent of a choice."""
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class EngineRequest:
     """One request. Its choices are spread over its prompts' groups."""
 
-    command: Generate
-    sampling_rules: Rules
+    command: GenerateCommand
+    sampling_rules: SamplingRules
     seed: int
     arrived_at: float
-    groups: list["Group"] = field(default_factory=list)
+    groups: list["SequenceGroup"] = field(default_factory=list)
     credit: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     admitted_at: float | None = None
     prefilled_at: float | None = None
     max_batch: int = 1
-    grammar_state: Guide | None = None
+    grammar_state: GrammarState | None = None
     """The beginning of an answer after its form."""
-    parser_rules: Voice | Ear | None = None
+    parser_rules: ToolCallRules | ResponseTemplateRules | None = None
     """What an answer may call."""
 
     @property
@@ -67,13 +82,13 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class SequenceGroup:
     """One prompt of a job: read once, however many samples start from it."""
 
-    request: Job
+    request: EngineRequest
     number: int
     prompt: list[int]
-    cache: Kv
+    cache: SequenceCache
     block_hashes: Sequence[bytes] = ()
     """Of the prompt's whole blocks."""
     arrival: int = 0
@@ -81,17 +96,17 @@ class Group:
     """So many of the prompt's tokens were known when it was first to be read."""
     logits: torch.Tensor | None = None
     """After the prompt's last token."""
-    prompt_logprobs: list[Token] = field(default_factory=list)
+    prompt_logprobs: list[EngineToken] = field(default_factory=list)
     samples_started: int = 0
-    finished: list["Row"] = field(default_factory=list)
-    beam_searches: Sequence[Search["Row"]] = ()
+    finished: list["TokenSequence"] = field(default_factory=list)
+    beam_searches: Sequence[BeamSearch["TokenSequence"]] = ()
     """Of beams, one for each of their groups."""
 
     needs_logits = True
     """Somebody wants to know what comes after its last token."""
 
     @property
-    def group(self) -> "Group":
+    def group(self) -> "SequenceGroup":
         """Itself, as a row has one."""
         return self
 
@@ -120,36 +135,36 @@ class Group:
         """Whether all its samples have ended."""
         return len(self.finished) >= self.request.sample_count
 
-    def select_best(self) -> list["Row"]:
+    def select_best(self) -> list["TokenSequence"]:
         """The likeliest samples, by the sum of their tokens' log probabilities."""
         ranked = sorted(self.finished, key=lambda row: -row.cumulative_logprob)
         return ranked[: self.request.command.n]
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class TokenSequence:
     """One sample: a choice in the making."""
 
-    group: Group
+    group: SequenceGroup
     sample: int
     seed: int
-    cache: Kv
-    output_text: Transcript
+    cache: SequenceCache
+    output_text: OutputText
     max_tokens: int
     """At most so many tokens."""
     min_length_forbidden: Sequence[int]
     """What may not come before ``min_tokens``."""
     output: list[int] = field(default_factory=list)
     cumulative_logprob: float = 0.0
-    reason: Reason = "length"
+    reason: StopReason = "length"
     stop: str | int | None = None
-    withheld_text: list[Release] = field(default_factory=list)
+    withheld_text: list[ReadyText] = field(default_factory=list)
     """What is not sent before the best are known."""
-    grammar_state: Guide | None = None
-    output_parser: Speech | Heard | None = None
+    grammar_state: GrammarState | None = None
+    output_parser: ToolCallParser | ResponseTemplateParser | None = None
     discouraged_tokens: Sequence[int] = ()
     """What may come only where its form allows nothing else."""
-    rejection: Refused | None = None
+    rejection: RequestRejectedError | None = None
     """Why it can't go on, which is why its whole job can't."""
 
     needs_logits = False
@@ -165,7 +180,7 @@ class Row:
         """The tokens whose keys and values it needs: the last one's come with the next pass."""
         return self.group.prompt + self.output[:-1]
 
-    def fork(self) -> "Row":
+    def fork(self) -> "TokenSequence":
         """The same text, to go on otherwise; it has no past of its own."""
         return replace(
             self,
@@ -176,7 +191,7 @@ class Row:
             withheld_text=list(self.withheld_text),
         )
 
-    def take_over(self, other: "Row") -> None:
+    def take_over(self, other: "TokenSequence") -> None:
         """Go on from another's text."""
         self.output, self.output_text, self.grammar_state = (
             other.output,
@@ -189,7 +204,7 @@ class Row:
         """The index of its choice in the answer, unless the best are yet to be chosen."""
         return self.group.number * self.group.request.command.n + self.sample
 
-    def make_sampling_input(self) -> Drawn:
+    def make_sampling_input(self) -> SamplingInput:
         """Its part in the next draw."""
         spec = self.group.request.command
         early = len(self.output) < spec.stopping.min_tokens
@@ -198,33 +213,35 @@ class Row:
             if early
             else self.discouraged_tokens
         )
-        past = Past(self.group.prompt, self.output, held)
-        return Drawn(self.group.request.sampling_rules, self.seed, past)
+        past = TokenHistory(self.group.prompt, self.output, held)
+        return SamplingInput(self.group.request.sampling_rules, self.seed, past)
 
-    def map_text(self, release: Release, choice: int) -> Iterator[Told]:
+    def map_text(self, release: ReadyText, choice: int) -> Iterator[ChoiceEvent]:
         """What is sent of a release: text, and the calls in it."""
         said = [release] if self.output_parser is None else self.output_parser.feed(release)
         return (self._map_output(one, choice) for one in said)
 
-    def map_end(self, choice: int) -> Iterator[Told]:
+    def map_end(self, choice: int) -> Iterator[ChoiceEvent]:
         """What is sent at the end: what was held back, and how it ended."""
-        reason: Reason = self.reason
+        reason: StopReason = self.reason
         if self.output_parser is not None:
             yield from (self._map_output(one, choice) for one in self.output_parser.close())
             reason = "tool_calls" if reason == "eos" and self.output_parser.calls else reason
-        yield Ended(self.group.request.command.request_id, choice, reason, self.stop)
+        yield ChoiceEndEvent(self.group.request.command.request_id, choice, reason, self.stop)
 
-    def _map_output(self, said: Said, choice: int) -> Piece | Called | Argued | Thinking:
+    def _map_output(
+        self, said: ParsedOutput, choice: int
+    ) -> TextEvent | ToolCallEvent | ToolArgumentsEvent | ReasoningEvent:
         spec = self.group.request.command
         match said:
-            case Begun(call, number, name, tokens):
-                return Called(spec.request_id, choice, call, number, name, tokens)
-            case Argument(call, text, tokens):
-                return Argued(spec.request_id, choice, call, text, tokens)
-            case Mused(text, tokens):
-                return Thinking(spec.request_id, choice, text, tokens)
-            case Release(text, tokens):
-                return Piece(
+            case ParsedCallStart(call, number, name, tokens):
+                return ToolCallEvent(spec.request_id, choice, call, number, name, tokens)
+            case ParsedCallArguments(call, text, tokens):
+                return ToolArgumentsEvent(spec.request_id, choice, call, text, tokens)
+            case ParsedReasoning(text, tokens):
+                return ReasoningEvent(spec.request_id, choice, text, tokens)
+            case ReadyText(text, tokens):
+                return TextEvent(
                     spec.request_id,
                     choice,
                     text,

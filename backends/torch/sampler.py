@@ -23,18 +23,18 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from backends.torch.spec import Watermark
-from backends.torch.watermark import mark
+from backends.torch.watermark import apply_watermark
+from backends.torch.wishes import WatermarkSettings
 
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy: dividing by it would overflow."""
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_SIXTY_FOUR = (1 << 64) - 1
-_NEVER = float("-inf")
+_GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
+_MASK_64 = (1 << 64) - 1
+_LOG_ZERO = float("-inf")
 
 
-class Rules(Struct, frozen=True):
+class SamplingRules(Struct, frozen=True):
     """How a row's tokens are picked, with every default resolved. The neutral values do nothing."""
 
     temperature: float = 1.0
@@ -49,7 +49,7 @@ class Rules(Struct, frozen=True):
     allowed_tokens: tuple[int, ...] | None = None
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that must not come about."""
-    watermark: Watermark | None = None
+    watermark: WatermarkSettings | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -62,7 +62,7 @@ class Rules(Struct, frozen=True):
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
-class Past(NamedTuple):
+class TokenHistory(NamedTuple):
     """What a row has behind it; ``held`` are ids that may not come yet."""
 
     prompt: Sequence[int]
@@ -76,40 +76,40 @@ class Past(NamedTuple):
         return [*self.prompt[-missing:], *found] if missing else found
 
 
-class Drawn(NamedTuple):
+class SamplingInput(NamedTuple):
     """One row's part in a step."""
 
-    rules: Rules
+    rules: SamplingRules
     seed: int
-    history: Past
+    history: TokenHistory
 
 
 # --- chance -------------------------------------------------------------------------------------
 
 
-def _mixed(value: int) -> int:
+def _mix_bits(value: int) -> int:
     """A finaliser of 64 bits: every bit that comes in changes half of those that go out."""
-    value = ((value ^ (value >> 33)) * 0xFF51AFD7ED558CCD) & _SIXTY_FOUR
-    value = ((value ^ (value >> 33)) * 0xC4CEB9FE1A85EC53) & _SIXTY_FOUR
+    value = ((value ^ (value >> 33)) * 0xFF51AFD7ED558CCD) & _MASK_64
+    value = ((value ^ (value >> 33)) * 0xC4CEB9FE1A85EC53) & _MASK_64
     return value ^ (value >> 33)
 
 
-def chance(seed: int, position: int) -> float:
+def draw_uniform(seed: int, position: int) -> float:
     """A number between 0 and 1, neither included, for a sample's seed and a token's place in it."""
-    bits = _mixed((_mixed(seed & _SIXTY_FOUR) + position * _GOLDEN) & _SIXTY_FOUR)
+    bits = _mix_bits((_mix_bits(seed & _MASK_64) + position * _GOLDEN_RATIO_64) & _MASK_64)
     # With fewer bits than a float has, no product with a sum can be rounded up to that sum.
     return ((bits >> 16) + 0.5) * 2.0**-48
 
 
-def seed_of(seed: int, choice: int) -> int:
+def derive_seed(seed: int, choice: int) -> int:
     """The seed of a request's ``choice``-th sample: its own for the first."""
-    return (seed + choice * _GOLDEN) & _SIXTY_FOUR
+    return (seed + choice * _GOLDEN_RATIO_64) & _MASK_64
 
 
 # --- what changes logits ------------------------------------------------------------------------
 
 
-def adjust(logits: Tensor, drawn: Drawn) -> None:
+def apply_penalties(logits: Tensor, drawn: SamplingInput) -> None:
     """Bias, penalties and forbidden tokens, in place on one row's logits."""
     rules, past = drawn.rules, drawn.history
     if rules.bias:
@@ -126,19 +126,19 @@ def adjust(logits: Tensor, drawn: Drawn) -> None:
         counts = torch.tensor(list(counted.values()), device=logits.device)
         logits[ids] -= rules.presence_penalty + rules.frequency_penalty * counts
     if rules.allowed_tokens is not None:
-        kept = torch.full_like(logits, _NEVER)
+        kept = torch.full_like(logits, _LOG_ZERO)
         ids = torch.tensor(rules.allowed_tokens, device=logits.device)
         kept[ids] = logits[ids]
         logits.copy_(kept)
-    forbidden = [*past.forbidden, *_completing(rules.bad_sequences, past)]
+    forbidden = [*past.forbidden, *_find_completing_tokens(rules.bad_sequences, past)]
     if forbidden:
-        rest = logits.index_fill(0, torch.tensor(forbidden, device=logits.device), _NEVER)
+        rest = logits.index_fill(0, torch.tensor(forbidden, device=logits.device), _LOG_ZERO)
         # Where nothing would be left they give way: some token must come.
-        if rest.max() > _NEVER:
+        if rest.max() > _LOG_ZERO:
             logits.copy_(rest)
 
 
-def _completing(bad: Sequence[tuple[int, ...]], past: Past) -> list[int]:
+def _find_completing_tokens(bad: Sequence[tuple[int, ...]], past: TokenHistory) -> list[int]:
     """The ids that would complete a bad sequence."""
     tail = past.tail(max((len(ids) for ids in bad), default=1) - 1)
     return [ids[-1] for ids in bad if len(ids) == 1 or tuple(tail[1 - len(ids) :]) == ids[:-1]]
@@ -147,31 +147,33 @@ def _completing(bad: Sequence[tuple[int, ...]], past: Past) -> list[int]:
 # --- what leaves tokens out ---------------------------------------------------------------------
 
 
-def _column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def _make_column(
+    values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
 
 
-def _ascending(values: Tensor) -> Tensor:
+def _sort_ascending(values: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(values.cpu().numpy(), axis=-1)).to(values.device)
 
 
-def _floor(logits: Tensor, rules: Sequence[Rules]) -> Tensor:
+def _compute_min_logits(logits: Tensor, rules: Sequence[SamplingRules]) -> Tensor:
     """The least logit that top_k, top_p and min_p leave, for each row (rows, 1)."""
     size = logits.shape[1]
     counts = [rule.top_k if 0 < rule.top_k < size else size for rule in rules]
-    falling = _ascending(-logits).neg_()[:, : max(counts)]
-    most = _column(counts, logits, torch.long)
+    falling = _sort_ascending(-logits).neg_()[:, : max(counts)]
+    most = _make_column(counts, logits, torch.long)
     rank = torch.arange(falling.shape[1], device=logits.device)[None]
-    probs = falling.masked_fill(rank >= most, _NEVER).softmax(-1)
+    probs = falling.masked_fill(rank >= most, _LOG_ZERO).softmax(-1)
     before = probs.cumsum(-1, dtype=torch.float64) - probs
-    top_p = _column([r.top_p if r.top_p < 1 else 2.0 for r in rules], logits)
-    least = _column([r.min_p for r in rules], logits) * probs[:, :1]
+    top_p = _make_column([r.top_p if r.top_p < 1 else 2.0 for r in rules], logits)
+    least = _make_column([r.min_p for r in rules], logits) * probs[:, :1]
     # What is kept is always the beginning of the row, and the first always stays.
     kept = ((before < top_p) & (probs >= least)).sum(-1, keepdim=True)
     return falling.gather(1, torch.minimum(kept, most).clamp_(min=1) - 1)
 
 
-def _typical(logits: Tensor, masses: Sequence[float]) -> Tensor:
+def _apply_typical_p(logits: Tensor, masses: Sequence[float]) -> Tensor:
     """Keeps the tokens whose surprise is nearest to the expected one, up to this mass."""
     log_probs = logits.log_softmax(-1)
     probs = log_probs.exp()
@@ -179,49 +181,53 @@ def _typical(logits: Tensor, masses: Sequence[float]) -> Tensor:
     distance = (-log_probs - entropy).abs()
     order = torch.from_numpy(np.argsort(distance.cpu().numpy(), axis=-1)).to(logits.device)
     mass = probs.gather(-1, order).cumsum(-1)
-    last = (mass < _column(masses, logits)).sum(-1, keepdim=True).clamp_(max=mass.shape[1] - 1)
+    last = (mass < _make_column(masses, logits)).sum(-1, keepdim=True).clamp_(max=mass.shape[1] - 1)
     edge = distance.gather(-1, order.gather(-1, last))
-    return logits.masked_fill(distance > edge, _NEVER)
+    return logits.masked_fill(distance > edge, _LOG_ZERO)
 
 
-def truncate(logits: Tensor, rules: Sequence[Rules]) -> None:
+def apply_truncation(logits: Tensor, rules: Sequence[SamplingRules]) -> None:
     """Makes -inf of what is left out, in place; the logits are divided by temperature already."""
     cut = [i for i, rule in enumerate(rules) if rule.truncates and not rule.is_greedy]
     if cut:
-        floor = torch.full((len(rules), 1), _NEVER, device=logits.device)
-        floor[cut] = _floor(logits[cut], [rules[i] for i in cut])
-        logits.masked_fill_(logits < floor, _NEVER)
+        floor = torch.full((len(rules), 1), _LOG_ZERO, device=logits.device)
+        floor[cut] = _compute_min_logits(logits[cut], [rules[i] for i in cut])
+        logits.masked_fill_(logits < floor, _LOG_ZERO)
     odd = [i for i, rule in enumerate(rules) if rule.typical_p < 1 and not rule.is_greedy]
     if odd:
-        logits[odd] = _typical(logits[odd], [rules[i].typical_p for i in odd])
+        logits[odd] = _apply_typical_p(logits[odd], [rules[i].typical_p for i in odd])
 
 
 # --- the draw -----------------------------------------------------------------------------------
 
 
-def pick(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
+def sample_tokens(logits: Tensor, rows: Sequence[SamplingInput]) -> list[int]:
     """The next token of each row. ``logits`` (rows, vocabulary) is changed on the way."""
     for line, drawn in zip(logits, rows, strict=True):
-        adjust(line, drawn)
+        apply_penalties(line, drawn)
     hot = [i for i, drawn in enumerate(rows) if not drawn.rules.is_greedy]
     if hot:
         rules = [drawn.rules for drawn in rows]
-        logits /= _column([1.0 if rule.is_greedy else rule.temperature for rule in rules], logits)
-        truncate(logits, rules)
+        logits /= _make_column(
+            [1.0 if rule.is_greedy else rule.temperature for rule in rules], logits
+        )
+        apply_truncation(logits, rules)
     for line, drawn in zip(logits, rows, strict=True):
         if drawn.rules.watermark is not None:
-            mark(line, drawn.rules.watermark, drawn.history.tail(drawn.rules.watermark.width))
+            apply_watermark(
+                line, drawn.rules.watermark, drawn.history.tail(drawn.rules.watermark.width)
+            )
     chosen: list[int] = logits.argmax(-1).tolist()
     if hot:
-        for i, token in zip(hot, _draw(logits[hot], [rows[i] for i in hot]), strict=True):
+        for i, token in zip(hot, _draw_tokens(logits[hot], [rows[i] for i in hot]), strict=True):
             chosen[i] = token
     return chosen
 
 
-def _draw(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
+def _draw_tokens(logits: Tensor, rows: Sequence[SamplingInput]) -> list[int]:
     ends = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-    chances = [chance(drawn.seed, len(drawn.history.output)) for drawn in rows]
-    marks = _column(chances, logits, torch.float64) * ends[:, -1:]
+    chances = [draw_uniform(drawn.seed, len(drawn.history.output)) for drawn in rows]
+    marks = _make_column(chances, logits, torch.float64) * ends[:, -1:]
     found = torch.searchsorted(ends, marks, right=True)[:, 0]
     # A model that has gone mad gives no numbers, and they have no order.
     tokens: list[int] = found.clamp_(max=ends.shape[1] - 1).tolist()
@@ -231,14 +237,16 @@ def _draw(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
 # --- log probabilities --------------------------------------------------------------------------
 
 
-class Likely(NamedTuple):
+class SampledLogprob(NamedTuple):
     """A chosen token's log probability, and the likeliest tokens with theirs."""
 
     logprob: float
     top: list[tuple[int, float]]
 
 
-def likelihoods(log_probs: Tensor, chosen: Sequence[int], tops: Sequence[int]) -> list[Likely]:
+def get_logprobs(
+    log_probs: Tensor, chosen: Sequence[int], tops: Sequence[int]
+) -> list[SampledLogprob]:
     """The log probabilities of ``chosen`` and of ``tops`` alternatives; -1 is all of them."""
     ids = torch.tensor(chosen, device=log_probs.device)[:, None]
     own = log_probs.gather(1, ids)[:, 0].tolist()
@@ -246,5 +254,7 @@ def likelihoods(log_probs: Tensor, chosen: Sequence[int], tops: Sequence[int]) -
     for line, logprob, top in zip(log_probs, own, tops, strict=True):
         width = line.shape[0] if top < 0 else min(top, line.shape[0])
         values, indices = line.topk(width)
-        found.append(Likely(logprob, list(zip(indices.tolist(), values.tolist(), strict=True))))
+        found.append(
+            SampledLogprob(logprob, list(zip(indices.tolist(), values.tolist(), strict=True)))
+        )
     return found

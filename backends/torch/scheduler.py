@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from backends.torch.attention import Segment
-from backends.torch.kv import BLOCK, Pool
-from backends.torch.queueing import Line
-from backends.torch.reading import Refused, too_long
-from backends.torch.rows import Group, Job, Row
+from backends.torch.attention import BatchSegment
+from backends.torch.kv import BLOCK_SIZE, BlockPool
+from backends.torch.queueing import FairQueue
+from backends.torch.reading import RequestRejectedError, make_too_long_error
+from backends.torch.rows import EngineRequest, SequenceGroup, TokenSequence
 
 
-class Limits(Struct, frozen=True):
+class SchedulerConfig(Struct, frozen=True):
     """How much at once."""
 
     max_sequences: int = 16
@@ -29,27 +29,27 @@ class Limits(Struct, frozen=True):
     """Bytes for the past of all rows; one whole context is always had."""
 
 
-class Chunk(Struct, frozen=True):
+class PrefillChunk(Struct, frozen=True):
     """The next piece of what is read."""
 
-    sequence: Group | Row
-    segment: Segment
+    sequence: SequenceGroup | TokenSequence
+    segment: BatchSegment
 
 
 class Scheduler:
     """The requests by what they are at: waiting, being read, read, in rows."""
 
-    def __init__(self, limits: Limits, pool: Pool) -> None:
+    def __init__(self, limits: SchedulerConfig, pool: BlockPool) -> None:
         self._limits = limits
         self._block_pool = pool
-        self._queue = Line()
+        self._queue = FairQueue()
         self._arrivals = 0
-        self._preempted: list[Group | Row] = []
+        self._preempted: list[SequenceGroup | TokenSequence] = []
         """Those that have begun and gave up their blocks."""
-        self.prefilling: list[Group | Row] = []
-        self.prefilled: list[Group] = []
+        self.prefilling: list[SequenceGroup | TokenSequence] = []
+        self.prefilled: list[SequenceGroup] = []
         """Prompts that are read, and have samples yet to be started."""
-        self.running: list[Row] = []
+        self.running: list[TokenSequence] = []
         self.preemption_count = 0
         """How often blocks were given up."""
 
@@ -73,28 +73,30 @@ class Scheduler:
     def check_capacity(self, choices: int) -> None:
         """Raises Refused: the queue is full, or a request wants too much of one thing."""
         if len(self._queue) >= self._limits.max_waiting:
-            raise Refused("overloaded", "the queue of the local model is full")
+            raise RequestRejectedError("overloaded", "the queue of the local model is full")
         if choices > self._limits.max_batch_tokens:
             most = self._limits.max_batch_tokens
-            raise Refused("invalid", f"at most {most} choices and prompts", param="n")
+            raise RequestRejectedError("invalid", f"at most {most} choices and prompts", param="n")
 
     def check_beam_capacity(self, width: int, prompt: int) -> None:
         """Raises Refused: beams need places and memory for all of them at once."""
         if width > self._limits.max_sequences:
             most = self._limits.max_sequences
-            raise Refused("invalid", f"at most {most} beams at a time", param="best_of")
-        room = self._block_pool.blocks // width * BLOCK
+            raise RequestRejectedError(
+                "invalid", f"at most {most} beams at a time", param="best_of"
+            )
+        room = self._block_pool.blocks // width * BLOCK_SIZE
         if prompt >= room:
-            raise too_long(prompt, room, "prompt")
+            raise make_too_long_error(prompt, room, "prompt")
 
-    def add_request(self, job: Job) -> None:
+    def add_request(self, job: EngineRequest) -> None:
         """Its prompts wait from now on."""
         for group in job.groups:
             group.arrival = self._arrivals
             self._arrivals += 1
             self._queue.add(group)
 
-    def remove_request(self, job: Job) -> None:
+    def remove_request(self, job: EngineRequest) -> None:
         """Nothing of it waits or works any more."""
         self._queue.remove(job)
         for one in [one for one in self._iterate_scheduled() if one.group.request is job]:
@@ -104,16 +106,16 @@ class Scheduler:
         self.prefilled = [group for group in self.prefilled if group.request is not job]
         self._preempted = [one for one in self._preempted if one.group.request is not job]
 
-    def finish_sequence(self, row: Row) -> None:
+    def finish_sequence(self, row: TokenSequence) -> None:
         """A row is complete."""
         self.running.remove(row)
         row.cache.free()
 
-    def start_sequence(self, row: Row) -> None:
+    def start_sequence(self, row: TokenSequence) -> None:
         """A row goes on from here."""
         self.running.append(row)
 
-    def _iterate_scheduled(self) -> Iterator[Group | Row]:
+    def _iterate_scheduled(self) -> Iterator[SequenceGroup | TokenSequence]:
         yield from self.running
         yield from self.prefilling
         yield from self.prefilled
@@ -138,9 +140,9 @@ class Scheduler:
             if one.group.request.admitted_at is None:
                 one.group.request.admitted_at = now
             self.prefilling.append(one)
-            self.prefilling.sort(key=_rank)
+            self.prefilling.sort(key=_get_rank)
 
-    def _peek_next(self) -> Group | Row | None:
+    def _peek_next(self) -> SequenceGroup | TokenSequence | None:
         """Who has the next place: of those equally urgent one that had a place before."""
         head = self._queue.head()
         for one in self._preempted:
@@ -148,7 +150,7 @@ class Scheduler:
                 return one
         return head
 
-    def has_slots(self, group: Group) -> bool:
+    def has_slots(self, group: SequenceGroup) -> bool:
         """Whether there are places for the next sample of a prompt."""
         return group.request.credit > 0 and self.free_slots >= group.slots_needed
 
@@ -162,21 +164,24 @@ class Scheduler:
                 pass
         return any(map(self.has_slots, self.prefilled))
 
-    def _lacks_slots(self, group: Group) -> bool:
+    def _lacks_slots(self, group: SequenceGroup) -> bool:
         return (
             group in self.prefilled
             and group.request.credit > 0
             and self.free_slots < group.slots_needed
         )
 
-    def _has_blocks(self, one: Group | Row) -> bool:
+    def _has_blocks(self, one: SequenceGroup | TokenSequence) -> bool:
         """For what is to be read of it and all others, and a block more for each other row."""
         others = sum(row.group is not one.group for row in self.running)
-        return sum(map(_need, [one, *self.prefilling])) + others <= self._block_pool.available
+        return (
+            sum(map(_count_needed_blocks, [one, *self.prefilling])) + others
+            <= self._block_pool.available
+        )
 
-    def _preempt_for(self, one: Group | Row) -> bool:
+    def _preempt_for(self, one: SequenceGroup | TokenSequence) -> bool:
         """Makes way for it: of one whose client takes nothing, or who is less urgent, if any."""
-        last = max(self._iterate_scheduled(), key=_yields, default=one)
+        last = max(self._iterate_scheduled(), key=_get_preemption_order, default=one)
         if last.group.request.credit > 0 and last.rank[0] <= one.rank[0]:
             return False
         self._preempt(last)
@@ -184,43 +189,47 @@ class Scheduler:
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def _reserve_blocks(self, one: Group | Row, tokens: int) -> bool:
+    def _reserve_blocks(self, one: SequenceGroup | TokenSequence, tokens: int) -> bool:
         """Room for so many more tokens, taken from those that rank behind, if need be."""
         while one.cache.count_needed_blocks(tokens) > self._block_pool.available:
-            last = max(self._iterate_scheduled(), key=_yields)
-            if last is one or _yields(last) < _yields(one) or last in self._get_sibling_beams(one):
+            last = max(self._iterate_scheduled(), key=_get_preemption_order)
+            if (
+                last is one
+                or _get_preemption_order(last) < _get_preemption_order(one)
+                or last in self._get_sibling_beams(one)
+            ):
                 return False
             self._preempt(last)
         one.cache.reserve(tokens)
         return True
 
-    def _preempt(self, one: Group | Row) -> None:
+    def _preempt(self, one: SequenceGroup | TokenSequence) -> None:
         """It gives up its blocks, to be read again; with beams the others do, too."""
         for other in [row for row in self._get_sibling_beams(one) if row is not one]:
             self._drop_sequence(other)
         self._drop_sequence(one)
 
-    def _get_sibling_beams(self, one: Group | Row) -> list[Row]:
+    def _get_sibling_beams(self, one: SequenceGroup | TokenSequence) -> list[TokenSequence]:
         """The beams of a search that have places."""
-        if isinstance(one, Group) or not one.group.beam_searches:
+        if isinstance(one, SequenceGroup) or not one.group.beam_searches:
             return []
-        held = (row for row in (*self.running, *self.prefilling) if isinstance(row, Row))
+        held = (row for row in (*self.running, *self.prefilling) if isinstance(row, TokenSequence))
         return [row for row in held if row.group is one.group]
 
-    def _drop_sequence(self, one: Group | Row) -> None:
+    def _drop_sequence(self, one: SequenceGroup | TokenSequence) -> None:
         one.cache.free()
-        if isinstance(one, Group):
+        if isinstance(one, SequenceGroup):
             one.prompt_logprobs.clear()
         for place in (self.running, self.prefilling, self.prefilled):
             if one in place:
                 place.remove(one)  # type: ignore[arg-type]
         self._preempted.append(one)
-        self._preempted.sort(key=_rank)
+        self._preempted.sort(key=_get_rank)
         self.preemption_count += 1
 
     # --- the next pass --------------------------------------------------------------------------
 
-    def schedule(self) -> tuple[list[Row], list[Chunk]]:
+    def schedule(self) -> tuple[list[TokenSequence], list[PrefillChunk]]:
         """The rows that make a token now, and the next pieces of what is being read."""
         before, going = self.preemption_count, self._select_running()
         chunks = self._select_chunks()
@@ -229,9 +238,9 @@ class Scheduler:
             chunks = [chunk for chunk in chunks if chunk.sequence in self.prefilling]
         return going, chunks
 
-    def _select_running(self) -> list[Row]:
+    def _select_running(self) -> list[TokenSequence]:
         found = []
-        for row in sorted(self.running, key=_rank):
+        for row in sorted(self.running, key=_get_rank):
             if (
                 row.group.request.credit <= 0
                 or row not in self.running
@@ -244,20 +253,23 @@ class Scheduler:
                 self._preempt(row)
         return found
 
-    def _is_beam_complete(self, row: Row) -> bool:
+    def _is_beam_complete(self, row: TokenSequence) -> bool:
         """Whether all beams of its search are here, if it is one: none goes on alone."""
         if not row.group.beam_searches:
             return True
         here = sum(other.group is row.group for other in self.running)
         return here + len(row.group.finished) == row.group.request.sample_count
 
-    def _select_chunks(self) -> list[Chunk]:
+    def _select_chunks(self) -> list[PrefillChunk]:
         left, found = (
-            max(BLOCK, self._limits.max_chunk_tokens - self._limits.max_chunk_tokens % BLOCK),
+            max(
+                BLOCK_SIZE,
+                self._limits.max_chunk_tokens - self._limits.max_chunk_tokens % BLOCK_SIZE,
+            ),
             [],
         )
         for one in list(self.prefilling):
-            if left < BLOCK:
+            if left < BLOCK_SIZE:
                 break
             if one not in self.prefilling:
                 continue
@@ -266,46 +278,48 @@ class Scheduler:
                 if one.group.cached_tokens is None:
                     one.group.cached_tokens = one.cache.length
             start = one.cache.length
-            end = _until(one, start + left)
+            end = _align_chunk_end(one, start + left)
             if end > start and self._reserve_blocks(one, end - start):
                 wants = (
                     end - start
                     if one.scores_prompt
                     else int(one.needs_logits and end == len(one.context_tokens))
                 )
-                found.append(Chunk(one, Segment(one.cache, one.context_tokens[start:end], wants)))
+                found.append(
+                    PrefillChunk(one, BatchSegment(one.cache, one.context_tokens[start:end], wants))
+                )
                 left -= end - start
         return found
 
-    def advance_chunk(self, chunk: Chunk) -> bool:
+    def advance_chunk(self, chunk: PrefillChunk) -> bool:
         """A chunk went through. Whether that was the last of it."""
         one = chunk.sequence
         one.cache.cache_prefix(one.group.block_hashes)
         if one.cache.length < len(one.context_tokens):
             return False
         self.prefilling.remove(one)
-        if isinstance(one, Row):
+        if isinstance(one, TokenSequence):
             self.running.append(one)
         else:
             self.prefilled.append(one)
         return True
 
 
-def _until(one: Group | Row, end: int) -> int:
+def _align_chunk_end(one: SequenceGroup | TokenSequence, end: int) -> int:
     """Where a chunk may end that would end there: within a prompt only between blocks."""
     end = min(end, len(one.context_tokens))
-    return end - end % BLOCK if end < one.cache.prompt_length else end
+    return end - end % BLOCK_SIZE if end < one.cache.prompt_length else end
 
 
-def _need(one: Group | Row) -> int:
+def _count_needed_blocks(one: SequenceGroup | TokenSequence) -> int:
     """Blocks for what is left of it to be read, and a token more."""
     return one.cache.count_needed_blocks(len(one.context_tokens) - one.cache.length + 1)
 
 
-def _rank(one: Group | Row) -> tuple[int, ...]:
+def _get_rank(one: SequenceGroup | TokenSequence) -> tuple[int, ...]:
     return one.rank
 
 
-def _yields(one: Group | Row) -> tuple[int, ...]:
+def _get_preemption_order(one: SequenceGroup | TokenSequence) -> tuple[int, ...]:
     """The greatest gives way first."""
     return (int(one.group.request.credit <= 0), *one.rank)

@@ -4,46 +4,50 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from backends.torch.beams import Beam, Search
-from backends.torch.guiding import bar, stuck
-from backends.torch.kv import BLOCK
-from backends.torch.reading import Refused
-from backends.torch.rows import Group, Job, Row
-from backends.torch.sampler import Likely, adjust, likelihoods
-from backends.torch.spec import Beams
-from backends.torch.watermark import mark
+from backends.torch.beams import Beam, BeamSearch
+from backends.torch.guiding import fail_without_tokens, mask_logits
+from backends.torch.kv import BLOCK_SIZE
+from backends.torch.reading import RequestRejectedError
+from backends.torch.rows import EngineRequest, SequenceGroup, TokenSequence
+from backends.torch.sampler import SampledLogprob, apply_penalties, get_logprobs
+from backends.torch.watermark import apply_watermark
+from backends.torch.wishes import BeamSearchParams
 
-_RANGES = (("length_penalty", 40.0), ("diversity_penalty", 1e6))
+_PENALTY_RANGES = (("length_penalty", 40.0), ("diversity_penalty", 1e6))
 """Beyond them scores would be no numbers any more."""
-Extend = Callable[[Row, int, Likely | None], bool]
+AppendToken = Callable[[TokenSequence, int, SampledLogprob | None], bool]
 """Gives a row a token. Whether it was the row's last."""
 
 
-def searches(beams: Beams, ends: int) -> list[Search[Row]]:
+def make_beam_searches(beams: BeamSearchParams, ends: int) -> list[BeamSearch[TokenSequence]]:
     """One for each group. ``ends`` is how many tokens end a text. Raises Refused."""
-    for name, most in _RANGES:
+    for name, most in _PENALTY_RANGES:
         value = getattr(beams, name)
         if not abs(value) <= most:
-            raise Refused("invalid", f"{name} is {value}; {-most:g} to {most:g}", param=name)
+            raise RequestRejectedError(
+                "invalid", f"{name} is {value}; {-most:g} to {most:g}", param=name
+            )
     rules = (beams.width // beams.groups, ends, beams.length_penalty, beams.diversity_penalty)
-    return [Search(*rules) for _ in range(beams.groups)]
+    return [BeamSearch(*rules) for _ in range(beams.groups)]
 
 
-def longest(context: int, blocks: int, job: Job) -> int:
+def compute_max_length(context: int, blocks: int, job: EngineRequest) -> int:
     """How many tokens a row may have; all beams together need their share of the memory."""
     if job.command.beams is None:
         return context
-    return min(context, blocks // job.command.beams.width * BLOCK)
+    return min(context, blocks // job.command.beams.width * BLOCK_SIZE)
 
 
-def best(group: Group) -> list[Row]:
+def select_best_beams(group: SequenceGroup) -> list[TokenSequence]:
     """What was found, best first. Where there are fewer texts than choices they come again."""
     pairs = (pair for search in group.beam_searches for pair in search.finished)
     found = [row for _, row in sorted(pairs, key=lambda pair: -pair[0])]
     return [found[rank % len(found)].fork() for rank in range(group.request.command.n)]
 
 
-def step(logits: torch.Tensor, rows: Sequence[Row], extend: Extend) -> list[Row]:
+def step_beams(
+    logits: torch.Tensor, rows: Sequence[TokenSequence], extend: AppendToken
+) -> list[TokenSequence]:
     """One token for each beam of a prompt, by its line of ``logits``. Returns the rows that ended.
 
     The search goes by what biases, penalties, forms and the watermark make of the model's log
@@ -51,16 +55,18 @@ def step(logits: torch.Tensor, rows: Sequence[Row], extend: Extend) -> list[Row]
     """
     own = logits.log_softmax(-1)
     steered = own.clone()
-    bar(steered, rows)
+    mask_logits(steered, rows)
     for line, row in zip(steered, rows, strict=True):
         drawn = row.make_sampling_input()
-        adjust(line, drawn)
+        apply_penalties(line, drawn)
         if drawn.rules.watermark is not None:
-            mark(line, drawn.rules.watermark, drawn.history.tail(drawn.rules.watermark.width))
+            apply_watermark(
+                line, drawn.rules.watermark, drawn.history.tail(drawn.rules.watermark.width)
+            )
     taken: list[int] = []
-    ended: list[Row] = []
-    for search, slots in _parts(rows):
-        beams = _Beams([rows[at] for at in slots], own[slots], extend)
+    ended: list[TokenSequence] = []
+    for search, slots in _group_by_search(rows):
+        beams = _BeamStep([rows[at] for at in slots], own[slots], extend)
         length = len(beams.rows[0].output) + 1
         placed = search.advance(steered[slots], length, beams.grow_beam, taken)
         beams.apply_beams(placed)
@@ -68,34 +74,40 @@ def step(logits: torch.Tensor, rows: Sequence[Row], extend: Extend) -> list[Row]
         if search.is_done:
             ended += beams.rows
         if search.is_done and not search.finished:
-            stuck(beams.rows[0])
+            fail_without_tokens(beams.rows[0])
     return ended
 
 
-def _parts(rows: Sequence[Row]) -> Iterator[tuple[Search[Row], list[int]]]:
+def _group_by_search(
+    rows: Sequence[TokenSequence],
+) -> Iterator[tuple[BeamSearch[TokenSequence], list[int]]]:
     """The searches that go on, and where their rows stand."""
     for number, search in enumerate(rows[0].group.beam_searches):
         if not search.is_done:
             yield search, [at for at, row in enumerate(rows) if row.sample // search.size == number]
 
 
-class _Beams:
+class _BeamStep:
     """The rows of one search in one step, and the model's own ``log_probs`` for each."""
 
-    def __init__(self, rows: list[Row], log_probs: torch.Tensor, extend: Extend) -> None:
+    def __init__(
+        self, rows: list[TokenSequence], log_probs: torch.Tensor, extend: AppendToken
+    ) -> None:
         self.rows = rows
         self._log_probs = log_probs
         self._append_token = extend
         self._top_logprobs = rows[0].group.request.command.logprobs
 
-    def grow_beam(self, slot: int, token: int) -> tuple[Row, bool]:
+    def grow_beam(self, slot: int, token: int) -> tuple[TokenSequence, bool]:
         """See ``Search.step``."""
         row, likely = self.rows[slot].fork(), None
         if self._top_logprobs is not None:
-            (likely,) = likelihoods(self._log_probs[slot : slot + 1], [token], [self._top_logprobs])
+            (likely,) = get_logprobs(
+                self._log_probs[slot : slot + 1], [token], [self._top_logprobs]
+            )
         return row, self._append_token(row, token, likely)
 
-    def apply_beams(self, placed: Sequence[Beam[Row]]) -> None:
+    def apply_beams(self, placed: Sequence[Beam[TokenSequence]]) -> None:
         """Give each row its beam. Whose beam comes from elsewhere takes over its past, too."""
         for slot, (row, beam) in enumerate(zip(self.rows, placed, strict=False)):
             if beam.parent != slot:

@@ -4,10 +4,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from backends.torch.spec import Watermark
+from backends.torch.wishes import WatermarkSettings
 
 
-class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A model and how it is served."""
 
     path: str
@@ -31,5 +31,5 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a request may bring a chat template: it is a program, and costs what it costs."""
     matryoshka: tuple[int, ...] | None = None
     """The sizes to which vectors may be cut; None is what the model's files say."""
-    watermark: Watermark = Watermark()
+    watermark: WatermarkSettings = WatermarkSettings()
     """How texts are marked where a request asks for it."""

@@ -15,39 +15,39 @@ import msgspec
 from msgspec import Struct
 
 from backends.torch.wishes import (
-    Beams,
-    Call,
-    Calling,
-    Ending,
-    Form,
-    Function,
-    Input,
-    Picking,
-    Turn,
-    Watermark,
+    BeamSearchParams,
+    ChatTurn,
+    EngineSamplingParams,
+    FunctionCall,
+    FunctionChoice,
+    FunctionDefinition,
+    OutputFormat,
+    PromptInput,
+    StopParams,
+    WatermarkSettings,
 )
 
 __all__ = [
-    "Beams",
-    "Call",
-    "Calling",
-    "Ending",
-    "Form",
-    "Function",
-    "Input",
-    "Picking",
-    "Turn",
-    "Watermark",
+    "BeamSearchParams",
+    "FunctionCall",
+    "FunctionChoice",
+    "StopParams",
+    "OutputFormat",
+    "FunctionDefinition",
+    "PromptInput",
+    "EngineSamplingParams",
+    "ChatTurn",
+    "WatermarkSettings",
 ]
 """Those that stand elsewhere; what follows needs no list."""
 
-PROTOCOL = 3
-MAX_FRAME = 256 * 1024 * 1024
+IPC_VERSION = 3
+MAX_FRAME_BYTES = 256 * 1024 * 1024
 
-FailKind = Literal["invalid", "unsupported", "too_long", "overloaded", "deadline", "failed"]
+FailureKind = Literal["invalid", "unsupported", "too_long", "overloaded", "deadline", "failed"]
 
 
-class Generate(Struct, frozen=True, omit_defaults=True, tag="generate"):
+class GenerateCommand(Struct, frozen=True, omit_defaults=True, tag="generate"):
     """Make ``n`` choices for each prompt, the likeliest of ``best_of`` where that is more.
 
     With ``beams`` they are the best that the search finds, told at its end, and ``best_of`` is not
@@ -55,9 +55,9 @@ class Generate(Struct, frozen=True, omit_defaults=True, tag="generate"):
     """
 
     request_id: int
-    input: Input
-    sampling: Picking = Picking()
-    stopping: Ending = Ending()
+    input: PromptInput
+    sampling: EngineSamplingParams = EngineSamplingParams()
+    stopping: StopParams = StopParams()
     n: int = 1
     best_of: int = 1
     logprobs: int | None = None
@@ -72,12 +72,12 @@ class Generate(Struct, frozen=True, omit_defaults=True, tag="generate"):
     """So many tokens may be on their way; Credit adds to it."""
     tenant: str | None = None
     """Who asks: waiting requests take turns between tenants."""
-    beams: Beams | None = None
-    output_format: Form | None = None
-    function_choice: Calling | None = None
+    beams: BeamSearchParams | None = None
+    output_format: OutputFormat | None = None
+    function_choice: FunctionChoice | None = None
 
 
-class Embed(Struct, frozen=True, omit_defaults=True, tag="embed"):
+class EmbedCommand(Struct, frozen=True, omit_defaults=True, tag="embed"):
     """One vector for each input."""
 
     request_id: int
@@ -90,27 +90,27 @@ class Embed(Struct, frozen=True, omit_defaults=True, tag="embed"):
     timeout: float | None = None
 
 
-class Tokenize(Struct, frozen=True, tag="tokenize"):
+class TokenizeCommand(Struct, frozen=True, tag="tokenize"):
     """The tokens of a text."""
 
     request_id: int
     text: str
 
 
-class Cancel(Struct, frozen=True, tag="cancel"):
+class CancelCommand(Struct, frozen=True, tag="cancel"):
     """Nobody waits for this job any more."""
 
     request_id: int
 
 
-class Credit(Struct, frozen=True, tag="credit"):
+class CreditCommand(Struct, frozen=True, tag="credit"):
     """So many tokens of the job were taken."""
 
     request_id: int
     tokens: int
 
 
-class Ready(Struct, frozen=True, tag="ready"):
+class ReadyEvent(Struct, frozen=True, tag="ready"):
     """The model is loaded. ``context`` is its longest prompt and answer together, in tokens."""
 
     task: Literal["generate", "embed"]
@@ -122,19 +122,19 @@ class Ready(Struct, frozen=True, tag="ready"):
     """Bytes that keys and values may take."""
 
 
-class Progress(Struct, frozen=True, tag="progress"):
+class ProgressEvent(Struct, frozen=True, tag="progress"):
     """What the process is at, for the log."""
 
     text: str
 
 
-class Broken(Struct, frozen=True, tag="broken"):
+class LoadFailedEvent(Struct, frozen=True, tag="broken"):
     """The model can't be served, and a restart would not help."""
 
     text: str
 
 
-class Figures(Struct, frozen=True, gc=False, array_like=True):
+class EngineStats(Struct, frozen=True, gc=False, array_like=True):
     """What the engine holds, and what it has done since it began. Times are in seconds."""
 
     blocks: int = 0
@@ -160,23 +160,23 @@ class Figures(Struct, frozen=True, gc=False, array_like=True):
     decode_seconds: float = 0.0
 
 
-class Heartbeat(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
+class HeartbeatEvent(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """The process lives. ``busy`` is how many seconds the present step has taken so far."""
 
     active: int
     waiting: int
     step_seconds: float = 0.0
-    stats: Figures = Figures()
+    stats: EngineStats = EngineStats()
 
 
-class Started(Struct, frozen=True, tag="started"):
+class PrefillDoneEvent(Struct, frozen=True, tag="started"):
     """The first prompt is read; no piece came before. The count is of all prompts."""
 
     request_id: int
     prompt_tokens: int
 
 
-class Alternative(Struct, frozen=True, gc=False, array_like=True):
+class TokenAlternative(Struct, frozen=True, gc=False, array_like=True):
     """A token the model might have taken."""
 
     id: int
@@ -184,7 +184,7 @@ class Alternative(Struct, frozen=True, gc=False, array_like=True):
     logprob: float
 
 
-class Token(Struct, frozen=True, gc=False, array_like=True):
+class EngineToken(Struct, frozen=True, gc=False, array_like=True):
     """A token, its bytes and its log probability in the model's own distribution.
 
     A prompt's first token has none.
@@ -193,19 +193,19 @@ class Token(Struct, frozen=True, gc=False, array_like=True):
     id: int
     data: bytes
     logprob: float | None
-    top: tuple[Alternative, ...] = ()
+    top: tuple[TokenAlternative, ...] = ()
 
 
-class Echo(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompt"):
+class PromptEchoEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompt"):
     """The prompt of a choice; with its logprobs where asked for."""
 
     request_id: int
     choice: int
     text: str
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[EngineToken, ...] = ()
 
 
-class Piece(Struct, frozen=True, gc=False, omit_defaults=True, tag="piece"):
+class TextEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="piece"):
     """Text of a choice, and how many tokens it took; ids and logprobs where asked for."""
 
     request_id: int
@@ -213,10 +213,10 @@ class Piece(Struct, frozen=True, gc=False, omit_defaults=True, tag="piece"):
     text: str
     token_count: int
     ids: tuple[int, ...] = ()
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[EngineToken, ...] = ()
 
 
-class Called(Struct, frozen=True, gc=False, omit_defaults=True, tag="called"):
+class ToolCallEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="called"):
     """The model calls a function: its ``call``-th in this choice."""
 
     request_id: int
@@ -228,7 +228,7 @@ class Called(Struct, frozen=True, gc=False, omit_defaults=True, tag="called"):
     """How many tokens it took."""
 
 
-class Argued(Struct, frozen=True, gc=False, omit_defaults=True, tag="argued"):
+class ToolArgumentsEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="argued"):
     """A piece of a call's arguments, which are JSON text, and how many tokens it took."""
 
     request_id: int
@@ -238,7 +238,7 @@ class Argued(Struct, frozen=True, gc=False, omit_defaults=True, tag="argued"):
     token_count: int = 0
 
 
-class Thinking(Struct, frozen=True, gc=False, omit_defaults=True, tag="thinking"):
+class ReasoningEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="thinking"):
     """A piece of what the model thinks before it answers, and how many tokens it took."""
 
     request_id: int
@@ -247,7 +247,7 @@ class Thinking(Struct, frozen=True, gc=False, omit_defaults=True, tag="thinking"
     token_count: int = 0
 
 
-class Ended(Struct, frozen=True, gc=False, tag="ended"):
+class ChoiceEndEvent(Struct, frozen=True, gc=False, tag="ended"):
     """A choice is complete; ``stop`` is the string or token id that ended it."""
 
     request_id: int
@@ -256,7 +256,7 @@ class Ended(Struct, frozen=True, gc=False, tag="ended"):
     stop: str | int | None = None
 
 
-class Vectors(Struct, frozen=True, gc=False, tag="vectors"):
+class EmbeddingsEvent(Struct, frozen=True, gc=False, tag="vectors"):
     """Vectors from input ``first`` on: little-endian float32, ``dimensions`` each."""
 
     request_id: int
@@ -265,7 +265,7 @@ class Vectors(Struct, frozen=True, gc=False, tag="vectors"):
     data: bytes
 
 
-class Tokens(Struct, frozen=True, gc=False, tag="tokens"):
+class TokensEvent(Struct, frozen=True, gc=False, tag="tokens"):
     """All tokens of a text, and the text that each completes."""
 
     request_id: int
@@ -273,7 +273,7 @@ class Tokens(Struct, frozen=True, gc=False, tag="tokens"):
     texts: tuple[str, ...]
 
 
-class Finished(Struct, frozen=True, gc=False, tag="finished"):
+class RequestFinishedEvent(Struct, frozen=True, gc=False, tag="finished"):
     """The job is done: what it took, in tokens and in seconds."""
 
     request_id: int
@@ -288,11 +288,11 @@ class Finished(Struct, frozen=True, gc=False, tag="finished"):
     """So many of the prompt tokens were known, and not read again."""
 
 
-class Failed(Struct, frozen=True, gc=False, tag="failed"):
+class RequestFailedEvent(Struct, frozen=True, gc=False, tag="failed"):
     """The job came to nothing, or broke off."""
 
     request_id: int
-    kind: FailKind
+    kind: FailureKind
     message: str
     param: str | None = None
     """The name of the field to blame."""
@@ -300,49 +300,49 @@ class Failed(Struct, frozen=True, gc=False, tag="failed"):
     limit: int | None = None
 
 
-Order = Generate | Embed | Tokenize | Cancel | Credit
-News = (
-    Ready
-    | Progress
-    | Broken
-    | Heartbeat
-    | Started
-    | Echo
-    | Piece
-    | Called
-    | Argued
-    | Thinking
-    | Ended
-    | Vectors
-    | Tokens
-    | Finished
-    | Failed
+EngineCommand = GenerateCommand | EmbedCommand | TokenizeCommand | CancelCommand | CreditCommand
+EngineEvent = (
+    ReadyEvent
+    | ProgressEvent
+    | LoadFailedEvent
+    | HeartbeatEvent
+    | PrefillDoneEvent
+    | PromptEchoEvent
+    | TextEvent
+    | ToolCallEvent
+    | ToolArgumentsEvent
+    | ReasoningEvent
+    | ChoiceEndEvent
+    | EmbeddingsEvent
+    | TokensEvent
+    | RequestFinishedEvent
+    | RequestFailedEvent
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_orders = msgspec.msgpack.Decoder(list[Order])
-_news = msgspec.msgpack.Decoder(list[News])
+_command_decoder = msgspec.msgpack.Decoder(list[EngineCommand])
+_event_decoder = msgspec.msgpack.Decoder(list[EngineEvent])
 
 
-def frame(messages: Sequence[Order] | Sequence[News]) -> bytes:
+def encode_frame(messages: Sequence[EngineCommand] | Sequence[EngineEvent]) -> bytes:
     """One frame of these messages."""
     body = _encoder.encode(messages)
     return len(body).to_bytes(4, "big") + body
 
 
-def body_length(header: bytes) -> int:
+def read_body_length(header: bytes) -> int:
     """The length that a frame's first four bytes announce."""
     length = int.from_bytes(header, "big")
-    if length > MAX_FRAME:
+    if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes")
     return length
 
 
-def read_orders(body: bytes) -> list[Order]:
+def decode_commands(body: bytes) -> list[EngineCommand]:
     """What the gateway sent."""
-    return _orders.decode(body)
+    return _command_decoder.decode(body)
 
 
-def read_news(body: bytes) -> list[News]:
+def decode_events(body: bytes) -> list[EngineEvent]:
     """What the engine sent."""
-    return _news.decode(body)
+    return _event_decoder.decode(body)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from backends.torch.families import Family
-from backends.torch.text import Release, Taken, overlap
+from backends.torch.families import ToolCallFormat
+from backends.torch.text import OutputToken, ReadyText, count_overlap
 
 
-class Begun(NamedTuple):
+class ParsedCallStart(NamedTuple):
     """A call begins, and the tokens that it took."""
 
     call: int
@@ -23,7 +23,7 @@ class Begun(NamedTuple):
     tokens: int
 
 
-class Argument(NamedTuple):
+class ParsedCallArguments(NamedTuple):
     """A piece of the arguments of the call that began last, and the tokens that it took."""
 
     call: int
@@ -31,23 +31,23 @@ class Argument(NamedTuple):
     tokens: int
 
 
-class Mused(NamedTuple):
+class ParsedReasoning(NamedTuple):
     """A piece of what the model thinks, and the tokens that it took."""
 
     text: str
     tokens: int
 
 
-Said = Release | Begun | Argument | Mused
+ParsedOutput = ReadyText | ParsedCallStart | ParsedCallArguments | ParsedReasoning
 
 
-class Speech:
+class ToolCallParser:
     """One choice, whose text may go over to calls.
 
     ``anywhere``: behind some text, too, and not only where it begins.
     """
 
-    def __init__(self, family: Family, names: Sequence[str], *, anywhere: bool) -> None:
+    def __init__(self, family: ToolCallFormat, names: Sequence[str], *, anywhere: bool) -> None:
         rest = {f"{family.call_prefix}{name}{family.name_separator}": name for name in names}
         self._first_call_heads = {family.section_prefix + head: name for head, name in rest.items()}
         self._next_call_heads = {
@@ -56,14 +56,14 @@ class Speech:
         self._trigger = family.trigger
         self._anywhere = anywhere
         self._text = ""
-        self._pending_tokens: list[Taken] = []
-        self._json_scanner = _Json()
+        self._pending_tokens: list[OutputToken] = []
+        self._json_scanner = _JsonScanner()
         self._has_emitted = False
         """Some text was sent."""
         self.calls = 0
         """How many have begun."""
 
-    def feed(self, release: Release) -> Iterator[Said]:
+    def feed(self, release: ReadyText) -> Iterator[ParsedOutput]:
         """What may be told of it."""
         self._text += release.text
         self._pending_tokens += release.tokens
@@ -76,7 +76,7 @@ class Speech:
                 else self._emit_arguments()
             )
 
-    def close(self) -> Iterator[Said]:
+    def close(self) -> Iterator[ParsedOutput]:
         """What is left when nothing follows: of text, the part that did not become a call."""
         if self.calls:
             return
@@ -90,7 +90,7 @@ class Speech:
         if text or self._pending_tokens:
             yield self._make_ready_text(text)
 
-    def _find_next_call(self) -> Iterator[Said]:
+    def _find_next_call(self) -> Iterator[ParsedOutput]:
         """For the next call."""
         heads = self._next_call_heads if self.calls else self._first_call_heads
         found = self._find_head(heads)
@@ -100,9 +100,9 @@ class Speech:
             self._text = self._text[at + len(head) :]
             if text and not self.calls:
                 yield self._make_ready_text(text)
-            yield Begun(self.calls, new_id(), heads[head], self._pop_token_count())
+            yield ParsedCallStart(self.calls, make_call_id(), heads[head], self._pop_token_count())
             self.calls += 1
-            self._json_scanner = _Json()
+            self._json_scanner = _JsonScanner()
         elif not self.calls and (free := len(self._text) - self._count_uncertain()) > 0:
             text, self._text = self._text[:free], self._text[free:]
             yield self._make_ready_text(text)
@@ -120,22 +120,22 @@ class Speech:
             return (
                 len(self._text) if not self._has_emitted and self._may_begin_head(self._text) else 0
             )
-        size = max(overlap(self._text, head) for head in self._first_call_heads)
+        size = max(count_overlap(self._text, head) for head in self._first_call_heads)
         before = self._text[: len(self._text) - size]
         return len(self._text) - len(before.rstrip())
 
     def _may_begin_head(self, text: str) -> bool:
         return any(head.startswith(text) for head in self._first_call_heads)
 
-    def _emit_arguments(self) -> Iterator[Said]:
+    def _emit_arguments(self) -> Iterator[ParsedOutput]:
         size = self._json_scanner.scan(self._text)
         text, self._text = self._text[:size], self._text[size:]
-        yield Argument(self.calls - 1, text, self._pop_token_count())
+        yield ParsedCallArguments(self.calls - 1, text, self._pop_token_count())
 
-    def _make_ready_text(self, text: str) -> Release:
+    def _make_ready_text(self, text: str) -> ReadyText:
         tokens, self._pending_tokens = self._pending_tokens, []
         self._has_emitted = True
-        return Release(text, tokens)
+        return ReadyText(text, tokens)
 
     def _pop_token_count(self) -> int:
         """The tokens since anything was told; nothing else is told of them."""
@@ -143,21 +143,21 @@ class Speech:
         return len(tokens)
 
 
-class Voice(Struct, frozen=True):
+class ToolCallRules(Struct, frozen=True):
     """What the choices of a request may call, and how."""
 
-    call_format: Family
+    call_format: ToolCallFormat
     names: tuple[str, ...]
     anywhere: bool
     marker_tokens: frozenset[int]
     """Special tokens that are a part of calls: as text they are there to be read."""
 
-    def make_parser(self) -> Speech:
+    def make_parser(self) -> ToolCallParser:
         """For one choice."""
-        return Speech(self.call_format, self.names, anywhere=self.anywhere)
+        return ToolCallParser(self.call_format, self.names, anywhere=self.anywhere)
 
 
-class _Json:
+class _JsonScanner:
     """Finds the end of a JSON object."""
 
     def __init__(self) -> None:
@@ -186,6 +186,6 @@ class _Json:
         return len(text)
 
 
-def new_id() -> str:
+def make_call_id() -> str:
     """For a call."""
     return f"call_{secrets.token_hex(12)}"

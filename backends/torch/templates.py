@@ -8,7 +8,7 @@ import msgspec
 from backends.torch.models import ModelError
 
 
-def template_at(path: str) -> str | dict[str, str]:
+def load_template(path: str) -> str | dict[str, str]:
     """The template in a file or in a tokenizer's folder, or the folder's several, by name.
 
     Raises ModelError when there is none.
@@ -21,12 +21,12 @@ def template_at(path: str) -> str | dict[str, str]:
         if apart.is_file():
             return apart.read_text("utf-8")
         described = msgspec.json.decode((place / "tokenizer_config.json").read_bytes())
-        return _of(described["chat_template"])
+        return _read_templates(described["chat_template"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ModelError(f"there is no chat template in {path}: {error}") from error
 
 
-def _of(found: Any) -> str | dict[str, str]:
+def _read_templates(found: Any) -> str | dict[str, str]:
     """As tokenizer_config.json has them: one, or a list of named ones."""
     if isinstance(found, list):
         return {str(one["name"]): str(one["template"]) for one in found}

@@ -9,14 +9,14 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from backends.torch.spec import Token
+from backends.torch.spec import EngineToken
 
-Decode = Callable[[Sequence[int]], str]
+TokenDecoder = Callable[[Sequence[int]], str]
 
-_REPLACEMENT = "\ufffd"
-_PATIENCE = 8
+_REPLACEMENT_CHARACTER = "\ufffd"
+_MAX_PENDING_TOKENS = 8
 """A character takes four bytes at most: after so many tokens it is plain that none is coming."""
-_PROMPT_TAIL = 5
+_PROMPT_TAIL_TOKENS = 5
 """Some tokenizers decode a token differently at the beginning of a text."""
 
 
@@ -25,9 +25,9 @@ class Detokenizer:
 
     __slots__ = ("_decode", "_ids", "_decoded", "_pending")
 
-    def __init__(self, decode: Decode, prompt: Sequence[int]) -> None:
+    def __init__(self, decode: TokenDecoder, prompt: Sequence[int]) -> None:
         self._decode = decode
-        self._ids = list(prompt[-_PROMPT_TAIL:])
+        self._ids = list(prompt[-_PROMPT_TAIL_TOKENS:])
         self._decoded = decode(self._ids)
         self._pending = 0
 
@@ -36,14 +36,16 @@ class Detokenizer:
         self._ids.append(token)
         self._pending += 1
         text = self._decode(self._ids)
-        if text.endswith(_REPLACEMENT) and self._pending < _PATIENCE:
+        if text.endswith(_REPLACEMENT_CHARACTER) and self._pending < _MAX_PENDING_TOKENS:
             return ""
         return self._accept_text(text)
 
     def close(self) -> str:
         """What is left, less the beginning of a character."""
         return (
-            self._accept_text(self._decode(self._ids).rstrip(_REPLACEMENT)) if self._pending else ""
+            self._accept_text(self._decode(self._ids).rstrip(_REPLACEMENT_CHARACTER))
+            if self._pending
+            else ""
         )
 
     def copy(self) -> "Detokenizer":
@@ -60,21 +62,21 @@ class Detokenizer:
         return new
 
 
-class Taken(NamedTuple):
+class OutputToken(NamedTuple):
     """A token as it goes out: its id, and its log probability where that was asked for."""
 
     id: int
-    logprob: Token | None
+    logprob: EngineToken | None
 
 
-class Release(NamedTuple):
+class ReadyText(NamedTuple):
     """Text that may be sent, and the tokens it took."""
 
     text: str
-    tokens: list[Taken]
+    tokens: list[OutputToken]
 
 
-class Transcript:
+class OutputText:
     """One choice's text on its way out."""
 
     __slots__ = ("_detokenizer", "_pending_tokens", "_include_stop", "_stops", "_text", "stopped")
@@ -84,22 +86,22 @@ class Transcript:
         self._stops = tuple(stop for stop in stops if stop)
         self._include_stop = include
         self._text = ""
-        self._pending_tokens: list[tuple[int, int, Taken]] = []
+        self._pending_tokens: list[tuple[int, int, OutputToken]] = []
         self.stopped: str | None = None
         """The stop string that was found."""
 
-    def copy(self) -> "Transcript":
+    def copy(self) -> "OutputText":
         """The same text, to go on otherwise."""
         other = copy.copy(self)
         other._detokenizer = self._detokenizer.copy()  # noqa: SLF001 - one of the same kind
         other._pending_tokens = list(self._pending_tokens)  # noqa: SLF001
         return other
 
-    def add_token(self, token: Taken, *, scan: bool) -> None:
+    def add_token(self, token: OutputToken, *, scan: bool) -> None:
         """One more token; with ``scan`` its text is searched for stop strings."""
         self._append_text(self._detokenizer.add(token.id), token, scan=scan)
 
-    def _append_text(self, new: str, token: Taken | None, *, scan: bool) -> None:
+    def _append_text(self, new: str, token: OutputToken | None, *, scan: bool) -> None:
         start = len(self._text)
         self._text += new
         if token is not None:
@@ -120,7 +122,7 @@ class Transcript:
             self._text = self._text[:cut]
             self._pending_tokens = [held for held in self._pending_tokens if held[0] < cut]
 
-    def pop_ready(self) -> Release | None:
+    def pop_ready(self) -> ReadyText | None:
         """What may be sent now."""
         size = len(self._text) - self._count_uncertain()
         if size <= 0:
@@ -132,25 +134,25 @@ class Transcript:
             for start, end, taken in self._pending_tokens
             if end > size
         ]
-        return Release(text, tokens)
+        return ReadyText(text, tokens)
 
     def _count_uncertain(self) -> int:
         """The length of the longest end of the text that may yet become a stop string."""
         if self.stopped is not None:
             return 0
-        return max((overlap(self._text, stop) for stop in self._stops), default=0)
+        return max((count_overlap(self._text, stop) for stop in self._stops), default=0)
 
-    def close(self) -> Release | None:
+    def close(self) -> ReadyText | None:
         """All that is left, once no token follows."""
         if self.stopped is None:
             self._append_text(self._detokenizer.close(), None, scan=True)
         text, self._text = self._text, ""
         tokens = [taken for _, _, taken in self._pending_tokens]
         self._pending_tokens = []
-        return Release(text, tokens) if text or tokens else None
+        return ReadyText(text, tokens) if text or tokens else None
 
 
-def overlap(text: str, stop: str) -> int:
+def count_overlap(text: str, stop: str) -> int:
     """How many letters at the end of ``text`` are the beginning, and not the whole, of ``stop``."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
@@ -169,7 +171,7 @@ class TokenBytes:
         }
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._byte_level = backend is not None and "ByteLevel" in repr(backend.create_decoder)
-        self._byte_by_letter = {letter: byte for byte, letter in enumerate(_byte_letters())}
+        self._byte_by_letter = {letter: byte for byte, letter in enumerate(_build_byte_letters())}
 
     def __call__(self, token: int) -> bytes:
         found = self._cache.get(token)
@@ -192,7 +194,9 @@ class TokenBytes:
         return str(name).replace("\u2581", " ").encode()
 
 
-def cut(tokenizer: Any, data: TokenBytes, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def tokenize_text(
+    tokenizer: Any, data: TokenBytes, text: str
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The tokens of a text, and the text that each completes. Special tokens stand for none."""
     ids = tuple(tokenizer.encode(text))
     special = frozenset(tokenizer.all_special_ids)
@@ -200,7 +204,7 @@ def cut(tokenizer: Any, data: TokenBytes, text: str) -> tuple[tuple[int, ...], t
     return ids, tuple("" if token in special else decode(data(token)) for token in ids)
 
 
-def _byte_letters() -> list[str]:
+def _build_byte_letters() -> list[str]:
     """The letter that byte-level tokenizers write for each byte."""
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     letters, spare = [], 0x100

@@ -14,44 +14,44 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from backends.torch.spec import Watermark
+from backends.torch.wishes import WatermarkSettings
 
-_TABLE = 1_000_003
-_TRIED = 40
+_TABLE_SIZE = 1_000_003
+_CANDIDATES = 40
 """Of the likeliest tokens, so many are asked whether they are green for themselves."""
-_SEEDS = 2**64 - 1
+_MAX_SEED = 2**64 - 1
 
 
-def mark(scores: Tensor, how: Watermark, past: Sequence[int]) -> None:
+def apply_watermark(scores: Tensor, how: WatermarkSettings, past: Sequence[int]) -> None:
     """Favour the green tokens that may follow ``past``, in place on one row's scores."""
     if len(past) < how.width:
         return
     if how.scheme == "lefthash":
-        green = _green(how.key * past[-1], how, scores.shape[0])
+        green = _build_green_list(how.key * past[-1], how, scores.shape[0])
     else:
-        green = _green_for_themselves(scores, how, past)
+        green = _find_self_hash_green(scores, how, past)
     scores[green.to(scores.device)] += how.bias
 
 
-def _green(seed: int, how: Watermark, vocabulary: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed % _SEEDS)
+def _build_green_list(seed: int, how: WatermarkSettings, vocabulary: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed % _MAX_SEED)
     return torch.randperm(vocabulary, generator=generator)[: int(vocabulary * how.ratio)]
 
 
-def _green_for_themselves(scores: Tensor, how: Watermark, past: Sequence[int]) -> Tensor:
+def _find_self_hash_green(scores: Tensor, how: WatermarkSettings, past: Sequence[int]) -> Tensor:
     """Those of the likeliest tokens that are green in a list which they help to seed."""
-    table = _table(how.key)
+    table = _build_hash_table(how.key)
     before = torch.tensor(past[len(past) - how.width + 1 :], dtype=torch.long)
     found = []
-    for token in scores.topk(min(_TRIED, scores.shape[0])).indices.tolist():
-        seen = table[torch.cat([before, torch.tensor([token])]) % _TABLE] + 1
+    for token in scores.topk(min(_CANDIDATES, scores.shape[0])).indices.tolist():
+        seen = table[torch.cat([before, torch.tensor([token])]) % _TABLE_SIZE] + 1
         # The product is meant to wrap around: so it does there.
         seed = int((how.key * seen * seen[-1]).min())
-        if (_green(seed, how, scores.shape[0]) == token).has_values():
+        if (_build_green_list(seed, how, scores.shape[0]) == token).has_values():
             found.append(token)
     return torch.tensor(found, dtype=torch.long)
 
 
 @functools.lru_cache(maxsize=2)
-def _table(key: int) -> Tensor:
-    return torch.randperm(_TABLE, generator=torch.Generator().manual_seed(key))
+def _build_hash_table(key: int) -> Tensor:
+    return torch.randperm(_TABLE_SIZE, generator=torch.Generator().manual_seed(key))

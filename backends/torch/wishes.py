@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 
-class Watermark(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class WatermarkSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How a text is marked; a detector must be told the same. See ``watermark``."""
 
     key: int = 15485863
@@ -22,7 +22,7 @@ class Watermark(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=T
     """So many tokens seed the next one's green list; lefthash waits for so many, and uses one."""
 
 
-class Picking(Struct, frozen=True, omit_defaults=True):
+class EngineSamplingParams(Struct, frozen=True, omit_defaults=True):
     """How a token is picked."""
 
     temperature: float | None = None
@@ -37,10 +37,10 @@ class Picking(Struct, frozen=True, omit_defaults=True):
     logit_bias: Mapping[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
-    watermark: Watermark | None = None
+    watermark: WatermarkSettings | None = None
 
 
-class Beams(Struct, frozen=True, omit_defaults=True):
+class BeamSearchParams(Struct, frozen=True, omit_defaults=True):
     """Search for the likeliest texts, ``width`` at a time, instead of drawing some.
 
     ``groups`` search each for themselves with an equal share of the width; ``diversity_penalty`` is
@@ -54,7 +54,7 @@ class Beams(Struct, frozen=True, omit_defaults=True):
     length_penalty: float = 1.0
 
 
-class Ending(Struct, frozen=True, omit_defaults=True):
+class StopParams(Struct, frozen=True, omit_defaults=True):
     """When a choice ends."""
 
     max_tokens: int | None = None
@@ -66,7 +66,7 @@ class Ending(Struct, frozen=True, omit_defaults=True):
     skip_special_tokens: bool = True
 
 
-class Form(Struct, frozen=True, omit_defaults=True):
+class OutputFormat(Struct, frozen=True, omit_defaults=True):
     """What a text has to be.
 
     ``text`` is a JSON Schema, a regular expression, a JSON array of the texts to choose from, or a
@@ -80,7 +80,7 @@ class Form(Struct, frozen=True, omit_defaults=True):
     param: str = "response_format"
 
 
-class Function(Struct, frozen=True, omit_defaults=True):
+class FunctionDefinition(Struct, frozen=True, omit_defaults=True):
     """A function that the model may call. ``parameters`` is a JSON Schema."""
 
     name: str
@@ -90,7 +90,7 @@ class Function(Struct, frozen=True, omit_defaults=True):
     """Its schema must be held to in everything."""
 
 
-class Calling(Struct, frozen=True, omit_defaults=True):
+class FunctionChoice(Struct, frozen=True, omit_defaults=True):
     """Which functions may be called (``names``), whether one must be, and whether several may."""
 
     names: tuple[str, ...]
@@ -98,7 +98,7 @@ class Calling(Struct, frozen=True, omit_defaults=True):
     parallel: bool = True
 
 
-class Call(Struct, frozen=True, omit_defaults=True):
+class FunctionCall(Struct, frozen=True, omit_defaults=True):
     """A call that an assistant made; ``arguments`` is JSON text."""
 
     id: str
@@ -106,25 +106,25 @@ class Call(Struct, frozen=True, omit_defaults=True):
     arguments: str
 
 
-class Turn(Struct, frozen=True, omit_defaults=True):
+class ChatTurn(Struct, frozen=True, omit_defaults=True):
     """One message of a conversation. ``call_id`` names the call whose result it is."""
 
     role: str
     content: str
     name: str | None = None
-    calls: tuple[Call, ...] = ()
+    calls: tuple[FunctionCall, ...] = ()
     call_id: str | None = None
 
 
-class Input(Struct, frozen=True, omit_defaults=True):
+class PromptInput(Struct, frozen=True, omit_defaults=True):
     """A conversation (``turns``), or prompts of text or token ids.
 
     ``wrap`` gives each prompt to the chat template as a user's only message. ``keep`` is how many
     of the last prompt tokens stay (-1: as many as fit); without it a prompt that is too long fails.
     """
 
-    turns: tuple[Turn, ...] = ()
-    functions: tuple[Function, ...] = ()
+    turns: tuple[ChatTurn, ...] = ()
+    functions: tuple[FunctionDefinition, ...] = ()
     """Told to the model."""
     prompts: tuple[str | tuple[int, ...], ...] = ()
     as_user_message: bool = False

@@ -16,34 +16,34 @@ from typing import Any, Protocol
 
 import msgspec
 
-from backends.torch.settings import Settings
+from backends.torch.settings import TorchSettings
 from backends.torch.spec import (
-    PROTOCOL,
-    Broken,
-    Cancel,
-    Credit,
-    Embed,
-    Failed,
-    Figures,
-    Generate,
-    Heartbeat,
-    News,
-    Order,
-    Progress,
-    Ready,
-    Tokenize,
-    body_length,
-    frame,
-    read_orders,
+    IPC_VERSION,
+    CancelCommand,
+    CreditCommand,
+    EmbedCommand,
+    EngineCommand,
+    EngineEvent,
+    EngineStats,
+    GenerateCommand,
+    HeartbeatEvent,
+    LoadFailedEvent,
+    ProgressEvent,
+    ReadyEvent,
+    RequestFailedEvent,
+    TokenizeCommand,
+    decode_commands,
+    encode_frame,
+    read_body_length,
 )
 
 _log = logging.getLogger(__name__)
 
-HEARTBEAT = 1.0
+HEARTBEAT_INTERVAL = 1.0
 """Seconds between signs of life."""
 
 
-class _Loop(Protocol):
+class EngineLoop(Protocol):
     """What Engine and Embedder have in common."""
 
     @property
@@ -51,23 +51,23 @@ class _Loop(Protocol):
     @property
     def waiting_count(self) -> int: ...
     @property
-    def stats(self) -> Figures: ...
+    def stats(self) -> EngineStats: ...
     def cancel(self, number: int) -> None: ...
     def credit(self, number: int, tokens: int) -> None: ...
     def step(self) -> bool: ...
 
 
-class Link:
+class EngineChannel:
     """The socket to the gateway: orders come in by a thread of their own, news are gathered."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._commands: queue.SimpleQueue[list[Order]] = queue.SimpleQueue()
-        self._events: list[News] = []
+        self._commands: queue.SimpleQueue[list[EngineCommand]] = queue.SimpleQueue()
+        self._events: list[EngineEvent] = []
         self._send_lock = threading.Lock()
         threading.Thread(target=self._read_commands, daemon=True, name="orders").start()
 
-    def queue_event(self, news: News) -> None:
+    def queue_event(self, news: EngineEvent) -> None:
         """To be sent with the next ``flush``."""
         self._events.append(news)
 
@@ -78,9 +78,9 @@ class Link:
         news, self._events = self._events, []
         self.send_now(*news)
 
-    def send_now(self, *news: News) -> None:
+    def send_now(self, *news: EngineEvent) -> None:
         """Send this now; may be called from any thread."""
-        data = frame(news)
+        data = encode_frame(news)
         try:
             with self._send_lock:
                 self._socket.sendall(data)
@@ -91,9 +91,9 @@ class Link:
         """End a wait for orders; may be called from any thread."""
         self._commands.put([])
 
-    def receive_commands(self, wait: float) -> list[Order]:
+    def receive_commands(self, wait: float) -> list[EngineCommand]:
         """What has come in; waits so long for the first."""
-        found: list[Order] = []
+        found: list[EngineCommand] = []
         try:
             found.extend(self._commands.get(timeout=wait) if wait else self._commands.get_nowait())
             while True:
@@ -104,8 +104,8 @@ class Link:
     def _read_commands(self) -> None:
         try:
             while True:
-                length = body_length(self._read_exactly(4))
-                self._commands.put(read_orders(self._read_exactly(length)))
+                length = read_body_length(self._read_exactly(4))
+                self._commands.put(decode_commands(self._read_exactly(length)))
         except (OSError, EOFError):
             pass
         except (ValueError, msgspec.MsgspecError):
@@ -123,10 +123,10 @@ class Link:
         return bytes(data)
 
 
-class _Pulse:
+class _HeartbeatThread:
     """Tells that the process lives, and how long the present step has taken, from a thread."""
 
-    def __init__(self, link: Link, loop: _Loop) -> None:
+    def __init__(self, link: EngineChannel, loop: EngineLoop) -> None:
         self._channel = link
         self._loop = loop
         self.step_started_at: float | None = None
@@ -137,63 +137,75 @@ class _Pulse:
             began, loop = self.step_started_at, self._loop
             busy = 0.0 if began is None else time.monotonic() - began
             self._channel.send_now(
-                Heartbeat(loop.active_count, loop.waiting_count, busy, loop.stats)
+                HeartbeatEvent(loop.active_count, loop.waiting_count, busy, loop.stats)
             )
-            time.sleep(HEARTBEAT)
+            time.sleep(HEARTBEAT_INTERVAL)
 
 
-def serve(link: Link, loop: Any) -> None:
+def run_loop(link: EngineChannel, loop: Any) -> None:
     """Step for ever. ``loop`` is an Engine or an Embedder."""
-    pulse, busy = _Pulse(link, loop), False
+    pulse, busy = _HeartbeatThread(link, loop), False
     while True:
-        orders = link.receive_commands(0.0 if busy else HEARTBEAT)
+        orders = link.receive_commands(0.0 if busy else HEARTBEAT_INTERVAL)
         pulse.step_started_at = time.monotonic()
         for order in orders:
-            _obey(link, loop, order)
+            _execute_command(link, loop, order)
         busy = loop.step()
         link.send_queued()
         pulse.step_started_at = None
 
 
-def _obey(link: Link, loop: _Loop, order: Order) -> None:
+def _execute_command(link: EngineChannel, loop: EngineLoop, order: EngineCommand) -> None:
     match order:
-        case Cancel(job):
+        case CancelCommand(job):
             loop.cancel(job)
-        case Credit(job, tokens):
+        case CreditCommand(job, tokens):
             loop.credit(job, tokens)
-        case Generate() | Embed() | Tokenize():
-            _submit(link, loop, order)
+        case GenerateCommand() | EmbedCommand() | TokenizeCommand():
+            _submit_request(link, loop, order)
 
 
-def _submit(link: Link, loop: Any, order: Generate | Embed | Tokenize) -> None:
-    from backends.torch.embed import Embedder  # noqa: PLC0415 - see _open
+def _submit_request(
+    link: EngineChannel, loop: Any, order: GenerateCommand | EmbedCommand | TokenizeCommand
+) -> None:
+    from backends.torch.embed import EmbeddingEngine  # noqa: PLC0415 - see _open
 
     try:
-        if isinstance(order, Tokenize):
+        if isinstance(order, TokenizeCommand):
             loop.tokenize(order)
-        elif isinstance(loop, Embedder) != isinstance(order, Embed):
-            does = "gives vectors" if isinstance(loop, Embedder) else "makes text"
+        elif isinstance(loop, EmbeddingEngine) != isinstance(order, EmbedCommand):
+            does = "gives vectors" if isinstance(loop, EmbeddingEngine) else "makes text"
             link.queue_event(
-                Failed(order.request_id, "unsupported", f"this model {does} only", "model")
+                RequestFailedEvent(
+                    order.request_id, "unsupported", f"this model {does} only", "model"
+                )
             )
         else:
             loop.submit(order)
     except Exception as error:  # noqa: BLE001 - one request must not take the others with it
         _log.exception("a request could not be taken")
         link.queue_event(
-            Failed(order.request_id, "failed", f"the local model failed: {type(error).__name__}")
+            RequestFailedEvent(
+                order.request_id, "failed", f"the local model failed: {type(error).__name__}"
+            )
         )
 
 
-def _open(settings: Settings, link: Link) -> Any:
+def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
     """The model, loaded; tells Ready. Imports torch, which takes seconds, now that we listen."""
     import torch  # noqa: PLC0415
 
     from backends.torch.assembly import load_model  # noqa: PLC0415
-    from backends.torch.embed import Embedder, load_encoder  # noqa: PLC0415
-    from backends.torch.engine import Engine  # noqa: PLC0415
-    from backends.torch.models import Task, find  # noqa: PLC0415
-    from backends.torch.scheduler import Limits  # noqa: PLC0415
+    from backends.torch.embed import (
+        EmbeddingEngine,
+        load_encoder,  # noqa: PLC0415
+    )
+    from backends.torch.engine import TorchEngine  # noqa: PLC0415
+    from backends.torch.models import (
+        EngineTask,
+        find_model,  # noqa: PLC0415
+    )
+    from backends.torch.scheduler import SchedulerConfig  # noqa: PLC0415
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -201,26 +213,26 @@ def _open(settings: Settings, link: Link) -> Any:
         torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
 
     def report(text: str) -> None:
-        link.queue_event(Progress(text))
+        link.queue_event(ProgressEvent(text))
         link.send_queued()
 
-    tasks: dict[str | None, Task] = {"generate": "generate", "embedding": "embed"}
-    found = find(settings.path, report, tasks.get(settings.task))
+    tasks: dict[str | None, EngineTask] = {"generate": "generate", "embedding": "embed"}
+    found = find_model(settings.path, report, tasks.get(settings.task))
     report(f"loading {settings.path}")
     if found.task == "embed":
         encoder = load_encoder(found, settings)
         device, dimensions = str(encoder.model.device), encoder.dimensions
-        link.queue_event(Ready("embed", PROTOCOL, encoder.max_length, device, dimensions))
-        return Embedder(encoder, settings.queue, link.queue_event, time.monotonic)
+        link.queue_event(ReadyEvent("embed", IPC_VERSION, encoder.max_length, device, dimensions))
+        return EmbeddingEngine(encoder, settings.queue, link.queue_event, time.monotonic)
     how = (settings.device, settings.dtype, settings.context, settings.template)
     model = load_model(found, *how)
-    limits = Limits(settings.max_concurrency, settings.queue, cache_bytes=settings.memory)
-    engine = Engine(model, limits, link.queue_event, time.monotonic, link.wake_reader)
+    limits = SchedulerConfig(settings.max_concurrency, settings.queue, cache_bytes=settings.memory)
+    engine = TorchEngine(model, limits, link.queue_event, time.monotonic, link.wake_reader)
     engine.warm_up()
     forward = model.runner
-    ready = Ready(
+    ready = ReadyEvent(
         "generate",
-        PROTOCOL,
+        IPC_VERSION,
         forward.context_length,
         str(forward.device),
         cache_bytes=engine.cache_bytes,
@@ -229,30 +241,30 @@ def _open(settings: Settings, link: Link) -> Any:
     return engine
 
 
-def main(arguments: list[str]) -> None:
+def run_engine(arguments: list[str]) -> None:
     """``worker FD SETTINGS``, with the settings as JSON."""
     # The gateway decides when this process ends: a signal to the whole group is meant for it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    link = Link(socket.socket(fileno=int(arguments[0])))
-    settings = msgspec.json.decode(arguments[1], type=Settings)
+    link = EngineChannel(socket.socket(fileno=int(arguments[0])))
+    settings = msgspec.json.decode(arguments[1], type=TorchSettings)
     from backends.torch.models import ModelError  # noqa: PLC0415 - imports torch
 
     try:
-        loop = _open(settings, link)
+        loop = _load_engine(settings, link)
     except ModelError as error:
-        link.queue_event(Broken(str(error)))
+        link.queue_event(LoadFailedEvent(str(error)))
         link.send_queued()
         return
     except ImportError as error:
         text = f"a local model needs more than is installed ({error}): "
-        link.queue_event(Broken(text + "pip install 'interlingua[torch]'"))
+        link.queue_event(LoadFailedEvent(text + "pip install 'interlingua[torch]'"))
         link.send_queued()
         return
     link.send_queued()
-    serve(link, loop)
+    run_loop(link, loop)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_engine(sys.argv[1:])

@@ -29,9 +29,9 @@ from ray.serve._private import replica
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from gateway.app import App, surroundings
-from gateway.commands.worker import configuration
-from gateway.config import load
+from gateway.app import Gateway, build_services
+from gateway.commands.worker import build_worker_config
+from gateway.config.loading import load_text
 
 log = logging.getLogger("ray.serve")
 
@@ -130,14 +130,16 @@ class Engine:
         self._told = told
         self._seen = float("inf")
         """When the engine was last seen ready, once it was."""
-        self._app: App | None = None
+        self._app: Gateway | None = None
         self._living = asyncio.get_running_loop().create_task(self._live())
 
     async def _live(self) -> None:
         """Serve, and tell of it until the end."""
         host = ray.util.get_node_ip_address()
-        text = configuration(**self._told, host=host, port=0, key=os.environ.get(KEY))
-        app = App(load(msgspec.json.encode(text).decode(), "<worker>", env={}), surroundings())
+        text = build_worker_config(**self._told, host=host, port=0, key=os.environ.get(KEY))
+        app = Gateway(
+            load_text(msgspec.json.encode(text).decode(), "<worker>", env={}), build_services()
+        )
         self._app = app
         (url,) = await app.start(warmed=True)
         log.info("%s serves at %s", self._told["path"], url)

@@ -16,13 +16,13 @@ from docs.generate.protocols import (
     parameters_page,
     worker_tables,
 )
-from gateway.app import surroundings
+from gateway.app import build_services
 from gateway.cli import main as interlingua
-from gateway.commands.serve import built_in
-from gateway.config import load
-from gateway.config.dialects import Dialects
-from gateway.making import make_backend
-from gateway.measured import PARTS
+from gateway.commands.serve import read_built_in_config
+from gateway.config.dialects import ProtocolRegistry
+from gateway.config.loading import load_text
+from gateway.making import build_backend
+from gateway.measured import METRIC_GROUPS
 from protocols import DIALECTS
 
 
@@ -48,7 +48,7 @@ def main(folder: Path, *, check: bool) -> None:
 
 def generate_pages() -> Mapping[str, str]:
     """Every page by its file name."""
-    registry = Dialects(DIALECTS)
+    registry = ProtocolRegistry(DIALECTS)
     every = [
         ProtocolProfiles(
             name,
@@ -70,16 +70,16 @@ def generate_pages() -> Mapping[str, str]:
         "dialects.md": parameters_page(clients) + "\n" + tables,
         "errors.md": errors_page(clients),
         "configuration.md": configuration_page(),
-        "metrics.md": metrics_page(PARTS),
+        "metrics.md": metrics_page(METRIC_GROUPS),
         "commands.md": commands_page(interlingua),
     }
 
 
 def _local_backends() -> Mapping[str, LossReporter]:
     """The backends of the built-in configuration that need no worker."""
-    config = load(*built_in("local"), env={})
+    config = load_text(*read_built_in_config("local"), env={})
     return {
-        settings.kind: make_backend(settings, surroundings())
+        settings.kind: build_backend(settings, build_services())
         for settings in config.backends.values()
     }
 

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from docs.generate.markdown import HEADER, code, table
-from gateway.told import Merged, Told
+from gateway.told import MergeMode, MetricDefinition
 
 _COMMANDS_INTRO: Final = """# Commands
 
@@ -52,7 +52,7 @@ its name.
 
 With several processes their pages are added up to one; a gauge says below where it is not.
 """
-_MERGED: Final[Mapping[Merged, str]] = {
+_MERGED: Final[Mapping[MergeMode, str]] = {
     "sum": "",
     "largest": "the largest",
     "smallest": "the smallest",
@@ -60,7 +60,7 @@ _MERGED: Final[Mapping[Merged, str]] = {
 }
 
 
-def metrics_page(parts: Mapping[str, Sequence[Told]]) -> str:
+def metrics_page(parts: Mapping[str, Sequence[MetricDefinition]]) -> str:
     """The page. ``parts`` are the metrics, by what they are about."""
     head = ("name", "type", "labels", "meaning", "of several processes")
     lines = [HEADER, "", _METRICS_INTRO]
@@ -69,6 +69,6 @@ def metrics_page(parts: Mapping[str, Sequence[Told]]) -> str:
     return "\n".join(lines)
 
 
-def _metric_row(one: Told) -> tuple[str, ...]:
+def _metric_row(one: MetricDefinition) -> tuple[str, ...]:
     labels = ", ".join(map(code, one.label_names))
     return code(one.sample_name), one.kind, labels, one.help, _MERGED[one.merge_mode]

@@ -10,7 +10,7 @@ from msgspec import inspect as types
 
 from docs.generate.markdown import HEADER, code, number, prose, table
 from gateway.config.shape import Config
-from gateway.config.units import UNITS
+from gateway.config.units import SCALAR_TYPES
 
 _INTRO = """# The configuration
 
@@ -131,10 +131,10 @@ def _default(field: types.Field) -> str:
         return ""
     unit = (field.type.extra or {}).get("unit") if isinstance(field.type, types.Metadata) else None
     if unit:
-        return code(UNITS[unit].format_value(default))
+        return code(SCALAR_TYPES[unit].format_value(default))
     return code(msgspec.json.encode(default).decode().strip('"'))
 
 
 def _units() -> Iterator[tuple[str, str]]:
-    for name, unit in UNITS.items():
+    for name, unit in SCALAR_TYPES.items():
         yield code(name), " ".join((inspect.getdoc(unit.parse) or "").replace("``", "`").split())

@@ -11,33 +11,34 @@ from msgspec import Raw, Struct, structs
 from docs.generate.markdown import HEADER, code, number, prose, table
 from gateway.core import errors
 from gateway.core.errors import ClientError, GatewayError
-from gateway.core.loss import Loss
-from gateway.core.ports import Call, Dialect, Endpoint, Reply
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import ClientAdapter, ClientRequest, Endpoint, HttpResponse
 from gateway.core.request import (
     AudioPart,
-    Choice,
-    EmbedRequest,
+    ChoiceFormat,
+    EmbeddingRequest,
     FilePart,
-    GenerateRequest,
-    Grammar,
+    GenerationRequest,
+    GrammarFormat,
     ImagePart,
-    JsonObject,
-    JsonSchema,
-    Logprobs,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    LogprobsOptions,
     Message,
-    Reasoning,
-    Regex,
+    PromptOptions,
+    ReasoningOptions,
+    RegexFormat,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
     VideoPart,
-    Want,
 )
-from gateway.emulation import around, planned
-from protocols.params import Param, Tabled
+from gateway.emulation.affixes import strip_echo_and_suffix
+from gateway.emulation.planning import plan_emulation
+from protocols.params import Param, ParamTableProvider
 
 _COLUMNS = ("parameter", "internal field", "type", "takes", "default", "null", "note")
 _PARAMETERS_INTRO = """# The dialects
@@ -54,17 +55,17 @@ class ProtocolProfiles(Struct, frozen=True):
     """A protocol's adapter in each of its profiles, the default one first."""
 
     name: str
-    profiles: Mapping[str, Dialect]
+    profiles: Mapping[str, ClientAdapter]
 
     @property
-    def default(self) -> Dialect:
+    def default(self) -> ClientAdapter:
         """The adapter of the default profile."""
         return next(iter(self.profiles.values()))
 
     def tables(self) -> Iterator[tuple[str, str, tuple[Param, ...]]]:
         """Profile, kind and rows of each table."""
         for profile, adapter in self.profiles.items():
-            assert isinstance(adapter, Tabled), self.name  # noqa: S101 - every adapter has tables
+            assert isinstance(adapter, ParamTableProvider), self.name  # noqa: S101 - every adapter has tables
             for kind, rows in adapter.param_tables.items():
                 yield profile, kind, rows
 
@@ -176,12 +177,12 @@ each kind of worker, in conversations (chat) and with prompts, told apart where 
 not. *refused*: there is no way to ask this of such a worker.
 """
 _SECTIONS: Final[Mapping[str, type[Struct]]] = {
-    "sampling": Sampling,
-    "stopping": Stopping,
-    "logprobs": Logprobs,
-    "reasoning": Reasoning,
-    "templating": Templating,
-    "want": Want,
+    "sampling": SamplingParams,
+    "stopping": StopConditions,
+    "logprobs": LogprobsOptions,
+    "reasoning": ReasoningOptions,
+    "templating": PromptOptions,
+    "want": ResponseOptions,
 }
 _EXCLUDED: Final = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "given", "client_id", "labels",
@@ -206,7 +207,7 @@ class LossReporter(Protocol):
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
+    ) -> tuple[UnsupportedParameter, ...]:
         """See ``gateway.core.ports``."""
 
 
@@ -271,7 +272,7 @@ def _client_names(protocol: ProtocolProfiles) -> Mapping[Path, str]:
 
 def _names(names: Any, endpoint: Endpoint) -> Mapping[Path, str]:
     """The names at one endpoint; empty if the adapter reads them only from a valid request."""
-    call = Call(endpoint, {}, {}, "", b"{}", endpoint.path)
+    call = ClientRequest(endpoint, {}, {}, "", b"{}", endpoint.path)
     try:
         found: Mapping[Path, str] = names(call)
     except GatewayError:
@@ -284,18 +285,18 @@ def _names(names: Any, endpoint: Endpoint) -> Mapping[Path, str]:
 
 def _generation(kind: Kind) -> Iterator[FieldSample]:
     base = _base(kind)
-    for name, (value, numeric) in _values(GenerateRequest, ""):
+    for name, (value, numeric) in _values(GenerationRequest, ""):
         yield FieldSample(name, "", structs.replace(base, **{name: value}), numeric)
     for holder, struct in _SECTIONS.items():
         for path, (value, numeric) in _values(struct, f"{holder}."):
             filled = struct(**{path.rpartition(".")[2]: value})
             yield FieldSample(path, "", structs.replace(base, **{holder: filled}), numeric)
     formats: Mapping[str, Any] = {
-        "a JSON object": JsonObject(),
-        "a JSON Schema": JsonSchema(Raw(b"{}")),
-        "a regular expression": Regex("x"),
-        "a choice": Choice(("x",)),
-        "a grammar": Grammar("x"),
+        "a JSON object": JsonObjectFormat(),
+        "a JSON Schema": JsonSchemaFormat(Raw(b"{}")),
+        "a regular expression": RegexFormat("x"),
+        "a choice": ChoiceFormat(("x",)),
+        "a grammar": GrammarFormat("x"),
     }
     for shape, output in formats.items():
         yield FieldSample("output", shape, structs.replace(base, output=output))
@@ -303,7 +304,7 @@ def _generation(kind: Kind) -> Iterator[FieldSample]:
         yield from _conversation(base)
 
 
-def _conversation(base: GenerateRequest) -> Iterator[FieldSample]:
+def _conversation(base: GenerationRequest) -> Iterator[FieldSample]:
     function = (Tool("x"),)
     custom = (Tool("x", kind="custom"),)
     yield FieldSample("tools", "functions", structs.replace(base, tools=function))
@@ -323,15 +324,19 @@ def _conversation(base: GenerateRequest) -> Iterator[FieldSample]:
 
 
 def _embedding() -> Iterator[FieldSample]:
-    base = EmbedRequest(model="m", inputs=("x",))
-    for name, (value, numeric) in _values(EmbedRequest, ""):
+    base = EmbeddingRequest(model="m", inputs=("x",))
+    for name, (value, numeric) in _values(EmbeddingRequest, ""):
         yield FieldSample(name, "", structs.replace(base, **{name: value}), numeric)
 
 
-def _base(kind: Kind) -> GenerateRequest:
+def _base(kind: Kind) -> GenerationRequest:
     if kind == "chat":
-        return GenerateRequest(model="m", kind=kind, messages=(Message("user", (TextPart("x"),)),))
-    return GenerateRequest(model="m", kind=kind, prompts=("x",), templating=Templating(mode="raw"))
+        return GenerationRequest(
+            model="m", kind=kind, messages=(Message("user", (TextPart("x"),)),)
+        )
+    return GenerationRequest(
+        model="m", kind=kind, prompts=("x",), templating=PromptOptions(mode="raw")
+    )
 
 
 def _values(struct: type[Struct], before: str) -> Iterator[tuple[Path, tuple[Any, bool]]]:
@@ -367,12 +372,12 @@ def _support(samples: Sequence[FieldSample], reporter: LossReporter) -> str:
 
 
 def _kind(sample: FieldSample) -> str:
-    chat = isinstance(sample.request, GenerateRequest) and sample.request.kind == "chat"
+    chat = isinstance(sample.request, GenerationRequest) and sample.request.kind == "chat"
     return "chat" if chat else "prompts"
 
 
 def _support_for(sample: FieldSample, reporter: LossReporter) -> str:
-    inner, ours = around(sample.request)
+    inner, ours = strip_echo_and_suffix(sample.request)
     if ours is not None and inner != sample.request:
         return _EMULATED
     try:
@@ -410,10 +415,10 @@ def _with(sample: FieldSample, value: int) -> Request:
     return structs.replace(sample.request, **{holder: part})
 
 
-def _find_loss(request: Request, path: Path, reporter: LossReporter) -> Loss | None:
+def _find_loss(request: Request, path: Path, reporter: LossReporter) -> UnsupportedParameter | None:
     """The loss of this path, for a client that names every field by its path."""
     names = {one: one for one in (path, *_EXCLUDED)}
-    losses = planned(
+    losses = plan_emulation(
         request, reporter.unsupported_parameters(request, names)
     ).unsupported_parameters
     return next((loss for loss in losses if loss.field == path), None)
@@ -475,12 +480,12 @@ def _error_meaning(kind: type[GatewayError]) -> tuple[str, ...]:
     return code(kind.__name__), kind.origin, "yes" if kind.retryable else "no", meaning
 
 
-def _error_heading(adapter: Dialect) -> str:
+def _error_heading(adapter: ClientAdapter) -> str:
     call = _sample_call(adapter)
     return f"As an answer to {code(f'{call.endpoint.method} {call.endpoint.path}')}:\n"
 
 
-def _error_table(adapter: Dialect, kinds: Sequence[type[GatewayError]]) -> str:
+def _error_table(adapter: ClientAdapter, kinds: Sequence[type[GatewayError]]) -> str:
     replies = {
         kind: adapter.encode_error(_build_error(kind), _sample_call(adapter)) for kind in kinds
     }
@@ -490,19 +495,19 @@ def _error_table(adapter: Dialect, kinds: Sequence[type[GatewayError]]) -> str:
 
 
 def _error_row(
-    kind: type[GatewayError], reply: Reply, shared: set[tuple[str, str]]
+    kind: type[GatewayError], reply: HttpResponse, shared: set[tuple[str, str]]
 ) -> tuple[str, ...]:
     headers = ", ".join(code(f"{n}: {v}") for n, v in reply.headers if (n, v) not in shared)
     body = reply.body.decode().replace("\n", " ")
     return code(kind.__name__), str(reply.status), code(body), headers
 
 
-def _sample_call(adapter: Dialect) -> Call:
+def _sample_call(adapter: ClientAdapter) -> ClientRequest:
     """A call of the first endpoint that generates."""
     endpoint = next(one for one in adapter.endpoints if one.task == "generate")
     params = dict.fromkeys(_PARAM.findall(endpoint.path), "MODEL")
     path = _PARAM.sub("MODEL", endpoint.path)
-    return Call(endpoint, params, {}, "", b"{}", path, id="ID")
+    return ClientRequest(endpoint, params, {}, "", b"{}", path, id="ID")
 
 
 def _build_error(kind: type[GatewayError]) -> GatewayError:

@@ -29,9 +29,16 @@ window     figures of the last minute    playing    a listener's answer, by way 
 page       the page's files
 """
 
-from gateway.admin.listener import Admin
-from gateway.admin.overview import Overview
-from gateway.admin.ports import Behind, WorkerSet, obstacle
-from gateway.admin.window import Window
+from gateway.admin.listener import AdminServer
+from gateway.admin.overview import StatusReporter
+from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
+from gateway.admin.window import RecentStats
 
-__all__ = ["Admin", "Behind", "Overview", "Window", "WorkerSet", "obstacle"]
+__all__ = [
+    "AdminServer",
+    "AdminServices",
+    "StatusReporter",
+    "RecentStats",
+    "WorkerSet",
+    "get_unready_reason",
+]

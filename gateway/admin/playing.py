@@ -9,18 +9,18 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from gateway.admin.answers import HEADERS, Refused
-from gateway.admin.ports import Telling
-from gateway.core.errors import Malformed, TooLarge
+from gateway.admin.answers import RESPONSE_HEADERS, AdminError
+from gateway.admin.ports import StatusService
+from gateway.core.errors import MalformedRequest, RequestTooLarge
 from gateway.core.ports import Headers
 
-_OURS: Final = frozenset({"authorization", "cookie", "host", "origin", "referer"})
+_ADMIN_HEADERS: Final = frozenset({"authorization", "cookie", "host", "origin", "referer"})
 """What is said to the admin listener, and not to the one that is asked."""
-_FRAMING: Final = frozenset({"connection", "content-length", "transfer-encoding"})
+_HOP_BY_HOP_HEADERS: Final = frozenset({"connection", "content-length", "transfer-encoding"})
 
 
-class _Request:
-    """A ``gateway.seam.Request``."""
+class _PlaygroundRequest:
+    """A ``gateway.seam.HttpRequest``."""
 
     headers: Mapping[str, str]
     head = None
@@ -31,7 +31,9 @@ class _Request:
         self.path = "/" + path.split("/", 4)[4]
         self.query = query
         self.headers = {
-            name.lower(): text for name, text in raw.headers.items() if name.lower() not in _OURS
+            name.lower(): text
+            for name, text in raw.headers.items()
+            if name.lower() not in _ADMIN_HEADERS
         }
         self.peer = raw.remote or ""
         self._raw = raw
@@ -42,14 +44,14 @@ class _Request:
             while piece := await self._raw.content.readany():
                 body += piece
                 if len(body) > limit:
-                    raise TooLarge(f"the body is larger than {limit} bytes", limit=limit)
+                    raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
         except web.RequestPayloadError:
-            raise Malformed("the body did not arrive whole") from None
+            raise MalformedRequest("the body did not arrive whole") from None
         return bytes(body)
 
 
-class _Sink:
-    """A ``gateway.seam.Sink``."""
+class _PlaygroundResponseWriter:
+    """A ``gateway.seam.ResponseWriter``."""
 
     needs_drain = True
 
@@ -69,9 +71,9 @@ class _Sink:
         self.started = True
         self._response.set_status(status)
         for name, text in headers:
-            if name.lower() not in _FRAMING:
+            if name.lower() not in _HOP_BY_HOP_HEADERS:
                 self._response.headers[name] = text
-        self._response.headers.update(HEADERS)
+        self._response.headers.update(RESPONSE_HEADERS)
         self._response.headers[hdrs.CONTENT_SECURITY_POLICY] = "default-src 'none'; sandbox"
 
     def write(self, data: bytes) -> None:
@@ -98,11 +100,11 @@ class _Sink:
         return self._response
 
 
-async def play(overview: Telling, request: web.Request) -> web.StreamResponse:
+async def serve_playground(overview: StatusService, request: web.Request) -> web.StreamResponse:
     """Answer as that listener would."""
     serve = overview.get_listener_handler(int(request.match_info["listener"]))
     if serve is None:
-        raise Refused(HTTPStatus.NOT_FOUND, "there is no such listener", "listener")
-    sink = _Sink(request)
-    await serve(_Request(request), sink)
+        raise AdminError(HTTPStatus.NOT_FOUND, "there is no such listener", "listener")
+    sink = _PlaygroundResponseWriter(request)
+    await serve(_PlaygroundRequest(request), sink)
     return await sink.close()

@@ -5,12 +5,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from backends.upstream import Worker
+from backends.upstream import WorkerConfig
 from gateway.core.catalog import Catalog
-from gateway.seam import Request, Sink
-from gateway.watching.question import Question
+from gateway.seam import HttpRequest, ResponseWriter
+from gateway.watching.question import ExplainRequest
 
-Serve = Callable[[Request, Sink], Awaitable[None]]
+HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
 """What answers a listener's requests."""
 
 
@@ -21,7 +21,7 @@ class WorkerSet(Protocol):
     def report_workers(self) -> Any:
         """What is known of each worker now, as JSON can say it: never a key."""
 
-    def add_worker(self, worker: Worker) -> bool:
+    def add_worker(self, worker: WorkerConfig) -> bool:
         """Add a worker, or put it in the place of the one with its URL; whether it is a new one.
 
         Raises ValueError with why it can't be.
@@ -31,7 +31,7 @@ class WorkerSet(Protocol):
         """Remove a worker; whether there was one. Raises ValueError with why it can't be."""
 
 
-class Reloaded(Protocol):
+class ReloadReport(Protocol):
     """How a reload ended."""
 
     @property
@@ -47,17 +47,17 @@ class Reloaded(Protocol):
         """What is wrong with it, each with its line and column; nothing where it is served."""
 
 
-class Explaining(Protocol):
+class SupportsExplain(Protocol):
     """Who can tell what becomes of requests."""
 
     def find_explanation(self, id: str, /) -> Any | None:  # noqa: A002 - what it is called everywhere
         """What is known of one that asked for it."""
 
-    async def explain_request(self, question: Question) -> Any:
+    async def explain_request(self, question: ExplainRequest) -> Any:
         """What would become of one. Raises LookupError with what is wrong with the question."""
 
 
-class Telling(Protocol):
+class StatusService(Protocol):
     """Who knows how the gateway is."""
 
     async def get_config(self) -> Any:
@@ -75,11 +75,11 @@ class Telling(Protocol):
     def set_draining(self, *, on: bool) -> None:
         """Say that no more requests should come, or that they may again."""
 
-    def get_listener_handler(self, number: int) -> Serve | None:
+    def get_listener_handler(self, number: int) -> HandleRequest | None:
         """What serves the listener of this place in the configuration."""
 
 
-class Behind(Struct, frozen=True, kw_only=True):
+class AdminServices(Struct, frozen=True, kw_only=True):
     """What an admin listener tells of, and what it may change; what is None has no paths.
 
     ``obstacle`` tells why no request can be answered now, None where some can; ``metrics`` gives
@@ -89,12 +89,12 @@ class Behind(Struct, frozen=True, kw_only=True):
     get_unready_reason: Callable[[], str | None]
     worker_sets: Mapping[str, WorkerSet]
     render_metrics: Callable[[], bytes] = bytes
-    reload_config: Callable[[], Awaitable[Reloaded]] | None = None
-    explain_service: Explaining | None = None
-    status_service: Telling | None = None
+    reload_config: Callable[[], Awaitable[ReloadReport]] | None = None
+    explain_service: SupportsExplain | None = None
+    status_service: StatusService | None = None
 
 
-class Answering(Protocol):
+class HasReadiness(Protocol):
     """A backend, as far as readiness goes."""
 
     @property
@@ -102,7 +102,7 @@ class Answering(Protocol):
         """Whether it could answer now, as far as is known."""
 
 
-def obstacle(catalog: Catalog, backends: Iterable[Answering]) -> str | None:
+def get_unready_reason(catalog: Catalog, backends: Iterable[HasReadiness]) -> str | None:
     """Why no request can be answered now; None where some can."""
     if not catalog.ready:
         return "the gateway drains"

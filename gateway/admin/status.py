@@ -7,10 +7,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.core.histogram import bucket_quantile
-from gateway.figures import FIRST_TOKEN
+from gateway.figures import FIRST_TOKEN_BUCKETS
 
 
-class Mounted(Struct, frozen=True):
+class ListenerProtocolStatus(Struct, frozen=True):
     """A dialect on a listener."""
 
     name: str
@@ -18,14 +18,14 @@ class Mounted(Struct, frozen=True):
     prefix: str = ""
 
 
-class Listener(Struct, frozen=True):
+class ListenerStatus(Struct, frozen=True):
     """Where clients may ask."""
 
     url: str
-    dialects: Sequence[Mounted]
+    dialects: Sequence[ListenerProtocolStatus]
 
 
-class Version(Struct, frozen=True):
+class VersionStatus(Struct, frozen=True):
     """A target of a model; ``share`` is its part of the split in percent."""
 
     name: str
@@ -35,16 +35,16 @@ class Version(Struct, frozen=True):
     ready: bool
 
 
-class Model(Struct, frozen=True):
+class ModelStatus(Struct, frozen=True):
     """A public model."""
 
     name: str
     task: str
     aliases: Sequence[str]
-    versions: Sequence[Version]
+    versions: Sequence[VersionStatus]
 
 
-class Figures(Struct, kw_only=True):
+class VersionStats(Struct, kw_only=True):
     """What a version's exchanges came to, those of all who sent there.
 
     ``requests`` to ``completion_tokens`` are since the start; the rest is of the last
@@ -64,14 +64,14 @@ class Figures(Struct, kw_only=True):
     first_token_p95: float | None = None
     first_token_counts: Sequence[int]
 
-    def compute_quantiles(self) -> "Figures":
+    def compute_quantiles(self) -> "VersionStats":
         """With the times that the counts come to."""
-        self.first_token_p50 = bucket_quantile(FIRST_TOKEN, self.first_token_counts, 0.5)
-        self.first_token_p95 = bucket_quantile(FIRST_TOKEN, self.first_token_counts, 0.95)
+        self.first_token_p50 = bucket_quantile(FIRST_TOKEN_BUCKETS, self.first_token_counts, 0.5)
+        self.first_token_p95 = bucket_quantile(FIRST_TOKEN_BUCKETS, self.first_token_counts, 0.95)
         return self
 
 
-class Status(Struct, frozen=True, kw_only=True):
+class GatewayStatus(Struct, frozen=True, kw_only=True):
     """How everything is. ``workers`` are those of each backend that has some."""
 
     version: str
@@ -84,20 +84,20 @@ class Status(Struct, frozen=True, kw_only=True):
     running: int
     """Exchanges, now."""
     recent: float
-    listeners: Sequence[Listener]
-    models: Sequence[Model]
-    figures: Sequence[Figures]
+    listeners: Sequence[ListenerStatus]
+    models: Sequence[ModelStatus]
+    figures: Sequence[VersionStats]
     backends: Mapping[str, bool]
     """Whether each could answer now, as far as is known."""
     workers: Mapping[str, Any]
 
 
-def summed(one: Sequence[int], other: Sequence[int]) -> Sequence[int]:
+def add_counts(one: Sequence[int], other: Sequence[int]) -> Sequence[int]:
     """Both counts together."""
     return [a + b for a, b in zip(one, other, strict=True)]
 
 
-def merged(told: Sequence[Status], workers: Mapping[str, Any]) -> Status:
+def merge_statuses(told: Sequence[GatewayStatus], workers: Mapping[str, Any]) -> GatewayStatus:
     """What several processes tell, at least one, as one tells it. ``workers`` are theirs."""
     first = told[0]
     return replace(
@@ -107,7 +107,7 @@ def merged(told: Sequence[Status], workers: Mapping[str, Any]) -> Status:
         draining=all(one.draining for one in told),
         running=sum(one.running for one in told),
         recent=max(one.recent for one in told),
-        figures=_added([figures for one in told for figures in one.figures]),
+        figures=_merge_stats([figures for one in told for figures in one.figures]),
         backends={
             name: any(one.backends.get(name, False) for one in told) for name in first.backends
         },
@@ -115,15 +115,15 @@ def merged(told: Sequence[Status], workers: Mapping[str, Any]) -> Status:
     )
 
 
-def _added(every: Sequence[Figures]) -> Sequence[Figures]:
-    known: dict[tuple[str, str], Figures] = {}
+def _merge_stats(every: Sequence[VersionStats]) -> Sequence[VersionStats]:
+    known: dict[tuple[str, str], VersionStats] = {}
     for one in every:
         target = one.model, one.version
-        known[target] = _together(known[target], one) if target in known else one
+        known[target] = _add_stats(known[target], one) if target in known else one
     return [*known.values()]
 
 
-def _together(one: Figures, other: Figures) -> Figures:
+def _add_stats(one: VersionStats, other: VersionStats) -> VersionStats:
     return replace(
         one,
         requests=one.requests + other.requests,
@@ -132,5 +132,5 @@ def _together(one: Figures, other: Figures) -> Figures:
         completion_tokens=one.completion_tokens + other.completion_tokens,
         requests_per_second=one.requests_per_second + other.requests_per_second,
         tokens_per_second=one.tokens_per_second + other.tokens_per_second,
-        first_token_counts=summed(one.first_token_counts, other.first_token_counts),
+        first_token_counts=add_counts(one.first_token_counts, other.first_token_counts),
     ).compute_quantiles()

@@ -13,14 +13,16 @@ from msgspec.structs import replace
 
 from gateway.commands.admin_client import AdminClient
 from gateway.commands.console import print_table
-from gateway.commands.times import since
-from gateway.config import ConfigError, read
+from gateway.commands.times import parse_since
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import load_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gateway.tools.ab.comparison import Comparison, ComparisonReport
     from gateway.tools.ab.sources import Evidence, UsageQuery
+
 
 _URL = re.compile(r"https?://[^/?#]+([^?#]*)")
 _HEADINGS: Final = ("", "a", "b", "b - a", "from", "to", "", "")
@@ -84,17 +86,13 @@ def ab(source: str, **stated: Any) -> None:
     Exit codes: 0 compared, 1 compared, but the requests do not fit the weights of --config, 2 wrong
     usage, a source that can't be read, or nothing to compare.
     """
-    from gateway.tools.ab import (  # noqa: PLC0415 - only here
-        ComparisonError,
-        UsageQuery,
-        build_report,
-        describe_excluded,
-    )
+    from gateway.tools.ab.comparison import ComparisonError, build_report, describe_excluded
+    from gateway.tools.ab.sources import UsageQuery
 
     options = _Options(**stated)
     if options.everything and (options.split is not None or options.config is not None):
         raise click.UsageError("--all is not of one split; leave --split and --config out")
-    query = UsageQuery(options.model, options.everything, since(options.since))
+    query = UsageQuery(options.model, options.everything, parse_since(options.since))
     evidence = _read_evidence(source, query, options.key)
     try:
         comparison = _compare(evidence, options)
@@ -117,7 +115,7 @@ def print_report(report: "ComparisonReport") -> None:
 
 def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
     """Raises ComparisonError."""
-    from gateway.tools.ab.comparison import (  # noqa: PLC0415 - as above
+    from gateway.tools.ab.comparison import (
         ComparisonError,
         check_split_ratio,
         compare_versions,
@@ -139,7 +137,10 @@ def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
 
 def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Evidence":
     """Read the source. Raises UsageError."""
-    from gateway.tools.ab.sources import SourceError, read_source  # noqa: PLC0415 - as above
+    from gateway.tools.ab.sources import (
+        SourceError,
+        read_source,  # noqa: PLC0415 - as above
+    )
 
     try:
         if (match := _URL.fullmatch(source)) is not None:
@@ -158,7 +159,7 @@ def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Eviden
 def _weights(file: str, model: str) -> tuple[str, "Mapping[str, int]"]:
     """The name of a model's split, and its weights. Raises UsageError."""
     try:
-        config = read(file, env=os.environ, insecure=True)
+        config = load_config(file, env=os.environ, insecure=True)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     found = config.models.get(model)

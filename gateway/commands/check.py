@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from gateway.config import Config, ConfigError, read
-from gateway.config import schema as json_schema
+from gateway.config.complaints import ConfigError
+from gateway.config.json_schema import build_schema as json_schema
+from gateway.config.loading import load_config
+from gateway.config.shape import Config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +44,7 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
     2 the file can't be read.
     """
     try:
-        config = read(file, env=os.environ, insecure=insecure)
+        config = load_config(file, env=os.environ, insecure=insecure)
     except OSError as error:
         raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
     except ConfigError as error:
@@ -52,7 +54,7 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
             click.echo(str(error), err=True)
         sys.exit(1)
     if not as_json:
-        click.echo(f"{file}: good: {_summary(config)}")
+        click.echo(f"{file}: good: {_format_summary(config)}")
     findings = _check_connections(config) if connect else []
     if as_json:
         report: dict[str, Any] = {"file": file, "complaints": []}
@@ -65,13 +67,10 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
 
 
 def _check_connections(config: Config) -> "Sequence[Finding]":
-    from gateway.app import surroundings  # noqa: PLC0415 - a check of the file alone needs none
-    from gateway.tools.connect_check import (  # noqa: PLC0415 - as above
-        check_connections,
-        check_host,
-    )
+    from gateway.app import build_services  # noqa: PLC0415 - a check of the file alone needs none
+    from gateway.tools.connect_check import check_connections, check_host
 
-    return [*check_host(), *asyncio.run(check_connections(config, surroundings()))]
+    return [*check_host(), *asyncio.run(check_connections(config, build_services()))]
 
 
 def _format_finding(finding: "Finding") -> str:
@@ -80,7 +79,7 @@ def _format_finding(finding: "Finding") -> str:
     return f"{state}  {finding.subject}: {finding.message}{hint}"
 
 
-def _summary(config: Config) -> str:
+def _format_summary(config: Config) -> str:
     parts = {
         "listener": len(config.listeners),
         "backend": len(config.backends),

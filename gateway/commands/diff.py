@@ -8,8 +8,10 @@ from typing import Final
 import click
 import msgspec
 
-from gateway.config import Config, ConfigDiff, ConfigError, diff_configs, opened
-from gateway.config.diff import NameChanges, TrafficShift
+from gateway.config.complaints import ConfigError
+from gateway.config.diff import ConfigDiff, NameChanges, TrafficShift, diff_configs
+from gateway.config.loading import load_file
+from gateway.config.shape import Config
 
 _ASSIGNMENTS: Final = {
     "random": "  each request is sent by chance",
@@ -35,23 +37,23 @@ def diff(old: str, new: str, *, as_json: bool, insecure: bool) -> None:
 
     Exit codes: 0 no difference, 1 differences, 2 a file is wrong or can't be read.
     """
-    found = diff_configs(_opened(old, insecure=insecure), _opened(new, insecure=insecure))
+    found = diff_configs(_load_config(old, insecure=insecure), _load_config(new, insecure=insecure))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
-        click.echo("\n".join(lines(found)))
+        click.echo("\n".join(format_diff(found)))
     sys.exit(0 if found.is_empty else 1)
 
 
-def _opened(file: str, *, insecure: bool) -> Config:
+def _load_config(file: str, *, insecure: bool) -> Config:
     try:
-        return opened(file, env=os.environ, insecure=insecure).config
+        return load_file(file, env=os.environ, insecure=insecure).config
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
 
 
-def lines(found: ConfigDiff) -> Iterator[str]:
+def format_diff(found: ConfigDiff) -> Iterator[str]:
     """It as a person reads it."""
     if found.is_empty:
         yield "no difference"

@@ -12,19 +12,21 @@ import click
 import msgspec
 
 from gateway.commands.admin_client import AdminClient
-from gateway.config import Config, ConfigError, read
-from gateway.explaining.dry import explain
-from gateway.explaining.text import text
-from gateway.explaining.wish import Wish, complete
-from gateway.limits.accounts import Accounts
-from gateway.server import Surroundings
-from gateway.shadow import Shadows
-from gateway.snapshot import Snapshot
-from gateway.telemetry import silent
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import load_config
+from gateway.config.shape import Config
+from gateway.explaining.dry import run_dry
+from gateway.explaining.text import format_explanation
+from gateway.explaining.wish import PartialRequest, complete_request
+from gateway.limits.accounts import CounterRegistry
+from gateway.server import GatewayServices
+from gateway.shadow import ShadowManager
+from gateway.snapshot import ConfigSnapshot
+from gateway.telemetry import ignore_record
 from gateway.watching.account import Explanation
-from gateway.watching.question import Question
+from gateway.watching.question import ExplainRequest
 
-_URL: Final = re.compile(r"https?://[^/]+/?")
+_ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
 
 
 @click.command("explain")
@@ -53,7 +55,7 @@ _URL: Final = re.compile(r"https?://[^/]+/?")
     help="The admin listener's key; better said in INTERLINGUA_ADMIN_KEY.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the explanation as JSON.")
-def explain_(source: str, *, as_json: bool, **told: Any) -> None:
+def explain_command(source: str, *, as_json: bool, **told: Any) -> None:
     """Explain what a gateway would make of a request.
 
     SOURCE is a configuration file: nothing is sent, started or bound. Or it is the URL of a running
@@ -64,31 +66,33 @@ def explain_(source: str, *, as_json: bool, **told: Any) -> None:
     no answer.
     """
     body = told["body"]
-    wish = Wish(told["model"], told["path"], told["dialect"], body and body.read(), told["stream"])
-    question = Question(
+    wish = PartialRequest(
+        told["model"], told["path"], told["dialect"], body and body.read(), told["stream"]
+    )
+    question = ExplainRequest(
         path=wish.path or "/",
         method=told["method"].upper(),
-        headers=dict(map(_header, told["headers"])),
+        headers=dict(map(_parse_header, told["headers"])),
         base64=wish.body or b"",
         key=told["key"],
         peer=told["peer"],
         listener=told["listener"],
         draw=told["draw"],
     )
-    if _URL.fullmatch(source):
-        found = _asked(source.rstrip("/"), question, wish, told["id_"], told["admin_key"])
+    if _ADMIN_URL.fullmatch(source):
+        found = _query_admin(source.rstrip("/"), question, wish, told["id_"], told["admin_key"])
     elif told["id_"] is not None:
         raise click.UsageError("--id goes with the URL of an admin listener")
     else:
-        found = _foretold(_read(source), question, wish)
+        found = _explain_offline(_load_config(source), question, wish)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found)))
     else:
-        click.echo(text(found), nl=False)
+        click.echo(format_explanation(found), nl=False)
     sys.exit(1 if found.dry and found.answer is not None and found.answer.error else 0)
 
 
-def _header(said: str) -> tuple[str, str]:
+def _parse_header(said: str) -> tuple[str, str]:
     name, colon, value = said.partition(":")
     if not colon or not name.strip():
         raise click.UsageError(f"--header {said!r}: write NAME: VALUE")
@@ -98,9 +102,9 @@ def _header(said: str) -> tuple[str, str]:
 # --- of a file ------------------------------------------------------------------------------------
 
 
-def _read(file: str) -> Config:
+def _load_config(file: str) -> Config:
     try:
-        return read(file, env=os.environ, insecure=True)
+        return load_config(file, env=os.environ, insecure=True)
     except OSError as error:
         raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
     except ConfigError as error:
@@ -108,20 +112,20 @@ def _read(file: str) -> Config:
         sys.exit(2)
 
 
-def _foretold(config: Config, question: Question, wish: Wish) -> Explanation:
-    outside = Surroundings(
+def _explain_offline(config: Config, question: ExplainRequest, wish: PartialRequest) -> Explanation:
+    outside = GatewayServices(
         clock=lambda: 0.0,
         wall_clock=lambda: 0.0,
         new_id=lambda: "explained",
         draw=lambda: question.draw,
-        observe_request=silent,
-        shadow_manager=Shadows(lambda: 0.0),
-        counter_registry=Accounts(lambda: 0.0, lambda: 0.0),
+        observe_request=ignore_record,
+        shadow_manager=ShadowManager(lambda: 0.0),
+        counter_registry=CounterRegistry(lambda: 0.0, lambda: 0.0),
     )
 
     async def run() -> Explanation:
-        servers = Snapshot(config, outside).handlers_by_address
-        return await explain(complete(question, wish, servers), servers, outside.clock)
+        servers = ConfigSnapshot(config, outside).handlers_by_address
+        return await run_dry(complete_request(question, wish, servers), servers, outside.clock)
 
     try:
         return asyncio.run(run())
@@ -132,8 +136,8 @@ def _foretold(config: Config, question: Question, wish: Wish) -> Explanation:
 # --- of a running gateway -------------------------------------------------------------------------
 
 
-def _asked(
-    url: str, question: Question, wish: Wish, id_: str | None, key: str | None
+def _query_admin(
+    url: str, question: ExplainRequest, wish: PartialRequest, id_: str | None, key: str | None
 ) -> Explanation:
     """What the admin listener tells. Raises UsageError where it tells nothing."""
     client = AdminClient(f"{url}/-/explain", key, "explanation")

@@ -7,11 +7,11 @@ from typing import Final
 import click
 import msgspec
 
-from gateway.config.units import name as check_name
+from gateway.config.units import parse_name as check_name
 
-_PREFIX: Final = "il-"
+_KEY_PREFIX: Final = "il-"
 """By which a key is known for one, wherever it turns up."""
-_BYTES: Final = 32
+_KEY_BYTES: Final = 32
 
 
 @click.group()
@@ -35,16 +35,18 @@ def new(name: str | None, *, as_json: bool) -> None:
             check_name(name)
         except ValueError as error:
             raise click.BadParameter(f"{name!r} {error}", param_hint="--name") from None
-    key = _PREFIX + secrets.token_urlsafe(_BYTES)
+    key = _KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     digest = hashlib.sha256(key.encode()).hexdigest()
     called = name or f"key-{digest[:8]}"
     if as_json:
         click.echo(msgspec.json.encode({"name": called, "key": key, "sha256": digest}))
         return
     click.echo("This key is shown once; below it are its lines in the configuration.\n", err=True)
-    click.echo(f"{key}\n\nkeys:\n  - {{name: {_written(called)}, sha256: {_written(digest)}}}")
+    click.echo(
+        f"{key}\n\nkeys:\n  - {{name: {_quote_yaml(called)}, sha256: {_quote_yaml(digest)}}}"
+    )
 
 
-def _written(text: str) -> str:
+def _quote_yaml(text: str) -> str:
     """In quotes, since a name or a digest may look like a number, or like no text at all."""
     return f'"{text}"'

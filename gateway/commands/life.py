@@ -8,40 +8,47 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from gateway.config import Loaded, Source
+from gateway.config.loading import LoadConfig, LoadedConfig
 from gateway.core.errors import WorkerError
-from gateway.processes.loops import settle
-from gateway.processes.stopping import Stopping
-from gateway.recording.lines import Lines
+from gateway.processes.loops import tune_gc
+from gateway.processes.stopping import ShutdownSignal
+from gateway.recording.lines import AccessLogWriter
 
 if TYPE_CHECKING:
-    from gateway.app import App
-    from gateway.handover import Handover
+    from gateway.app import Gateway
+    from gateway.handover import SocketHandover
 
 
-class Life(Struct, frozen=True):
-    """What it begins with: see ``gateway.commands.serve.served``."""
+class ServerProcess(Struct, frozen=True):
+    """What it begins with: see ``gateway.commands.serve.run_gateway``."""
 
-    initial_config: Loaded
-    load_config: Source
+    initial_config: LoadedConfig
+    load_config: LoadConfig
     watched_file: str | None
-    access_log: Lines
+    access_log: AccessLogWriter
     wait_for_warmup: bool
     handover_path: str | None
 
     async def run(self) -> int:
         """Serve until told to stop; gives the command's exit code. A second signal ends at once."""
-        from gateway.app import App, surroundings  # noqa: PLC0415 - a bad file is told without it
-        from gateway.handover import Handover  # noqa: PLC0415 - as above
-        from gateway.processes.following import Following  # noqa: PLC0415 - as above
-        from gateway.reload import Origin  # noqa: PLC0415 - as above
+        from gateway.app import (
+            Gateway,
+            build_services,  # noqa: PLC0415 - a bad file is told without it
+        )
+        from gateway.handover import SocketHandover  # noqa: PLC0415 - as above
+        from gateway.processes.following import ReloadTrigger  # noqa: PLC0415 - as above
+        from gateway.reload import ConfigSource  # noqa: PLC0415 - as above
 
-        origin = Origin(self.initial_config, self.load_config)
-        app = App(self.initial_config.config, surroundings(self.access_log), origin=origin)
+        origin = ConfigSource(self.initial_config, self.load_config)
+        app = Gateway(self.initial_config.config, build_services(self.access_log), origin=origin)
         assert app.reloader is not None  # noqa: S101 - it was made with its origin
-        stopping, following = Stopping(), Following(app.reloader, self.watched_file)
+        stopping, following = ShutdownSignal(), ReloadTrigger(app.reloader, self.watched_file)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, following.reload_requested.set)
-        heir = Handover(self.handover_path, lambda: app.socket_fds) if self.handover_path else None
+        heir = (
+            SocketHandover(self.handover_path, lambda: app.socket_fds)
+            if self.handover_path
+            else None
+        )
         try:
             urls = await self._start_gateway(app, heir, stopping)
         except (OSError, WorkerError) as error:
@@ -57,7 +64,7 @@ class Life(Struct, frozen=True):
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(following.run())]
             if heir is not None:
-                running.append(tasks.create_task(_left(app, heir, stopping.event)))
+                running.append(tasks.create_task(_stop_after_handover(app, heir, stopping.event)))
             await stopping.wait()
             for task in running:
                 task.cancel()
@@ -70,35 +77,37 @@ class Life(Struct, frozen=True):
         return 0
 
     async def _start_gateway(
-        self, app: "App", heir: "Handover | None", stopping: Stopping
+        self, app: "Gateway", heir: "SocketHandover | None", stopping: ShutdownSignal
     ) -> Sequence[str]:
         """Take the place of the gateway that runs, if one does; gives the URLs.
 
         None where it was told to stop first. Raises OSError and WorkerError.
         """
-        from gateway.handover import Inherited  # noqa: PLC0415 - as above
+        from gateway.handover import InheritedSockets  # noqa: PLC0415 - as above
 
         loop = asyncio.get_running_loop()
-        with Inherited(self.handover_path) as inherited:
+        with InheritedSockets(self.handover_path) as inherited:
             starting = loop.create_task(app.start(inherited, warmed=self.wait_for_warmup))
-            if not await _first(starting, stopping.event):
+            if not await _wait_for_start(starting, stopping.event):
                 return ()
             urls = starting.result()
-            settle()
+            tune_gc()
             if heir is not None:
                 heir.listen()
             inherited.confirm_serving()
         return urls
 
 
-async def _left(app: "App", heir: "Handover", stopping: asyncio.Event) -> None:
+async def _stop_after_handover(
+    app: "Gateway", heir: "SocketHandover", stopping: asyncio.Event
+) -> None:
     """Leave the listeners to another once it serves, and stop."""
     await heir.wait_for_successor()
     app.stop_accepting()
     stopping.set()
 
 
-async def _first(starting: "asyncio.Task[list[str]]", stopping: asyncio.Event) -> bool:
+async def _wait_for_start(starting: "asyncio.Task[list[str]]", stopping: asyncio.Event) -> bool:
     """Wait for the start, or for the wish to stop, whichever comes first; whether it started."""
     async with asyncio.TaskGroup() as tasks:
         wish = tasks.create_task(stopping.wait())

@@ -38,7 +38,7 @@ def litellm(file: Path, out: Path | None, *, strict: bool, as_json: bool) -> Non
     Exit codes: 0 nothing is left out, 1 nothing is written, 2 wrong usage, 3 written, but something
     is left out.
     """
-    from gateway.tools.migrate import migrate as migrate_config  # noqa: PLC0415 - no other verb needs it
+    from gateway.tools.migrate.litellm import migrate as migrate_config  # noqa: PLC0415 - no other verb needs it
 
     try:
         found = migrate_config(file.read_bytes(), str(file))

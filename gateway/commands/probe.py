@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 from msgspec import Struct
 
-from gateway.config.dialects import Dialects, mismatch
-from gateway.core.ports import WorkerDialect
+from gateway.config.dialects import ProtocolRegistry, describe_type_mismatch
+from gateway.core.ports import UpstreamAdapter
 from protocols import DIALECTS
 
 if TYPE_CHECKING:
     from gateway.tools.probe.client import Probe, WorkerTarget
     from gateway.tools.probe.runner import ProbeResult
+
 
 _CONNECT_TIMEOUT: Final = 10.0
 _URL: Final = re.compile(r"https?://[^/?#]+[^?#]*")
@@ -111,7 +112,7 @@ def check_url(url: str) -> None:
 
 def parse_options(protocol: str, profile: str | None, pairs: Sequence[str]) -> dict[str, Any]:
     """The settings of a protocol from ``NAME=VALUE``. Raises BadParameter, also for the profile."""
-    registry = Dialects(DIALECTS)
+    registry = ProtocolRegistry(DIALECTS)
     profiles = registry.get_profiles(protocol)
     if profile not in (None, *profiles):
         names = ", ".join(profiles)
@@ -124,7 +125,7 @@ def parse_options(protocol: str, profile: str | None, pairs: Sequence[str]) -> d
             names = f"it has {', '.join(types)}" if types else "it has none"
             raise click.BadParameter(f"{protocol} has no setting {name}; {names}")
         value = _BOOLEANS.get(text, int(text) if re.fullmatch("[0-9]{1,9}", text) else text)
-        if wrong := mismatch(value, types[name]):
+        if wrong := describe_type_mismatch(value, types[name]):
             raise click.BadParameter(f"{name} {wrong}, not {text!r}")
         options[name] = value
     return options
@@ -132,15 +133,15 @@ def parse_options(protocol: str, profile: str | None, pairs: Sequence[str]) -> d
 
 def _make_adapter(
     protocol: str, profile: str | None, options: dict[str, Any], fields: Sequence[str]
-) -> WorkerDialect:
+) -> UpstreamAdapter:
     """The adapter that a pool would use. Raises BadParameter."""
-    registry = Dialects(DIALECTS)
+    registry = ProtocolRegistry(DIALECTS)
     if fields:
         if not registry.accepts_param(protocol, "fields"):
             raise click.BadParameter(f"{protocol} has no use for --field")
         options = options | {"fields": dict(one.partition("=")[::2] for one in fields)}
     try:
-        return cast("WorkerDialect", registry.create_adapter(protocol, profile, options))
+        return cast("UpstreamAdapter", registry.create_adapter(protocol, profile, options))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -163,12 +164,15 @@ def _select(only: Sequence[str]) -> Sequence["Probe"]:
 
 
 async def _run(
-    probes: Sequence["Probe"], adapter: WorkerDialect, target: "WorkerTarget", limits: _Limits
+    probes: Sequence["Probe"], adapter: UpstreamAdapter, target: "WorkerTarget", limits: _Limits
 ) -> AsyncIterator["ProbeResult"]:
     """The result of each probe, as it comes. Exits if the worker can't be reached."""
     import httpx  # noqa: PLC0415 - no other command needs it
 
-    from gateway.tools.probe.client import Unreachable, WorkerClient  # noqa: PLC0415 - as above
+    from gateway.tools.probe.client import (
+        Unreachable,
+        WorkerClient,  # noqa: PLC0415 - as above
+    )
     from gateway.tools.probe.runner import run_probes  # noqa: PLC0415 - as above
 
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT)
@@ -204,7 +208,7 @@ def _report(
                 click.echo(report.format_row(result, width))
 
     asyncio.run(collect())
-    profile = given["profile"] or Dialects(DIALECTS).get_profiles(protocol)[0]
+    profile = given["profile"] or ProtocolRegistry(DIALECTS).get_profiles(protocol)[0]
     worker = report.ProbedWorker(given["url"].rstrip("/"), protocol, profile, given["model"])
     if given["write"] is not None:
         given["write"].write_text(report.encode_unsupported_parameters(worker, results), "utf-8")

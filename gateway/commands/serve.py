@@ -13,25 +13,26 @@ from typing import Any, Final
 
 import click
 
-from gateway.commands.life import Life
-from gateway.config import ConfigError, Loaded, Source
-from gateway.descriptors import raise_limit
-from gateway.processes.loops import loop_factory
-from gateway.processes.text import Fetch, Reading, Text, in_file
-from gateway.recording.lines import the_log
+from gateway.commands.life import ServerProcess
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import LoadConfig, LoadedConfig
+from gateway.descriptors import raise_fd_limit
+from gateway.processes.loops import get_loop_factory
+from gateway.processes.text import ConfigFetcher, ConfigReader, ConfigText, make_file_fetcher
+from gateway.recording.lines import open_access_log
 
-_MOST: Final = 256
+_MAX_PROCESSES: Final = 256
 """Processes, at most."""
 
 
-def _count(context: click.Context, option: click.Parameter, value: str) -> int:
+def _parse_process_count(context: click.Context, option: click.Parameter, value: str) -> int:
     """How many processes a person means."""
     del context, option
     if value == "auto":
         return len(os.sched_getaffinity(0))
-    if value.isascii() and value.isdigit() and 1 <= int(value) <= _MOST:
+    if value.isascii() and value.isdigit() and 1 <= int(value) <= _MAX_PROCESSES:
         return int(value)
-    raise click.BadParameter(f"give a number from 1 to {_MOST}, or auto")
+    raise click.BadParameter(f"give a number from 1 to {_MAX_PROCESSES}, or auto")
 
 
 @click.command()
@@ -50,7 +51,7 @@ def _count(context: click.Context, option: click.Parameter, value: str) -> int:
     "--processes",
     default="1",
     show_default=True,
-    callback=_count,
+    callback=_parse_process_count,
     help="How many share the work; auto: one for each core.",
 )
 @click.option(
@@ -73,39 +74,46 @@ def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> No
     new process takes over the listeners, and the old one ends when what runs in it has.
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    fetch, file = _fetch(what, port, insecure=told["insecure"])
-    reading, watched = Reading(fetch), file if told["watch"] else None
+    fetch, file = _make_fetcher(what, port, insecure=told["insecure"])
+    reading, watched = ConfigReader(fetch), file if told["watch"] else None
     try:
         first = reading()
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
     if told["processes"] == 1:
-        sys.exit(served(first, reading, watched, handover=told["handover"]))
+        sys.exit(run_gateway(first, reading, watched, handover=told["handover"]))
     if told["handover"] is not None:
         raise click.UsageError("--handover: only one process can take another's place")
-    from gateway.processes.supervisor import Plan, supervise  # noqa: PLC0415 - one needs none
+    from gateway.processes.supervisor import (
+        ServePlan,
+        run_supervisor,  # noqa: PLC0415 - one needs none
+    )
 
-    sys.exit(supervise(Plan(first, reading, told["processes"], watched, log_level.upper())))
+    sys.exit(
+        run_supervisor(ServePlan(first, reading, told["processes"], watched, log_level.upper()))
+    )
 
 
-def _fetch(what: str | None, port: int | None, *, insecure: bool) -> tuple[Fetch, str | None]:
+def _make_fetcher(
+    what: str | None, port: int | None, *, insecure: bool
+) -> tuple[ConfigFetcher, str | None]:
     """What gives the configuration to serve, and its file if it is in one."""
     if what is not None and Path(what).is_file() and not what.endswith(".gguf"):
         if port is not None:
             raise click.UsageError("--port: the file says where to listen")
-        return in_file(what, insecure=insecure), what
-    name, values = _without_file(what)
+        return make_file_fetcher(what, insecure=insecure), what
+    name, values = _choose_built_in(what)
     env = values if port is None else {**values, "PORT": str(port)}
-    text, called = built_in(name)
-    return partial(Text, text.encode(), called, env, insecure), None
+    text, called = read_built_in_config(name)
+    return partial(ConfigText, text.encode(), called, env, insecure), None
 
 
-def _without_file(what: str | None) -> tuple[str, Mapping[str, str]]:
+def _choose_built_in(what: str | None) -> tuple[str, Mapping[str, str]]:
     """Which built-in configuration, and the values that it uses."""
     match what:
         case None:
-            return ("local" if _has_torch() else "echo"), {}
+            return ("local" if _is_torch_installed() else "echo"), {}
         case str() if what.startswith(("http://", "https://")):
             return "proxy", {"WORKER": what.rstrip("/").removesuffix("/v1")}
         case "conformance":
@@ -116,19 +124,19 @@ def _without_file(what: str | None) -> tuple[str, Mapping[str, str]]:
             return "local", {"MODEL": what}
 
 
-def built_in(name: str) -> tuple[str, str]:
+def read_built_in_config(name: str) -> tuple[str, str]:
     """The text of a built-in configuration, and what to call it."""
     file = resources.files("gateway") / "defaults" / f"{name}.yaml"
     return file.read_text("utf-8"), f"<built-in {name}.yaml>"
 
 
-def _has_torch() -> bool:
+def _is_torch_installed() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def served(
-    first: Loaded,
-    source: Source,
+def run_gateway(
+    first: LoadedConfig,
+    source: LoadConfig,
     watched: str | None = None,
     *,
     warmed: bool = False,
@@ -140,11 +148,11 @@ def served(
     no port is opened before every backend is at its best, and none if one never will be.
     ``handover``: see ``gateway.handover``.
     """
-    raise_limit()
+    raise_fd_limit()
     told = first.config.observe.access_log
     with (
-        the_log(told.buffer, exchanges=told.format != "off") as lines,
-        asyncio.Runner(loop_factory=loop_factory()) as runner,
+        open_access_log(told.buffer, exchanges=told.format != "off") as lines,
+        asyncio.Runner(loop_factory=get_loop_factory()) as runner,
     ):
-        life = Life(first, source, watched, lines, warmed, handover)
+        life = ServerProcess(first, source, watched, lines, warmed, handover)
         return runner.run(life.run())

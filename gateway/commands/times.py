@@ -6,16 +6,16 @@ from typing import Final
 
 import click
 
-_AGO = re.compile(r"([0-9]{1,6})([smhd])")
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_RELATIVE_TIME = re.compile(r"([0-9]{1,6})([smhd])")
+_TIME_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
-def since(stated: str | None) -> float:
+def parse_since(stated: str | None) -> float:
     """In Unix seconds; 0 for the beginning. Raises BadParameter."""
     if stated is None:
         return 0.0
-    if match := _AGO.fullmatch(stated):
-        ago = timedelta(**{_UNITS[match[2]]: int(match[1])})
+    if match := _RELATIVE_TIME.fullmatch(stated):
+        ago = timedelta(**{_TIME_UNITS[match[2]]: int(match[1])})
         return (datetime.now(UTC) - ago).timestamp()
     try:
         return datetime.fromisoformat(stated).astimezone().timestamp()

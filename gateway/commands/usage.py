@@ -10,12 +10,12 @@ import click
 import msgspec
 
 from gateway.commands.console import print_table
-from gateway.commands.times import since as moment
+from gateway.commands.times import parse_since as moment
 
 if TYPE_CHECKING:
-    from gateway.recording.sums import Sum
+    from gateway.recording.sums import UsageTotal
 
-_FIGURES = ("requests", "errors", "cancelled", "prompt tokens", "completion tokens")
+_STAT_COLUMNS = ("requests", "errors", "cancelled", "prompt tokens", "completion tokens")
 
 
 @click.command()
@@ -37,8 +37,8 @@ def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:
 
     Exit codes: 0 summed, 2 wrong usage, or a source that can't be read.
     """
-    names = _names(by)
-    look = _of_database if source.startswith(("postgresql://", "postgres://")) else _of_file
+    names = _parse_group_by(by)
+    look = _sum_postgres if source.startswith(("postgresql://", "postgres://")) else _sum_sqlite
     found = look(source, names, moment(since))
     if as_json:
         sys.stdout.buffer.write(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
@@ -46,56 +46,60 @@ def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:
         _print(names, found)
 
 
-def _names(by: str) -> Sequence[str]:
+def _parse_group_by(by: str) -> Sequence[str]:
     """Raises BadParameter."""
-    from gateway.recording.sums import BY  # noqa: PLC0415 - only here
+    from gateway.recording.sums import GROUP_COLUMNS  # noqa: PLC0415 - only here
 
     names = list(dict.fromkeys(by.split(",")))
     for name in names:
-        if name not in BY:
-            text = f"{name!r} is none of {', '.join(BY)}"
+        if name not in GROUP_COLUMNS:
+            text = f"{name!r} is none of {', '.join(GROUP_COLUMNS)}"
             raise click.BadParameter(text, param_hint="--by")
     return names
 
 
-def _of_database(url: str, by: Sequence[str], start: float) -> "list[Sum]":
+def _sum_postgres(url: str, by: Sequence[str], start: float) -> "list[UsageTotal]":
     """Raises UsageError, which shows no password."""
     if importlib.util.find_spec("asyncpg") is None:
         raise click.UsageError("a database needs: pip install 'interlingua[postgres]'")
-    from gateway.recording.postgres import FAILURES, shown, sums  # noqa: PLC0415 - as said
+    from gateway.recording.postgres import (
+        DATABASE_ERRORS,
+        query_postgres_usage,  # noqa: PLC0415 - as said
+        redact_url,
+    )
 
     try:
-        return sums(url, by, start)
-    except FAILURES as error:
+        return query_postgres_usage(url, by, start)
+    except DATABASE_ERRORS as error:
         why = str(error) or type(error).__name__
-        raise click.UsageError(f"{shown(url)} can't be read: {why}") from None
+        raise click.UsageError(f"{redact_url(url)} can't be read: {why}") from None
 
 
-def _of_file(file: str, by: Sequence[str], start: float) -> "list[Sum]":
+def _sum_sqlite(file: str, by: Sequence[str], start: float) -> "list[UsageTotal]":
     """Raises UsageError."""
     import sqlite3  # noqa: PLC0415 - only here
 
-    from gateway.recording.sums import sums  # noqa: PLC0415 - as above
+    from gateway.recording.sums import query_sqlite_usage  # noqa: PLC0415 - as above
 
     if not Path(file).is_file():
         raise click.UsageError(f"the file {file} does not exist")
     try:
-        return sums(file, by, start)
+        return query_sqlite_usage(file, by, start)
     except sqlite3.Error as error:
         raise click.UsageError(f"{file} can't be read as a file of usage: {error}") from None
 
 
-def _print(names: Sequence[str], found: "Sequence[Sum]") -> None:
+def _print(names: Sequence[str], found: "Sequence[UsageTotal]") -> None:
     """A row for each sum, and one of all together."""
-    total = [sum(column) for column in zip(*map(_numbers, found), strict=True)] or [0] * 5
-    rows = [[*(one.by[name] or "-" for name in names), *_figures(one)] for one in found]
+    total = [sum(column) for column in zip(*map(_get_totals, found), strict=True)] or [0] * 5
+    rows = [[*(one.by[name] or "-" for name in names), *_format_totals(one)] for one in found]
     rows.append(["all", *[""] * (len(names) - 1), *(f"{number:,}" for number in total)])
-    print_table([*names, *_FIGURES], rows, left=range(len(names)))
+    print_table([*names, *_STAT_COLUMNS], rows, left=range(len(names)))
 
 
-def _numbers(one: "Sum") -> tuple[int, ...]:
+def _get_totals(one: "UsageTotal") -> tuple[int, ...]:
     return (one.requests, one.errors, one.cancelled, one.prompt_tokens, one.completion_tokens)
 
 
-def _figures(one: "Sum") -> list[str]:
-    return [f"{number:,}" for number in _numbers(one)]
+def _format_totals(one: "UsageTotal") -> list[str]:
+    return [f"{number:,}" for number in _get_totals(one)]

@@ -11,8 +11,9 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.commands.serve import built_in, served
-from gateway.config import ConfigError, loaded
+from gateway.commands.serve import read_built_in_config, run_gateway
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import load_bytes
 
 
 @click.command()
@@ -56,8 +57,8 @@ def worker(log_level: str, *, insecure: bool, **told: Any) -> None:
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     source = partial(
-        loaded,
-        msgspec.json.encode(configuration(**told)),
+        load_bytes,
+        msgspec.json.encode(build_worker_config(**told)),
         "<worker>",
         env=os.environ,
         insecure=insecure,
@@ -67,26 +68,26 @@ def worker(log_level: str, *, insecure: bool, **told: Any) -> None:
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
-    sys.exit(served(first, source, warmed=True))
+    sys.exit(run_gateway(first, source, warmed=True))
 
 
-def configuration(
+def build_worker_config(
     path: str, *, name: str | None, host: str, port: int, key: str | None, **settings: Any
 ) -> dict[str, Any]:
     """What a worker serves, as a configuration says it. ``settings`` are a local model's."""
-    config: dict[str, Any] = msgspec.yaml.decode(built_in("worker")[0])
+    config: dict[str, Any] = msgspec.yaml.decode(read_built_in_config("worker")[0])
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config["listeners"][0]["address"] = address
     said = {key: value for key, value in settings.items() if value is not None}
     config["backends"]["engine"] |= {"path": path, **said}
-    config["models"] = {name or _called(path): {"backend": "engine"}}
+    config["models"] = {name or _derive_model_name(path): {"backend": "engine"}}
     if key is not None:
         digest = hashlib.sha256(key.encode()).hexdigest()
         config["keys"] = [{"name": "gateway", "sha256": digest}]
     return config
 
 
-def _called(path: str) -> str:
+def _derive_model_name(path: str) -> str:
     """A folder's or file's own name, a package's, or the hub's."""
     place = Path(path).expanduser()
     if place.exists():

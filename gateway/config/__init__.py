@@ -19,97 +19,100 @@ validate_backends  files, certificates, packages, protocols: what a check can't 
 """
 
 from gateway.config.addresses import split_address
-from gateway.config.allowances import Allowance, KeyLimits
-from gateway.config.complaints import Complaint, ConfigError
+from gateway.config.allowances import KeyRateLimitConfig, RateLimitConfig
+from gateway.config.complaints import ConfigError, ConfigIssue
 from gateway.config.diff import ConfigDiff, diff_configs
-from gateway.config.document import decode
-from gateway.config.entrance import Limits
-from gateway.config.json_schema import schema
-from gateway.config.listeners import (
-    ListenerId,
-    listener_name,
-    listeners_by_id,
-    restart_required,
+from gateway.config.document import decode_utf8
+from gateway.config.entrance import ServerLimitsConfig
+from gateway.config.json_schema import build_schema
+from gateway.config.listeners import ListenerId, listener_name, listeners_by_id, restart_required
+from gateway.config.loading import (
+    LoadConfig,
+    LoadedConfig,
+    load_bytes,
+    load_config,
+    load_file,
+    load_text,
+    load_worker_list,
 )
-from gateway.config.loading import Loaded, Source, load, loaded, opened, read, workers
 from gateway.config.mounts import is_loopback
-from gateway.config.pools import Pool, Retries, Timeouts, Worker
+from gateway.config.pools import PoolConfig, RetryConfig, TimeoutsConfig, WorkerSourceConfig
 from gateway.config.shape import (
-    Admin,
-    Backend,
+    AdminConfig,
+    ApiKeyConfig,
+    BackendConfig,
     Config,
-    Defaults,
-    Echo,
-    Fail,
-    Key,
-    Listener,
-    ListenerDialect,
-    Model,
-    ModelLimits,
-    Observe,
-    Rule,
-    Shadow,
-    Split,
-    Target,
-    Tls,
-    Torch,
-    UsageRows,
+    DefaultsConfig,
+    EchoConfig,
+    EchoFailureConfig,
+    ListenerConfig,
+    ListenerProtocolConfig,
+    ModelConfig,
+    ModelLimitsConfig,
+    ObservabilityConfig,
+    RouteConfig,
+    ShadowConfig,
+    TargetConfig,
+    TlsConfig,
+    TorchConfig,
+    TrafficSplitConfig,
+    UsageConfig,
 )
-from gateway.config.shown import dump
-from gateway.config.state import State
-from gateway.config.traces import Figures, Push, Traces
+from gateway.config.shown import dump_config
+from gateway.config.state import SharedStateConfig
+from gateway.config.traces import MetricsConfig, OtlpMetricsConfig, TracingConfig
 from gateway.config.units import Secret
 
 __all__ = [
-    "Admin",
-    "Allowance",
-    "Backend",
-    "Complaint",
+    "AdminConfig",
+    "RateLimitConfig",
+    "BackendConfig",
+    "ConfigIssue",
     "Config",
     "ConfigDiff",
     "ConfigError",
-    "Defaults",
-    "Echo",
-    "Fail",
-    "Figures",
-    "Key",
-    "KeyLimits",
-    "Limits",
-    "Listener",
-    "ListenerDialect",
+    "DefaultsConfig",
+    "EchoConfig",
+    "EchoFailureConfig",
+    "MetricsConfig",
+    "ApiKeyConfig",
+    "KeyRateLimitConfig",
+    "ServerLimitsConfig",
+    "ListenerConfig",
+    "ListenerProtocolConfig",
     "ListenerId",
-    "Loaded",
-    "Model",
-    "ModelLimits",
-    "Observe",
-    "Pool",
-    "Push",
-    "Retries",
-    "Rule",
+    "LoadedConfig",
+    "ModelConfig",
+    "ModelLimitsConfig",
+    "ObservabilityConfig",
+    "PoolConfig",
+    "OtlpMetricsConfig",
+    "RetryConfig",
+    "RouteConfig",
     "Secret",
-    "Shadow",
-    "Source",
-    "Split",
-    "State",
-    "Target",
-    "Timeouts",
-    "Tls",
-    "Torch",
-    "Traces",
-    "UsageRows",
-    "Worker",
-    "decode",
+    "ShadowConfig",
+    "LoadConfig",
+    "TrafficSplitConfig",
+    "SharedStateConfig",
+    "TargetConfig",
+    "TimeoutsConfig",
+    "TlsConfig",
+    "TorchConfig",
+    "TracingConfig",
+    "UsageConfig",
+    "WorkerSourceConfig",
+    "decode_utf8",
     "diff_configs",
-    "dump",
+    "dump_config",
     "is_loopback",
     "listener_name",
     "listeners_by_id",
-    "load",
-    "loaded",
-    "opened",
-    "read",
+    "load_text",
+    "load_bytes",
+    "load_file",
+    "load_config",
     "restart_required",
-    "schema",
+    "build_schema",
     "split_address",
-    "workers",
+    "load_worker_list",
 ]

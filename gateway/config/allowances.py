@@ -5,11 +5,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gateway.config.section import Section, Several
-from gateway.config.units import Budget, Rate, Text
+from gateway.config.section import ConfigSection, PositiveInt
+from gateway.config.units import Budget, NonEmptyStr, Rate
 
 
-class Allowance(Section, frozen=True):
+class RateLimitConfig(ConfigSection, frozen=True):
     """How much may be taken; what is left out is not limited.
 
     ``tokens`` and ``budget`` are of prompts and answers together, ``budget`` from 00:00 UTC to the
@@ -18,11 +18,11 @@ class Allowance(Section, frozen=True):
 
     requests: Rate | None = None
     tokens: Rate | None = None
-    concurrent: Several | None = None
+    concurrent: PositiveInt | None = None
     budget: Budget | None = None
 
 
-class KeyLimits(Allowance, frozen=True):
+class KeyRateLimitConfig(RateLimitConfig, frozen=True):
     """How much a key may take of all models together, and beside that of some of them."""
 
-    models: Annotated[Mapping[Text, Allowance], Meta(min_length=1)] | None = None
+    models: Annotated[Mapping[NonEmptyStr, RateLimitConfig], Meta(min_length=1)] | None = None

@@ -4,63 +4,73 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gateway.config import fallbacks, mounts, quotas, rules, shadows, validate_backends
-from gateway.config.complaints import Steps, instead, listed, quoted
-from gateway.config.dialects import mismatch
-from gateway.config.ground import Ground, known
-from gateway.config.pools import Pool, Worker
-from gateway.config.shape import Config, Key, Model, Split, numbered
+from gateway.config.complaints import ConfigPath, join_names, quote, suggest_name
+from gateway.config.dialects import describe_type_mismatch
+from gateway.config.ground import ValidationContext, is_set
+from gateway.config.pools import PoolConfig, WorkerSourceConfig
+from gateway.config.shape import (
+    ApiKeyConfig,
+    Config,
+    ModelConfig,
+    TrafficSplitConfig,
+    is_numeric_version,
+)
 
-_WHOLE = 100
+_FULL_PERCENTAGE = 100
 _SOURCES: Final = ("url", "dns", "srv", "file")
 _DISCOVERY: Final = ("every", "scheme", "nameserver")
-_DEFAULT_WORKER: Final = Worker()
+_DEFAULT_WORKER: Final = WorkerSourceConfig()
 
 
-def check(config: Config, ground: Ground, *, insecure: bool) -> None:
+def validate_config(config: Config, ground: ValidationContext, *, insecure: bool) -> None:
     """Complain of whatever can be read and still can't be meant."""
-    mounts.check(config, ground, insecure=insecure)
+    mounts.check_listeners(config, ground, insecure=insecure)
     validate_backends.check(config, ground)
-    if known(config.backends):
+    if is_set(config.backends):
         for name, backend in config.backends.items():
-            if known(backend) and isinstance(backend, Pool):
+            if is_set(backend) and isinstance(backend, PoolConfig):
                 _check_pool(backend, ("backends", name), ground)
-    if known(config.models):
+    if is_set(config.models):
         _check_aliases(config.models, ground)
-        backends = list(config.backends) if known(config.backends) else None
+        backends = list(config.backends) if is_set(config.backends) else None
         for name, model in config.models.items():
-            if known(model):
+            if is_set(model):
                 _check_model(model, ("models", name), backends, ground)
-        fallbacks.check(config.models, ground)
-        shadows.check(config, ground)
-    if known(config.keys):
+        fallbacks.check_fallbacks(config.models, ground)
+        shadows.check_shadows(config, ground)
+    if is_set(config.keys):
         _check_keys(config, ground)
-    quotas.check(config, ground)
-    rules.check(config, ground)
+    quotas.check_rate_limits(config, ground)
+    rules.check_routes(config, ground)
 
 
 # --- pools ---------------------------------------------------------------------------------------
 
 
-def _check_pool(pool: Pool, path: Steps, ground: Ground) -> None:
-    health = pool.health.path if known(pool.health) else None
-    if known(health) and health is not None and not health.startswith("/"):
+def _check_pool(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
+    health = pool.health.path if is_set(pool.health) else None
+    if is_set(health) and health is not None and not health.startswith("/"):
         message = "is no path; write it as /health, as it follows a worker's URL"
         ground.add_issue((*path, "health", "path"), message)
-    if known(pool.workers):
+    if is_set(pool.workers):
         _check_workers(pool.workers, (*path, "workers"), ground)
         _check_pool_tls(pool, (*path, "tls"), ground)
 
 
-def _check_workers(workers: Sequence[Worker], path: Steps, ground: Ground) -> None:
+def _check_workers(
+    workers: Sequence[WorkerSourceConfig], path: ConfigPath, ground: ValidationContext
+) -> None:
     seen: dict[str, int] = {}
     for n, worker in enumerate(workers):
-        if not known(worker):
+        if not is_set(worker):
             continue
         at = (*path, n)
         where = [name for name in _SOURCES if getattr(worker, name) is not None]
         if len(where) != 1:
-            ground.add_issue(at, f"a worker is told by one of {listed(_SOURCES)}; give exactly one")
-        elif known(worker.url) and worker.url is not None:
+            ground.add_issue(
+                at, f"a worker is told by one of {join_names(_SOURCES)}; give exactly one"
+            )
+        elif is_set(worker.url) and worker.url is not None:
             first = seen.setdefault(worker.url, n)
             if first != n:
                 message = f"this is workers[{first}] again; give that one a greater weight"
@@ -77,17 +87,17 @@ def _check_workers(workers: Sequence[Worker], path: Steps, ground: Ground) -> No
             )
 
 
-def check_listed_workers(workers: Sequence[Worker], ground: Ground) -> None:
+def check_listed_workers(workers: Sequence[WorkerSourceConfig], ground: ValidationContext) -> None:
     """Report on workers in a file of their own, where each must have a URL."""
     _check_workers(workers, (), ground)
     for n, worker in enumerate(workers):
-        if known(worker) and worker.url is None:
+        if is_set(worker) and worker.url is None:
             ground.add_issue((n,), "a file lists workers by url, and nothing else; give it one")
 
 
-def _check_pool_tls(pool: Pool, path: Steps, ground: Ground) -> None:
+def _check_pool_tls(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
     plain = [
-        known(one) and known(one.url) and known(one.scheme)
+        is_set(one) and is_set(one.url) and is_set(one.scheme)
         and not (one.url or "https:").startswith("https:")
         and one.scheme == "http"
         for one in pool.workers
@@ -100,26 +110,28 @@ def _check_pool_tls(pool: Pool, path: Steps, ground: Ground) -> None:
 # --- models --------------------------------------------------------------------------------------
 
 
-def _check_aliases(models: Mapping[str, Model], ground: Ground) -> None:
+def _check_aliases(models: Mapping[str, ModelConfig], ground: ValidationContext) -> None:
     owners = {name: name for name in models}
     for name, model in models.items():
-        if not known(model) or not known(model.aliases):
+        if not is_set(model) or not is_set(model.aliases):
             continue
         for n, alias in enumerate(model.aliases):
-            if not known(alias):
+            if not is_set(alias):
                 continue
             at = ("models", name, "aliases", n)
             if alias in owners:
-                what = "a model" if alias in models else f"an alias of {quoted(owners[alias])}"
+                what = "a model" if alias in models else f"an alias of {quote(owners[alias])}"
                 ground.add_issue(
-                    at, f"{quoted(ground.get_raw_text(at))} is {what} already; choose another name"
+                    at, f"{quote(ground.get_raw_text(at))} is {what} already; choose another name"
                 )
             owners.setdefault(alias, name)
 
 
-def _check_model(model: Model, path: Steps, backends: list[str] | None, ground: Ground) -> None:
-    _check_spoken(model, path, ground)
-    _check_options(model.options, path, ground)
+def _check_model(
+    model: ModelConfig, path: ConfigPath, backends: list[str] | None, ground: ValidationContext
+) -> None:
+    _check_client_protocol(model, path, ground)
+    _check_model_options(model.options, path, ground)
     single, several = model.backend is not None, model.versions is not None
     if single and several:
         ground.add_issue(
@@ -135,26 +147,28 @@ def _check_model(model: Model, path: Steps, backends: list[str] | None, ground: 
         )
     if model.backend is not None:
         _check_backend(model.backend, (*path, "backend"), backends, ground)
-    if known(model.versions) and model.versions is not None:
+    if is_set(model.versions) and model.versions is not None:
         for version, target in model.versions.items():
-            if known(target):
+            if is_set(target):
                 at = (*path, "versions", version, "backend")
                 _check_backend(target.backend, at, backends, ground)
     _check_split(model, path, ground)
 
 
-def _check_backend(name: str, path: Steps, backends: list[str] | None, ground: Ground) -> None:
-    if known(name) and backends is not None and name not in backends:
-        shown = quoted(ground.get_raw_text(path))
-        ground.add_issue(path, f"there is no backend {shown}; {instead(name, backends)}")
+def _check_backend(
+    name: str, path: ConfigPath, backends: list[str] | None, ground: ValidationContext
+) -> None:
+    if is_set(name) and backends is not None and name not in backends:
+        shown = quote(ground.get_raw_text(path))
+        ground.add_issue(path, f"there is no backend {shown}; {suggest_name(name, backends)}")
 
 
-def _check_split(model: Model, path: Steps, ground: Ground) -> None:
-    if not known(model.versions) or not known(model.split):
+def _check_split(model: ModelConfig, path: ConfigPath, ground: ValidationContext) -> None:
+    if not is_set(model.versions) or not is_set(model.split):
         return
     versions = list(model.versions or ())
     if model.split is None:
-        if len(versions) > 1 and not any(map(numbered, versions)):
+        if len(versions) > 1 and not any(map(is_numeric_version, versions)):
             weights = ", ".join(f'"{version}": 1' for version in versions)
             mend = f"give one a number, or add split: {{weights: {{{weights}}}}}"
             message = f"nothing says which version gets the traffic; {mend}"
@@ -163,15 +177,15 @@ def _check_split(model: Model, path: Steps, ground: Ground) -> None:
     if not versions:
         message = "there is nothing to split; it shares the traffic among versions"
         ground.add_issue((*path, "split"), message, key=True)
-    elif known(model.split.weights):
+    elif is_set(model.split.weights):
         _check_weights(model.split, versions, (*path, "split", "weights"), ground)
-    if known(model.split.sticky) and model.split.sticky is not None:
+    if is_set(model.split.sticky) and model.split.sticky is not None:
         _check_sticky(model.split.sticky, (*path, "split", "sticky"), ground)
 
 
-def _check_sticky(sticky: Sequence[str], path: Steps, ground: Ground) -> None:
+def _check_sticky(sticky: Sequence[str], path: ConfigPath, ground: ValidationContext) -> None:
     for n, source in enumerate(sticky):
-        if not known(source):
+        if not is_set(source):
             continue
         if source in sticky[:n]:
             ground.add_issue((*path, n), "stands here already; remove one of the two")
@@ -180,18 +194,20 @@ def _check_sticky(sticky: Sequence[str], path: Steps, ground: Ground) -> None:
             ground.add_issue((*path, n), message)
 
 
-def _check_weights(split: Split, versions: list[str], path: Steps, ground: Ground) -> None:
+def _check_weights(
+    split: TrafficSplitConfig, versions: list[str], path: ConfigPath, ground: ValidationContext
+) -> None:
     for version in split.weights:
         if version not in versions:
-            message = f"there is no version {quoted(version)}; {instead(version, versions)}"
+            message = f"there is no version {quote(version)}; {suggest_name(version, versions)}"
             ground.add_issue((*path, version), message, key=True)
     weights = list(split.weights.values())
-    if not all(map(known, weights)):
+    if not all(map(is_set, weights)):
         return
     percent = [ground.get_raw_text((*path, version)).endswith("%") for version in split.weights]
     if not any(weights):
         ground.add_issue(path, "every weight is 0, so no request gets anywhere; give one a weight")
-    elif all(percent) and sum(weights) != _WHOLE:
+    elif all(percent) and sum(weights) != _FULL_PERCENTAGE:
         ground.add_issue(path, f"the shares make {sum(weights)}%; they must make 100%")
     elif any(percent) and not all(percent):
         ground.add_issue(
@@ -199,10 +215,12 @@ def _check_weights(split: Split, versions: list[str], path: Steps, ground: Groun
         )
 
 
-def _check_options(options: Mapping[str, Any], path: Steps, ground: Ground) -> None:
+def _check_model_options(
+    options: Mapping[str, Any], path: ConfigPath, ground: ValidationContext
+) -> None:
     """What only one dialect asks of a model."""
     for name, given in options.items():
-        if not known(given) or not ground.check_protocol(name, None, (*path, name)):
+        if not is_set(given) or not ground.check_protocol(name, None, (*path, name)):
             continue
         takes = ground.protocols.get_model_options(name)
         if takes is None:
@@ -210,44 +228,48 @@ def _check_options(options: Mapping[str, Any], path: Steps, ground: Ground) -> N
         for key, value in given.items():
             at = (*path, name, key)
             if key not in takes:
-                message = f"{name} asks no {quoted(key)} of a model; {instead(key, takes)}"
+                message = f"{name} asks no {quote(key)} of a model; {suggest_name(key, takes)}"
                 ground.add_issue(at, message, key=True)
-            elif known(value) and (wrong := mismatch(value, takes[key])):
+            elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
                 ground.add_issue(at, wrong)
 
 
 # --- keys ----------------------------------------------------------------------------------------
 
 
-def _check_keys(config: Config, ground: Ground) -> None:
-    keys = [(n, key) for n, key in enumerate(config.keys) if known(key)]
+def _check_keys(config: Config, ground: ValidationContext) -> None:
+    keys = [(n, key) for n, key in enumerate(config.keys) if is_set(key)]
     for field in ("name", "sha256"):
         seen: dict[str, int] = {}
         for n, key in keys:
             value = getattr(key, field)
-            if known(value) and seen.setdefault(value, n) != n:
+            if is_set(value) and seen.setdefault(value, n) != n:
                 message = f"keys[{seen[value]}] has the same {field}; each key has its own"
                 ground.add_issue(("keys", n, field), message)
-    if not known(config.models):
+    if not is_set(config.models):
         return
     names = [*config.models]
     for model in config.models.values():
-        if known(model) and known(model.aliases):
-            names += [alias for alias in model.aliases if known(alias)]
+        if is_set(model) and is_set(model.aliases):
+            names += [alias for alias in model.aliases if is_set(alias)]
     for n, key in keys:
         _check_key_models(key, ("keys", n, "models"), names, ground)
-        _check_spoken(key, ("keys", n), ground)
+        _check_client_protocol(key, ("keys", n), ground)
 
 
-def _check_spoken(holder: Key | Model, path: Steps, ground: Ground) -> None:
-    if known(holder.dialect) and holder.dialect is not None:
+def _check_client_protocol(
+    holder: ApiKeyConfig | ModelConfig, path: ConfigPath, ground: ValidationContext
+) -> None:
+    if is_set(holder.dialect) and holder.dialect is not None:
         ground.check_client_protocol(holder.dialect, None, (*path, "dialect"))
 
 
-def _check_key_models(key: Key, path: Steps, names: list[str], ground: Ground) -> None:
-    if not known(key.models) or "*" in names:
+def _check_key_models(
+    key: ApiKeyConfig, path: ConfigPath, names: list[str], ground: ValidationContext
+) -> None:
+    if not is_set(key.models) or "*" in names:
         return
     for n, name in enumerate(key.models or ()):
-        if known(name) and name not in names:
-            shown = quoted(ground.get_raw_text((*path, n)))
-            ground.add_issue((*path, n), f"there is no model {shown}; {instead(name, names)}")
+        if is_set(name) and name not in names:
+            shown = quote(ground.get_raw_text((*path, n)))
+            ground.add_issue((*path, n), f"there is no model {shown}; {suggest_name(name, names)}")

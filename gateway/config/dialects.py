@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.ports import Dialect
+from gateway.core.ports import ClientAdapter
 
-_OURS = frozenset({"self", "profile", "prefix", "renderer", "fields"})
+_RESERVED_PARAMS = frozenset({"self", "profile", "prefix", "renderer", "fields"})
 """Parameters that are no setting of a dialect's own: the gateway has its own words for them."""
 
-_WORDS: Mapping[Any, str] = {
+_TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -21,7 +21,7 @@ _WORDS: Mapping[Any, str] = {
 }
 
 
-class Dialects:
+class ProtocolRegistry:
     """A view of a registry of ``module:class`` by name."""
 
     def __init__(self, registry: Mapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class Dialects:
         return {
             one.name: hints.get(one.name, Any)
             for one in inspect.signature(init).parameters.values()
-            if one.name not in _OURS and one.kind is not one.VAR_KEYWORD
+            if one.name not in _RESERVED_PARAMS and one.kind is not one.VAR_KEYWORD
         }
 
     def get_model_options(self, name: str) -> Mapping[str, Any] | None:
@@ -75,18 +75,20 @@ class Dialects:
             found.add((endpoint.method, path))
         return frozenset(found)
 
-    def create_adapter(self, name: str, profile: str | None, options: Mapping[str, Any]) -> Dialect:
+    def create_adapter(
+        self, name: str, profile: str | None, options: Mapping[str, Any]
+    ) -> ClientAdapter:
         """The dialect itself."""
-        made: Dialect = self.load_adapter_class(name)(profile, **options)
+        made: ClientAdapter = self.load_adapter_class(name)(profile, **options)
         return made
 
 
-def mismatch(value: Any, wanted: Any) -> str | None:
+def describe_type_mismatch(value: Any, wanted: Any) -> str | None:
     """What is wrong with a dialect's setting; None when nothing is."""
     try:
         msgspec.convert(value, wanted)
     except msgspec.ValidationError:
-        parts = (wanted,) if wanted in _WORDS else typing.get_args(wanted)
-        words = [_WORDS.get(one, str(one)) for one in parts if one is not type(None)]
+        parts = (wanted,) if wanted in _TYPE_NAMES else typing.get_args(wanted)
+        words = [_TYPE_NAMES.get(one, str(one)) for one in parts if one is not type(None)]
         return f"must be {' or '.join(words)}"
     return None

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.config.complaints import written
+from gateway.config.complaints import format_path
 from gateway.config.listeners import listeners_by_id, restart_required
-from gateway.config.pools import Pool
-from gateway.config.shape import Backend, Config, Model
+from gateway.config.pools import PoolConfig
+from gateway.config.shape import BackendConfig, Config, ModelConfig
 
 _SECTIONS: Final = ("version", "admin", "limits", "defaults", "identity", "state", "observe")
 """The sections of a configuration that hold no names."""
@@ -77,7 +77,7 @@ def diff_configs(old: Config, new: Config) -> ConfigDiff:
         tuple(_changed_sections(old, new)),
         names,
         tuple(one for one in shifts if one is not None),
-        {written(path): message for path, message in restart_required(old, new)},
+        {format_path(path): message for path, message in restart_required(old, new)},
     )
 
 
@@ -103,7 +103,7 @@ def _names(config: Config) -> Mapping[str, Mapping[str, Any]]:
         "workers": {
             f"{name} {worker.url or worker.dns or worker.srv or worker.file}": worker
             for name, pool in config.backends.items()
-            if isinstance(pool, Pool)
+            if isinstance(pool, PoolConfig)
             for worker in pool.workers
         },
         "models": {
@@ -121,8 +121,8 @@ def _names(config: Config) -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-def _without_workers(backend: Backend) -> Backend:
-    return replace(backend, workers=()) if isinstance(backend, Pool) else backend
+def _without_workers(backend: BackendConfig) -> BackendConfig:
+    return replace(backend, workers=()) if isinstance(backend, PoolConfig) else backend
 
 
 def _name_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> NameChanges:
@@ -152,7 +152,7 @@ def moved_share(before: Mapping[str, int], after: Mapping[str, int]) -> float:
     return max(0.0, 1 - staying)
 
 
-def _traffic_shift(model: str, old: Model, new: Model) -> TrafficShift | None:
+def _traffic_shift(model: str, old: ModelConfig, new: ModelConfig) -> TrafficShift | None:
     """How the users of a model move between its versions; None where they stay."""
     before, after = _effective_split(model, old), _effective_split(model, new)
     if before == after:
@@ -193,7 +193,7 @@ class _EffectiveSplit(Struct, frozen=True):
         return {version: round(100 * part, 2) for version, part in self.parts.items()}
 
 
-def _effective_split(name: str, model: Model) -> _EffectiveSplit:
+def _effective_split(name: str, model: ModelConfig) -> _EffectiveSplit:
     weights = {version: weight for version, weight in model.resolve_weights().items() if weight}
     divisor = math.gcd(*weights.values())
     weights = {version: weight // divisor for version, weight in weights.items()}

@@ -9,19 +9,19 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from gateway.config.complaints import START, Complaints, Mark, quoted
+from gateway.config.complaints import DOCUMENT_START, IssueCollector, SourcePosition, quote
 
-DEPTH = 32
+MAX_DEPTH = 32
 """How deep values may be nested."""
-NODES = 10_000
+MAX_NODES = 10_000
 """How many values there may be, aliases written out."""
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_EMPTY = (
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_EMPTY_CONFIG_MESSAGE = (
     "the configuration is empty; the least is a backend and a model, such as "
     "{backends: {a: {kind: echo}}, models: {chat: {backend: a}}}"
 )
-_MENDS = {
+_SYNTAX_HINTS = {
     "tab character": "indent with spaces",
     "cannot start any token": "put the value in quotes; indent with spaces",
     "undefined alias": "write &name where it is first used; a text that starts with * needs quotes",
@@ -37,96 +37,104 @@ _MENDS = {
 }
 
 
-class _Open(Struct):
+class _OpenNode(Struct):
     """A list or mapping that has begun."""
 
-    position: Mark
+    position: SourcePosition
     anchor: str | None
     size: int = 1
     height: int = 1
 
 
-def compose(text: str, complaints: Complaints) -> yaml.Node:
+def compose_yaml(text: str, complaints: IssueCollector) -> yaml.Node:
     """The root node. Raises ConfigError where the text can't be read at all."""
-    _refuse_characters(text, complaints)
+    _check_characters(text, complaints)
     try:
-        _guard(text, complaints)
-        root = yaml.compose(text, Loader=_LOADER)
+        _check_bounds(text, complaints)
+        root = yaml.compose(text, Loader=_YAML_LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise complaints.build_error(at(mark) if mark else START, _syntax(error)) from None
+        raise complaints.build_error(
+            get_position(mark) if mark else DOCUMENT_START, _describe_syntax_error(error)
+        ) from None
     if root is None:
-        raise complaints.build_error(START, _EMPTY)
+        raise complaints.build_error(DOCUMENT_START, _EMPTY_CONFIG_MESSAGE)
     return root
 
 
-def at(mark: Any) -> Mark:
+def get_position(mark: Any) -> SourcePosition:
     """Where a node or event starts."""
-    return Mark(mark.line + 1, mark.column + 1)
+    return SourcePosition(mark.line + 1, mark.column + 1)
 
 
-def spot(text: str, index: int) -> Mark:
+def locate_index(text: str, index: int) -> SourcePosition:
     """Where a character of the text stands."""
-    return Mark(text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index))
+    return SourcePosition(text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index))
 
 
-def decode(data: bytes, filename: str) -> str:
+def decode_utf8(data: bytes, filename: str) -> str:
     """The text of a file. Raises ConfigError unless it is UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8-sig", "replace")
         message = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
-        raise Complaints(filename).build_error(spot(before, len(before)), message) from None
+        raise IssueCollector(filename).build_error(
+            locate_index(before, len(before)), message
+        ) from None
 
 
-def _syntax(error: yaml.YAMLError) -> str:
+def _describe_syntax_error(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or "this is not YAML"
     mark = getattr(error, "context_mark", None)
     start = f" that starts on line {mark.line + 1}" if mark else ""
     where = f" {getattr(error, 'context', None) or ''}{start}"
     said = problem + where if where.startswith(" while") else f"{where}, {problem}".lstrip(" ,")
-    mend = next((mend for sign, mend in _MENDS.items() if sign in said), None)
+    mend = next((mend for sign, mend in _SYNTAX_HINTS.items() if sign in said), None)
     return f"{said}; {mend}" if mend else said
 
 
-def _refuse_characters(text: str, complaints: Complaints) -> None:
+def _check_characters(text: str, complaints: IssueCollector) -> None:
     bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if bad:
         raise complaints.build_error(
-            spot(text, bad.start()),
+            locate_index(text, bad.start()),
             f"the character U+{ord(bad[0]):04X} has no place in a configuration; remove it",
         )
 
 
-def _guard(text: str, complaints: Complaints) -> None:
+def _check_bounds(text: str, complaints: IssueCollector) -> None:
     """Raises ConfigError for nesting, size and cycles; complains of tags."""
-    stack: list[_Open] = [_Open(START, None, 0, 0)]
+    stack: list[_OpenNode] = [_OpenNode(DOCUMENT_START, None, 0, 0)]
     anchors: dict[str, tuple[int, int]] = {}
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=_YAML_LOADER):
         match event:
             case yaml.ScalarEvent() | yaml.CollectionStartEvent():
                 if event.tag is not None:
-                    complaints.add(at(event.start_mark), _no_tag(event.tag))
-                opened = _Open(at(event.start_mark), event.anchor)
+                    complaints.add(get_position(event.start_mark), _describe_tag(event.tag))
+                opened = _OpenNode(get_position(event.start_mark), event.anchor)
                 if isinstance(event, yaml.ScalarEvent):
-                    _close(opened, stack, anchors)
+                    _close_node(opened, stack, anchors)
                 else:
                     stack.append(opened)
             case yaml.CollectionEndEvent():
-                _close(stack.pop(), stack, anchors)
+                _close_node(stack.pop(), stack, anchors)
             case yaml.AliasEvent():
-                mark = at(event.start_mark)
+                mark = get_position(event.start_mark)
                 if any(one.anchor == event.anchor for one in stack):
                     message = f"*{event.anchor} stands within what it names; write the value out"
                     raise complaints.build_error(mark, message)
-                _close(_Open(mark, None, *anchors.get(str(event.anchor), (1, 1))), stack, anchors)
+                _close_node(
+                    _OpenNode(mark, None, *anchors.get(str(event.anchor), (1, 1))), stack, anchors
+                )
             case _:
                 continue
-        _measure(stack, complaints)
+        _check_size(stack, complaints)
 
 
-def _close(done: _Open, stack: list[_Open], anchors: dict[str, tuple[int, int]]) -> None:
+def _close_node(
+    done: _OpenNode, stack: list[_OpenNode], anchors: dict[str, tuple[int, int]]
+) -> None:
     """Count a complete value into the one around it."""
     if done.anchor is not None:
         anchors[done.anchor] = done.size, done.height
@@ -135,16 +143,16 @@ def _close(done: _Open, stack: list[_Open], anchors: dict[str, tuple[int, int]])
     around.height = max(around.height, done.height + 1)
 
 
-def _measure(stack: list[_Open], complaints: Complaints) -> None:
+def _check_size(stack: list[_OpenNode], complaints: IssueCollector) -> None:
     inner = stack[-1]
-    if len(stack) - 2 + inner.height > DEPTH:
-        message = f"this is nested deeper than {DEPTH}; a configuration needs less than ten"
+    if len(stack) - 2 + inner.height > MAX_DEPTH:
+        message = f"this is nested deeper than {MAX_DEPTH}; a configuration needs less than ten"
         raise complaints.build_error(inner.position, message)
-    if sum(one.size for one in stack) > NODES:
-        message = f"there are more than {NODES} values, aliases written out; use fewer aliases"
+    if sum(one.size for one in stack) > MAX_NODES:
+        message = f"there are more than {MAX_NODES} values, aliases written out; use fewer aliases"
         raise complaints.build_error(inner.position, message)
 
 
-def _no_tag(tag: str) -> str:
+def _describe_tag(tag: str) -> str:
     short = tag.replace("tag:yaml.org,2002:", "!!")
-    return f"the tag {quoted(short)} has no meaning here; remove it (a text is put in quotes)"
+    return f"the tag {quote(short)} has no meaning here; remove it (a text is put in quotes)"

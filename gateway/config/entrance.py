@@ -1,10 +1,10 @@
 """What the file may say of how much the gateway takes in, and for how long."""
 
-from gateway.config.section import Section, Several
+from gateway.config.section import ConfigSection, PositiveInt
 from gateway.config.units import Duration, Size, Timeout
 
 
-class Limits(Section, frozen=True):
+class ServerLimitsConfig(ConfigSection, frozen=True):
     """What the gateway takes in.
 
     Of ``connections`` at most half as many are taken as the process may have files open, since
@@ -22,8 +22,8 @@ class Limits(Section, frozen=True):
 
     body: Size = 8 << 20
     header: Size = 16 << 10
-    connections: Several = 10_000
-    connections_per_address: Several | None = None
+    connections: PositiveInt = 10_000
+    connections_per_address: PositiveInt | None = None
     head_time: Timeout = 10.0
     body_pause: Timeout = 10.0
     keep: Timeout = 75.0

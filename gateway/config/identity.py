@@ -4,16 +4,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from gateway.config.pools import Trust
-from gateway.config.section import Section
-from gateway.config.units import Duration, Text, Timeout
+from gateway.config.pools import ClientTlsConfig
+from gateway.config.section import ConfigSection
+from gateway.config.units import Duration, NonEmptyStr, Timeout
 
-Algorithm = Literal[
+JwtAlgorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
 
 
-class Claims(Section, frozen=True):
+class JwtClaimsConfig(ConfigSection, frozen=True):
     """Where a token says what. A name with dots leads into what is nested.
 
     ``name`` is its holder, whom logs and usage call ``jwt:`` and that. With ``models`` he may ask
@@ -21,12 +21,12 @@ class Claims(Section, frozen=True):
     lists none; ``tags`` are what rules may know him by.
     """
 
-    name: Text = "sub"
-    models: Text | None = None
-    tags: Text | None = None
+    name: NonEmptyStr = "sub"
+    models: NonEmptyStr | None = None
+    tags: NonEmptyStr | None = None
 
 
-class Identity(Section, frozen=True, kw_only=True):
+class JwtConfig(ConfigSection, frozen=True, kw_only=True):
     """Tokens (JWT) that this issuer has signed are taken as keys are.
 
     ``audience`` is what one of them must be meant for. ``jwks`` is where its public keys are; left
@@ -35,11 +35,11 @@ class Identity(Section, frozen=True, kw_only=True):
     for ``keep``.
     """
 
-    issuer: Text
-    audience: Annotated[tuple[Text, ...], Meta(min_length=1)]
-    jwks: Text | None = None
-    algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")
+    issuer: NonEmptyStr
+    audience: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)]
+    jwks: NonEmptyStr | None = None
+    algorithms: Annotated[tuple[JwtAlgorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")
     leeway: Duration = 30.0
     keep: Timeout = 86400.0
-    claims: Claims = Claims()
-    tls: Trust | None = None
+    claims: JwtClaimsConfig = JwtClaimsConfig()
+    tls: ClientTlsConfig | None = None

@@ -7,10 +7,10 @@ import msgspec
 from msgspec import inspect as types
 
 from gateway.config.shape import Config
-from gateway.config.units import UNITS, Secret
+from gateway.config.units import SCALAR_TYPES, Secret
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_SECRET = {
+_SECRET_SCHEMA = {
     "anyOf": [
         {"type": "string", "minLength": 1},
         {
@@ -22,34 +22,36 @@ _SECRET = {
         },
     ]
 }
-_ENVIRONMENT = {
+_ENVIRONMENT_SCHEMA = {
     "title": "Environment",
     "description": "What the environment holds: checked once it is put in.",
     "type": "string",
     "pattern": r"\$\{.+\}",
 }
-_REFERENCE = {"$ref": "#/$defs/Environment"}
+_ENVIRONMENT_REF = {"$ref": "#/$defs/Environment"}
 
 
-def schema() -> dict[str, Any]:
+def build_schema() -> dict[str, Any]:
     """The schema of the whole file."""
-    found = msgspec.json.schema(Config, schema_hook=hook)
-    structs = {kind.cls.__name__: kind for kind in _structs(types.type_info(Config))}
-    found["$defs"] = {name: _written(part, structs[name]) for name, part in found["$defs"].items()}
+    found = msgspec.json.schema(Config, schema_hook=schema_hook)
+    structs = {kind.cls.__name__: kind for kind in _collect_structs(types.type_info(Config))}
+    found["$defs"] = {
+        name: _describe_input_forms(part, structs[name]) for name, part in found["$defs"].items()
+    }
     found["$defs"]["Config"]["patternProperties"] = {"^x-": {}}
-    found = _finished(found)
-    found["$defs"]["Environment"] = _ENVIRONMENT
+    found = _expand_scalar_types(found)
+    found["$defs"]["Environment"] = _ENVIRONMENT_SCHEMA
     return {"$schema": _DRAFT, **found}
 
 
-def hook(kind: type) -> dict[str, Any]:
+def schema_hook(kind: type) -> dict[str, Any]:
     """The schema of a type of ours."""
     if kind is Secret:
-        return dict(_SECRET)
+        return dict(_SECRET_SCHEMA)
     raise NotImplementedError
 
 
-def _structs(kind: Any) -> list[types.StructType]:
+def _collect_structs(kind: Any) -> list[types.StructType]:
     """Every Struct below a type."""
     found: list[types.StructType] = []
     waiting = [kind]
@@ -69,7 +71,7 @@ def _structs(kind: Any) -> list[types.StructType]:
     return found
 
 
-def _written(part: dict[str, Any], kind: types.StructType) -> dict[str, Any]:
+def _describe_input_forms(part: dict[str, Any], kind: types.StructType) -> dict[str, Any]:
     """A Struct as it may be written: with a short form, with keys that are no field's."""
     properties = part["properties"]
     if rest := getattr(kind.cls, "rest", None):
@@ -87,33 +89,33 @@ def _written(part: dict[str, Any], kind: types.StructType) -> dict[str, Any]:
     return part
 
 
-def _finished(part: Any) -> Any:
+def _expand_scalar_types(part: Any) -> Any:
     """Units, and references to the environment, in place of what they are read into."""
     match part:
         case {"x-unit": str(name), **more}:
-            unit = UNITS[name]
-            written: dict[str, Any] = {"anyOf": [unit.json_schema, _REFERENCE]}
+            unit = SCALAR_TYPES[name]
+            written: dict[str, Any] = {"anyOf": [unit.json_schema, _ENVIRONMENT_REF]}
             if more.get("default") is not None:
                 written["default"] = unit.format_value(more["default"])
             return written
         case {"type": "integer"} | {"enum": _}:
-            return {"anyOf": [part, _REFERENCE]}
+            return {"anyOf": [part, _ENVIRONMENT_REF]}
         case {"$ref": _, "default": _}:
             return {"$ref": part["$ref"]}
         case Mapping():
             kept = {key: value for key, value in part.items() if key != "discriminator"}
-            return {key: _entry(key, value) for key, value in kept.items()}
+            return {key: _convert_entry(key, value) for key, value in kept.items()}
         case list() | tuple():
-            return [_finished(one) for one in part]
+            return [_expand_scalar_types(one) for one in part]
         case _:
             return part
 
 
-def _entry(key: str, value: Any) -> Any:
+def _convert_entry(key: str, value: Any) -> Any:
     match key, value:
         case "propertyNames", {"x-unit": str(name)}:
-            return UNITS[name].json_schema
+            return SCALAR_TYPES[name].json_schema
         case "description", str():
             return " ".join(value.split())
         case _:
-            return _finished(value)
+            return _expand_scalar_types(value)

@@ -9,41 +9,47 @@ import yaml
 from msgspec import UNSET
 
 from gateway.config import scalars
-from gateway.config.complaints import Complaints, Steps, listed, nearest, quoted
-from gateway.config.document import at
-from gateway.config.pairs import pairs, told
-from gateway.config.scalars import Scalar
-from gateway.config.units import Unit, bearer
+from gateway.config.complaints import (
+    ConfigPath,
+    IssueCollector,
+    find_closest_name,
+    join_names,
+    quote,
+)
+from gateway.config.document import get_position
+from gateway.config.pairs import describe_node, read_mapping
+from gateway.config.scalars import YamlScalar
+from gateway.config.units import ScalarType, parse_bearer_token
 
-_EMPTY = "has no value; give it one or remove the key"
-_ELSEWHERE = "a secret is a text, {env: NAME} or {file: PATH}"
-_LONGEST = 1 << 16
-_KINDS = {"int": "a number", "float": "a number", "bool": "true or false"}
+_NO_VALUE_MESSAGE = "has no value; give it one or remove the key"
+_SECRET_HINT = "a secret is a text, {env: NAME} or {file: PATH}"
+_MAX_SECRET_SIZE = 1 << 16
+_KIND_NAMES = {"int": "a number", "float": "a number", "bool": "true or false"}
 
 
-class Leaves:
+class ScalarDecoder:
     """Reads what has no parts. Whatever can't be read is UNSET, after a complaint."""
 
-    def __init__(self, complaints: Complaints, env: Mapping[str, str]) -> None:
+    def __init__(self, complaints: IssueCollector, env: Mapping[str, str]) -> None:
         self._issues = complaints
         self._env = env
         self._folder = os.path.dirname(complaints.filename)  # noqa: PTH120 - "" is to stay ""
         if self._folder and not os.path.isabs(self._folder):  # noqa: PTH117
             self._folder = os.path.join(".", self._folder)  # noqa: PTH118 - plainly no hub's name
-        self.files: dict[Steps, str] = {}
+        self.files: dict[ConfigPath, str] = {}
         """The files that are named, by where."""
 
-    def decode_plain(self, node: yaml.Node, kind: types.Type, path: Steps) -> Any:
+    def decode_plain(self, node: yaml.Node, kind: types.Type, path: ConfigPath) -> Any:
         """A text, a whole number, or one of several words."""
-        scalar = self._read_scalar(node, _wanted(kind), path)
+        scalar = self._read_scalar(node, _describe_type(kind), path)
         if scalar is None:
             return UNSET
         try:
-            return _converted(scalar, kind)
+            return _convert_scalar(scalar, kind)
         except ValueError as error:
             return self._add_issue(node, str(error), path)
 
-    def decode_option(self, node: yaml.Node, path: Steps) -> Any:
+    def decode_option(self, node: yaml.Node, path: ConfigPath) -> Any:
         """A text, a number or a truth: whichever it says."""
         scalar = self._read_scalar(node, "a text, a number, true or false", path)
         if scalar is None:
@@ -51,11 +57,11 @@ class Leaves:
         if not scalar.is_plain:
             return scalar.text
         try:
-            return scalars.value(scalar.text)
+            return scalars.parse_scalar(scalar.text)
         except ValueError as error:
             return self._add_issue(node, f"{scalar.quoted_raw} {error}", path)
 
-    def decode_scalar(self, node: yaml.Node, unit: Unit, path: Steps) -> Any:
+    def decode_scalar(self, node: yaml.Node, unit: ScalarType, path: ConfigPath) -> Any:
         """A value with a form of its own."""
         scalar = self._read_scalar(node, "a text or number", path)
         if scalar is None:
@@ -73,12 +79,12 @@ class Leaves:
             what = "this" if unit.is_secret else scalar.quoted_raw
             return self._add_issue(node, f"{what} {error}", path)
 
-    def former_file(self, node: yaml.Node, path: Steps) -> None:
+    def former_file(self, node: yaml.Node, path: ConfigPath) -> None:
         """Note the file that a former key names, whether or not there is one."""
         if isinstance(node, yaml.ScalarNode) and node.value:
             self.files[path] = self._resolve_path(node.value)
 
-    def decode_secret(self, node: yaml.Node, path: Steps) -> Any:
+    def decode_secret(self, node: yaml.Node, path: ConfigPath) -> Any:
         """A text, ``{env: NAME}`` or ``{file: PATH}``. No complaint shows it."""
         if isinstance(node, yaml.ScalarNode):
             scalar = self._read_scalar(node, "a text", path)
@@ -88,17 +94,17 @@ class Leaves:
         if text is None:
             return UNSET
         try:
-            return bearer(text)
+            return parse_bearer_token(text)
         except ValueError as error:
             return self._add_issue(node, f"{where} {error}", path)
 
-    def _read_external_secret(self, node: yaml.Node, path: Steps) -> tuple[str | None, str]:
+    def _read_external_secret(self, node: yaml.Node, path: ConfigPath) -> tuple[str | None, str]:
         """A secret that is kept elsewhere, and where."""
-        found = pairs(node, "a text, {env: NAME} or {file: PATH}", self._issues, path)
+        found = read_mapping(node, "a text, {env: NAME} or {file: PATH}", self._issues, path)
         if found is None:
             return None, ""
         if len(found) != 1 or not found.keys() <= {"env", "file"}:
-            return self._add_issue(node, _ELSEWHERE, path) or None, ""
+            return self._add_issue(node, _SECRET_HINT, path) or None, ""
         ((source, (_, value)),) = found.items()
         steps = (*path, source)
         named = self.decode_plain(value, types.StrType(min_length=1), steps)
@@ -111,38 +117,40 @@ class Leaves:
         where = self.files[steps] = self._resolve_path(named)
         try:
             with open(where, encoding="utf-8") as file:  # noqa: PTH123
-                return file.read(_LONGEST).rstrip("\r\n"), f"what the file {quoted(named)} holds"
+                return file.read(_MAX_SECRET_SIZE).rstrip(
+                    "\r\n"
+                ), f"what the file {quote(named)} holds"
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it is not a text"
-            self._add_issue(value, f"the file {quoted(named)} can't be read: {why}", steps)
+            self._add_issue(value, f"the file {quote(named)} can't be read: {why}", steps)
         return None, ""
 
     def _resolve_path(self, path: str) -> str:
         """A path as seen from where the configuration lies."""
         return os.path.join(self._folder, os.path.expanduser(path))  # noqa: PTH111, PTH118
 
-    def _read_scalar(self, node: yaml.Node, wanted: str, path: Steps) -> Scalar | None:
+    def _read_scalar(self, node: yaml.Node, wanted: str, path: ConfigPath) -> YamlScalar | None:
         """A scalar with the environment put in. None after a complaint, and for null."""
         if not isinstance(node, yaml.ScalarNode):
-            self._add_issue(node, f"must be {wanted}, not {told(node)}", path)
+            self._add_issue(node, f"must be {wanted}, not {describe_node(node)}", path)
             return None
         try:
-            text = scalars.replace(node.value, self._env)
+            text = scalars.expand_env(node.value, self._env)
         except ValueError as error:
             self._add_issue(node, str(error), path)
             return None
-        scalar = Scalar(node.value, text, not node.style)
+        scalar = YamlScalar(node.value, text, not node.style)
         if scalar.is_null:
-            self._add_issue(node, _EMPTY, path)
+            self._add_issue(node, _NO_VALUE_MESSAGE, path)
             return None
         return scalar
 
-    def _add_issue(self, node: yaml.Node, message: str, path: Steps) -> Any:
-        self._issues.add(at(node.start_mark), message, path)
+    def _add_issue(self, node: yaml.Node, message: str, path: ConfigPath) -> Any:
+        self._issues.add(get_position(node.start_mark), message, path)
         return UNSET
 
 
-def _wanted(kind: types.Type) -> str:
+def _describe_type(kind: types.Type) -> str:
     match kind:
         case types.IntType():
             return "a whole number"
@@ -151,45 +159,45 @@ def _wanted(kind: types.Type) -> str:
         case types.BoolType():
             return "true or false"
         case types.LiteralType(values):
-            return f"one of {listed(map(str, values))}"
+            return f"one of {join_names(map(str, values))}"
         case _:
             return "a text"
 
 
-def _converted(scalar: Scalar, kind: types.Type) -> Any:
+def _convert_scalar(scalar: YamlScalar, kind: types.Type) -> Any:
     """The value. Raises ValueError with the whole complaint."""
     match kind:
         case types.StrType():
-            return _text(scalar, kind)
+            return _convert_str(scalar, kind)
         case types.IntType():
-            return _whole(scalar, kind)
+            return _convert_int(scalar, kind)
         case types.FloatType():
-            return _number(scalar, kind)
+            return _convert_float(scalar, kind)
         case types.BoolType():
-            return _truth(scalar)
+            return _convert_bool(scalar)
         case types.LiteralType(values):
-            return _word(scalar, values)
+            return _convert_literal(scalar, values)
         case _:
             raise TypeError(f"no configuration holds {kind}")
 
 
-def _text(scalar: Scalar, kind: types.StrType) -> str:
-    if not scalar.has_env and scalar.kind in _KINDS:
+def _convert_str(scalar: YamlScalar, kind: types.StrType) -> str:
+    if not scalar.has_env and scalar.kind in _KIND_NAMES:
         raise ValueError(
-            f'must be a text, not {_KINDS[scalar.kind]}; write it in quotes: "{scalar.text}"'
+            f'must be a text, not {_KIND_NAMES[scalar.kind]}; write it in quotes: "{scalar.text}"'
         )
     if len(scalar.text) < (kind.min_length or 0):
         raise ValueError("is empty; give it a value or remove the key")
     return scalar.text
 
 
-def _whole(scalar: Scalar, kind: types.IntType) -> int:
+def _convert_int(scalar: YamlScalar, kind: types.IntType) -> int:
     if not scalar.is_plain and not scalar.has_env:
         raise ValueError(
             f"must be a whole number, not the text {scalar.quoted_raw}; remove the quotes"
         )
     try:
-        found = scalars.integer(scalar.text)
+        found = scalars.parse_integer(scalar.text)
     except ValueError as error:
         raise ValueError(f"{error}, not {scalar.quoted_raw}") from None
     low, high = kind.ge, kind.le
@@ -198,10 +206,10 @@ def _whole(scalar: Scalar, kind: types.IntType) -> int:
     return found
 
 
-def _number(scalar: Scalar, kind: types.FloatType) -> float:
+def _convert_float(scalar: YamlScalar, kind: types.FloatType) -> float:
     if not scalar.is_plain and not scalar.has_env:
         raise ValueError(f"must be a number, not the text {scalar.quoted_raw}; remove the quotes")
-    found = scalars.value(scalar.text)
+    found = scalars.parse_scalar(scalar.text)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - a complaint
     if found < (kind.ge or 0) or found > (kind.le or found) or found == kind.gt:
@@ -210,20 +218,20 @@ def _number(scalar: Scalar, kind: types.FloatType) -> float:
     return float(found)
 
 
-def _truth(scalar: Scalar) -> bool:
+def _convert_bool(scalar: YamlScalar) -> bool:
     found = {"true": True, "false": False}.get(scalar.text)
     if found is None or not (scalar.is_plain or scalar.has_env):
         raise ValueError(f"must be true or false, not {scalar.quoted_raw}")
     return found
 
 
-def _word(scalar: Scalar, values: tuple[Any, ...]) -> Any:
+def _convert_literal(scalar: YamlScalar, values: tuple[Any, ...]) -> Any:
     for one in values:
         if scalar.text == str(one) and (isinstance(one, str) or scalar.is_plain or scalar.has_env):
             return one
     known = [str(one) for one in values]
     if len(known) == 1:
         raise ValueError(f"must be {known[0]}, not {scalar.quoted_raw}")
-    meant = nearest(scalar.text, known)
+    meant = find_closest_name(scalar.text, known)
     hint = f"; did you mean {meant}?" if meant else ""
-    raise ValueError(f"must be one of {listed(known)}, not {scalar.quoted_raw}{hint}")
+    raise ValueError(f"must be one of {join_names(known)}, not {scalar.quoted_raw}{hint}")

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from gateway.config.complaints import Steps
-from gateway.config.shape import Config, Listener
+from gateway.config.complaints import ConfigPath
+from gateway.config.shape import Config, ListenerConfig
 
 ListenerId = tuple[str, int]
 """A listener's address, and how many listeners before it have the same address: several listeners
@@ -17,7 +17,7 @@ def listener_name(listener: ListenerId) -> str:
     return f"{address} ({number + 1})" if number else address
 
 
-def listeners_by_id(config: Config) -> Mapping[ListenerId, Listener]:
+def listeners_by_id(config: Config) -> Mapping[ListenerId, ListenerConfig]:
     """The listeners of a configuration, in their order."""
     numbers = Counter[str]()
     listeners = {}
@@ -27,7 +27,7 @@ def listeners_by_id(config: Config) -> Mapping[ListenerId, Listener]:
     return listeners
 
 
-def restart_required(old: Config, new: Config) -> Iterator[tuple[Steps, str]]:
+def restart_required(old: Config, new: Config) -> Iterator[tuple[ConfigPath, str]]:
     """Each part of ``new`` that a gateway with ``old`` can't load without a restart, and why."""
     before, after = old.admin and old.admin.address, new.admin and new.admin.address
     if before != after:

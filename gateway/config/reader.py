@@ -12,60 +12,60 @@ import yaml
 from msgspec import UNSET, Struct
 
 from gateway.config.complaints import (
-    START,
-    Complaints,
-    Mark,
-    Steps,
-    instead,
-    listed,
-    nearest,
-    quoted,
+    DOCUMENT_START,
+    ConfigPath,
+    IssueCollector,
+    SourcePosition,
+    find_closest_name,
+    join_names,
+    quote,
+    suggest_name,
 )
-from gateway.config.document import at
-from gateway.config.leaves import Leaves
-from gateway.config.pairs import Pairs, pairs, says_nothing, told
-from gateway.config.units import UNITS, Secret
+from gateway.config.document import get_position
+from gateway.config.leaves import ScalarDecoder
+from gateway.config.pairs import KeyNodes, describe_node, is_null_node, read_mapping
+from gateway.config.units import SCALAR_TYPES, Secret
 
-Kinds = Sequence[types.StructType]
+StructTypes = Sequence[types.StructType]
 
 
-class Place(Struct, frozen=True):
+class SourceLocation(Struct, frozen=True):
     """Where a value stands, and its key; ``text`` is a scalar's as it is written."""
 
-    value_position: Mark
-    key_position: Mark | None = None
+    value_position: SourcePosition
+    key_position: SourcePosition | None = None
     raw_text: str = ""
 
 
-class Reader:
+class ConfigDecoder:
     """Reads one document. ``places`` tells afterwards where everything was.
 
     ``files`` are those that the document names, by where it does.
     """
 
-    def __init__(self, complaints: Complaints, env: Mapping[str, str]) -> None:
+    def __init__(self, complaints: IssueCollector, env: Mapping[str, str]) -> None:
         self._issues = complaints
-        self._scalars = Leaves(complaints, env)
-        self.locations: dict[Steps, Place] = {}
-        self.files: Mapping[Steps, str] = self._scalars.files
+        self._scalars = ScalarDecoder(complaints, env)
+        self.locations: dict[ConfigPath, SourceLocation] = {}
+        self.files: Mapping[ConfigPath, str] = self._scalars.files
 
     def decode_document(self, root: yaml.Node, kind: types.Type) -> Any:
         """The value of the whole document."""
-        self.locations[()] = Place(START)
+        self.locations[()] = SourceLocation(DOCUMENT_START)
         return self._decode_node(root, kind, ())
 
     def _decode_at(
-        self, node: yaml.Node, kind: types.Type, path: Steps, key: yaml.Node | None
+        self, node: yaml.Node, kind: types.Type, path: ConfigPath, key: yaml.Node | None
     ) -> Any:
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
-        mark = at(key.start_mark) if key is not None else None
-        self.locations[path] = Place(at(node.start_mark), mark, text)
+        mark = get_position(key.start_mark) if key is not None else None
+        self.locations[path] = SourceLocation(get_position(node.start_mark), mark, text)
         return self._decode_node(node, kind, path)
 
-    def _decode_node(self, node: yaml.Node, kind: types.Type, path: Steps) -> Any:
+    def _decode_node(self, node: yaml.Node, kind: types.Type, path: ConfigPath) -> Any:
         match kind:
             case types.Metadata():
-                return self._scalars.decode_scalar(node, _unit(kind), path)
+                return self._scalars.decode_scalar(node, _get_scalar_type(kind), path)
             case types.UnionType():
                 return self._decode_union(node, kind.types, path)
             case types.StructType():
@@ -79,9 +79,11 @@ class Reader:
             case _:
                 return self._scalars.decode_plain(node, kind, path)
 
-    def _decode_union(self, node: yaml.Node, kinds: tuple[types.Type, ...], path: Steps) -> Any:
+    def _decode_union(
+        self, node: yaml.Node, kinds: tuple[types.Type, ...], path: ConfigPath
+    ) -> Any:
         some = [kind for kind in kinds if not isinstance(kind, types.NoneType)]
-        if len(some) < len(kinds) and says_nothing(node):
+        if len(some) < len(kinds) and is_null_node(node):
             return None
         if len(some) == 1:
             return self._decode_node(node, some[0], path)
@@ -92,10 +94,10 @@ class Reader:
             else self._scalars.decode_option(node, path)
         )
 
-    def _decode_list(self, node: yaml.Node, kind: types.VarTupleType, path: Steps) -> Any:
+    def _decode_list(self, node: yaml.Node, kind: types.VarTupleType, path: ConfigPath) -> Any:
         if not isinstance(node, yaml.SequenceNode):
             return self._add_issue(
-                node, f"must be a list, not {told(node)}; write [one, two]", path
+                node, f"must be a list, not {describe_node(node)}; write [one, two]", path
             )
         if len(node.value) < (kind.min_length or 0):
             return self._add_issue(node, "is empty; give at least one, or remove the key", path)
@@ -104,8 +106,8 @@ class Reader:
             for n, one in enumerate(node.value)
         )
 
-    def _decode_mapping(self, node: yaml.Node, kind: types.DictType, path: Steps) -> Any:
-        found = pairs(node, "a mapping", self._issues, path)
+    def _decode_mapping(self, node: yaml.Node, kind: types.DictType, path: ConfigPath) -> Any:
+        found = read_mapping(node, "a mapping", self._issues, path)
         if found is None:
             return UNSET
         if len(found) < (kind.min_length or 0):
@@ -117,28 +119,28 @@ class Reader:
             for key, (key_node, value) in found.items()
         }
 
-    def _check_key(self, key: str, node: yaml.Node, kind: types.Type, path: Steps) -> None:
+    def _check_key(self, key: str, node: yaml.Node, kind: types.Type, path: ConfigPath) -> None:
         if isinstance(kind, types.Metadata):
             try:
-                _unit(kind).parse(key)
+                _get_scalar_type(kind).parse(key)
             except ValueError as error:
-                self._add_issue(node, f"{quoted(key)} {error}", path)
+                self._add_issue(node, f"{quote(key)} {error}", path)
 
     # --- structs ---------------------------------------------------------------------------------
 
-    def _decode_struct(self, node: yaml.Node, kind: types.StructType, path: Steps) -> Any:
+    def _decode_struct(self, node: yaml.Node, kind: types.StructType, path: ConfigPath) -> Any:
         short = getattr(kind.cls, "short", None)
-        if short and isinstance(node, yaml.ScalarNode) and not says_nothing(node):
+        if short and isinstance(node, yaml.ScalarNode) and not is_null_node(node):
             self.locations[*path, short] = self.locations[path]
             field = next(one for one in kind.fields if one.name == short)
             return kind.cls(**{short: self._decode_node(node, field.type, path)})
         wanted = f"a {short}, or a mapping" if short else "a mapping"
-        found = pairs(node, wanted, self._issues, path)
+        found = read_mapping(node, wanted, self._issues, path)
         return UNSET if found is None else self._decode_fields(node, kind, found, path)
 
-    def _decode_tagged(self, node: yaml.Node, kinds: Kinds, path: Steps) -> Any:
+    def _decode_tagged(self, node: yaml.Node, kinds: StructTypes, path: ConfigPath) -> Any:
         """One of several Structs: told by its tag, or by a key that implies it."""
-        found = pairs(node, "a mapping", self._issues, path)
+        found = read_mapping(node, "a mapping", self._issues, path)
         if found is None:
             return UNSET
         field = str(kinds[0].tag_field)
@@ -147,18 +149,23 @@ class Reader:
             for kind in kinds:
                 if kind.cls.implied_by in found:  # type: ignore[attr-defined]
                     return self._decode_fields(node, kind, found, path, kinds)
-            return self._add_issue(node, _untagged(field, by_tag, found), path)
+            return self._add_issue(node, _describe_missing_tag(field, by_tag, found), path)
         key, value = found[field]
         tag = self._decode_at(value, types.StrType(), (*path, field), key)
         if tag in by_tag:
             return self._decode_fields(node, by_tag[tag], found, path, kinds)
         if tag is not UNSET:
-            message = f"{quoted(str(value.value))} is no {field}; {instead(tag, by_tag)}"
+            message = f"{quote(str(value.value))} is no {field}; {suggest_name(tag, by_tag)}"
             self._add_issue(value, message, (*path, field))
         return UNSET
 
     def _decode_fields(
-        self, node: yaml.Node, kind: types.StructType, found: Pairs, path: Steps, others: Kinds = ()
+        self,
+        node: yaml.Node,
+        kind: types.StructType,
+        found: KeyNodes,
+        path: ConfigPath,
+        others: StructTypes = (),
     ) -> Any:
         rest = getattr(kind.cls, "rest", None)
         fields = {one.name: one for one in kind.fields if one.name != rest}
@@ -170,13 +177,15 @@ class Reader:
             if key in fields:
                 given[key] = self._decode_at(value, fields[key].type, steps, key_node)
             elif rest and key in (getattr(kind.cls, "rest_keys", None) or {key}):
-                more[key] = self._decode_at(value, _rest_type(kind), steps, key_node)
+                more[key] = self._decode_at(value, _get_extra_type(kind), steps, key_node)
             elif key in getattr(kind.cls, "former_files", ()):
-                self.locations[steps] = Place(at(value.start_mark), at(key_node.start_mark))
+                self.locations[steps] = SourceLocation(
+                    get_position(value.start_mark), get_position(key_node.start_mark)
+                )
                 self._scalars.former_file(value, steps)
             elif key != kind.tag_field and (path or not key.startswith("x-")):
-                self._add_issue(key_node, _unknown(key, kind, others), steps)
-                meant.add(nearest(key, keys(kind)))
+                self._add_issue(key_node, _describe_unknown_key(key, kind, others), steps)
+                meant.add(find_closest_name(key, list_keys(kind)))
         for name, field in fields.items():
             if field.required and name not in given:
                 given[name] = UNSET
@@ -186,38 +195,44 @@ class Reader:
             given[rest] = more
         return kind.cls(**given)
 
-    def _add_issue(self, node: yaml.Node, message: str, path: Steps) -> Any:
-        self._issues.add(at(node.start_mark), message, path)
+    def _add_issue(self, node: yaml.Node, message: str, path: ConfigPath) -> Any:
+        self._issues.add(get_position(node.start_mark), message, path)
         return UNSET
 
 
-def keys(kind: types.StructType) -> list[str]:
+def list_keys(kind: types.StructType) -> list[str]:
     """What may stand in a Struct's mapping."""
     rest = getattr(kind.cls, "rest", None)
     names = [one.name for one in kind.fields if one.name != rest]
     return [*names, *sorted(getattr(kind.cls, "rest_keys", ()))]
 
 
-def _unit(kind: types.Metadata) -> Any:
-    return UNITS[(kind.extra or {})["unit"]]
+def _get_scalar_type(kind: types.Metadata) -> Any:
+    return SCALAR_TYPES[(kind.extra or {})["unit"]]
 
 
-def _rest_type(kind: types.StructType) -> types.Type:
+def _get_extra_type(kind: types.StructType) -> types.Type:
     rest = getattr(kind.cls, "rest", None)
     field = next(one.type for one in kind.fields if one.name == rest)
     return field.value_type if isinstance(field, types.DictType) else field
 
 
-def _untagged(field: str, by_tag: Mapping[str, types.StructType], found: Pairs) -> str:
-    fitting = [tag for tag, kind in by_tag.items() if found and found.keys() <= set(keys(kind))]
+def _describe_missing_tag(
+    field: str, by_tag: Mapping[str, types.StructType], found: KeyNodes
+) -> str:
+    fitting = [
+        tag for tag, kind in by_tag.items() if found and found.keys() <= set(list_keys(kind))
+    ]
     if len(fitting) == 1:
         return f"{field!r} is missing; add {field}: {fitting[0]}"
-    return f"{field!r} is missing; give one of {listed(by_tag)}"
+    return f"{field!r} is missing; give one of {join_names(by_tag)}"
 
 
-def _unknown(key: str, kind: types.StructType, others: Kinds) -> str:
+def _describe_unknown_key(key: str, kind: types.StructType, others: StructTypes) -> str:
     """What to say of a key that is no field's: perhaps it is another kind's."""
-    owners = [str(other.tag) for other in others if key in keys(other)]
+    owners = [str(other.tag) for other in others if key in list_keys(other)]
     if owners:
-        return f"{quoted(key)} belongs to {kind.tag_field} {listed(owners)}, and this is {kind.tag}"
-    return f"there is no {quoted(key)} here; {instead(key, keys(kind))}"
+        return (
+            f"{quote(key)} belongs to {kind.tag_field} {join_names(owners)}, and this is {kind.tag}"
+        )
+    return f"there is no {quote(key)} here; {suggest_name(key, list_keys(kind))}"

@@ -5,44 +5,52 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gateway.config.complaints import Steps
-from gateway.config.dialects import Dialects
-from gateway.config.pools import Pool, Retries, Timeouts
-from gateway.config.reader import Place
-from gateway.config.shape import Backend, Config, Listener, ListenerDialect
+from gateway.config.complaints import ConfigPath
+from gateway.config.dialects import ProtocolRegistry
+from gateway.config.pools import PoolConfig, RetryConfig, TimeoutsConfig
+from gateway.config.reader import SourceLocation
+from gateway.config.shape import BackendConfig, Config, ListenerConfig, ListenerProtocolConfig
 
-_ADDRESS = "127.0.0.1:8000"
-SectionT = TypeVar("SectionT", Timeouts, Retries)
+_DEFAULT_ADDRESS = "127.0.0.1:8000"
+SectionT = TypeVar("SectionT", TimeoutsConfig, RetryConfig)
 
 
-def resolve(config: Config, places: Mapping[Steps, Place], dialects: Dialects) -> Config:
+def apply_defaults(
+    config: Config, places: Mapping[ConfigPath, SourceLocation], dialects: ProtocolRegistry
+) -> Config:
     """What a pool does not say, from the defaults; without listeners, every dialect here."""
-    backends: dict[str, Backend] = {}
+    backends: dict[str, BackendConfig] = {}
     for name, backend in config.backends.items():
-        if isinstance(backend, Pool):
+        if isinstance(backend, PoolConfig):
             at = ("backends", name)
             backends[name] = replace(
                 backend,
-                timeouts=_filled(
+                timeouts=_merge_defaults(
                     backend.timeouts, config.defaults.timeouts, places, at, "timeouts"
                 ),
-                retries=_filled(backend.retries, config.defaults.retries, places, at, "retries"),
+                retries=_merge_defaults(
+                    backend.retries, config.defaults.retries, places, at, "retries"
+                ),
             )
         else:
             backends[name] = backend
-    listeners = config.listeners or (everything(dialects),)
+    listeners = config.listeners or (build_default_listener(dialects),)
     return replace(config, backends=backends, listeners=listeners)
 
 
-def _filled(
-    own: SectionT | None, default: SectionT, places: Mapping[Steps, Place], at: Steps, key: str
+def _merge_defaults(
+    own: SectionT | None,
+    default: SectionT,
+    places: Mapping[ConfigPath, SourceLocation],
+    at: ConfigPath,
+    key: str,
 ) -> SectionT:
     """The default, but for what stands in the file at ``key``."""
     said = [name for name in default.__struct_fields__ if (*at, key, name) in places]
     return replace(default, **{name: getattr(own, name) for name in said})
 
 
-def everything(dialects: Dialects) -> Listener:
+def build_default_listener(dialects: ProtocolRegistry) -> ListenerConfig:
     """A listener with every dialect: at its own paths, or below its name where those are taken."""
     mounts = []
     claimed: set[tuple[str, str]] = set()
@@ -50,5 +58,5 @@ def everything(dialects: Dialects) -> Listener:
         endpoints = dialects.endpoints(name, None, {})
         prefix = "" if claimed.isdisjoint(endpoints) else f"/{name}"
         claimed.update((method, prefix + path) for method, path in endpoints)
-        mounts.append(ListenerDialect(name=name, prefix=prefix))
-    return Listener(address=_ADDRESS, dialects=tuple(mounts))
+        mounts.append(ListenerProtocolConfig(name=name, prefix=prefix))
+    return ListenerConfig(address=_DEFAULT_ADDRESS, dialects=tuple(mounts))

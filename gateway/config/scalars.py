@@ -10,23 +10,32 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gateway.config.complaints import quoted
+from gateway.config.complaints import quote
 
-Kind = Literal["null", "bool", "int", "float", "str"]
+ScalarKind = Literal["null", "bool", "int", "float", "str"]
 
-_NULL = frozenset({"", "~", "null", "Null", "NULL"})
-_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)")
-_NAN = frozenset({".nan", ".NaN", ".NAN"})
-_DIGITS = 18
+_NULL_WORDS = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOL_WORDS = {
+    "true": True,
+    "True": True,
+    "TRUE": True,
+    "false": False,
+    "False": False,
+    "FALSE": False,
+}
+_INT_PATTERN = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT_PATTERN = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)"
+)
+_NAN_WORDS = frozenset({".nan", ".NaN", ".NAN"})
+_MAX_DIGITS = 18
 
-_REFERENCE = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
-_NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::([-?])(.*))?", re.DOTALL)
-_FORMS = "write ${NAME}, ${NAME:-default}, ${NAME:?message}, or $$ for a dollar sign"
+_ENV_REFERENCE = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
+_ENV_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::([-?])(.*))?", re.DOTALL)
+_ENV_HINT = "write ${NAME}, ${NAME:-default}, ${NAME:?message}, or $$ for a dollar sign"
 
 
-class Scalar(Struct, frozen=True):
+class YamlScalar(Struct, frozen=True):
     """A scalar of the file. ``raw`` is as it is written there, ``text`` what it comes to."""
 
     raw: str
@@ -40,69 +49,69 @@ class Scalar(Struct, frozen=True):
         return self.raw != self.text
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ScalarKind:
         """The type by YAML 1.2."""
-        return kind(self.text) if self.is_plain else "str"
+        return resolve_kind(self.text) if self.is_plain else "str"
 
     @property
     def is_null(self) -> bool:
         """Whether nothing is said."""
-        return self.is_plain and self.raw in _NULL
+        return self.is_plain and self.raw in _NULL_WORDS
 
     @property
     def quoted_raw(self) -> str:
         """As a complaint shows it: what the environment holds may be a secret, and is not shown."""
-        return quoted(self.raw)
+        return quote(self.raw)
 
 
-def kind(text: str) -> Kind:
+def resolve_kind(text: str) -> ScalarKind:
     """The type of a plain scalar by YAML 1.2's core schema."""
-    if text in _NULL:
+    if text in _NULL_WORDS:
         return "null"
-    if text in _BOOL:
+    if text in _BOOL_WORDS:
         return "bool"
-    if _INT.fullmatch(text):
+    if _INT_PATTERN.fullmatch(text):
         return "int"
-    return "float" if _FLOAT.fullmatch(text) or text in _NAN else "str"
+    return "float" if _FLOAT_PATTERN.fullmatch(text) or text in _NAN_WORDS else "str"
 
 
-def value(text: str) -> bool | int | float | str | None:
+def parse_scalar(text: str) -> bool | int | float | str | None:
     """The value of a plain scalar. Raises ValueError for a number that is too long."""
-    match kind(text):
+    match resolve_kind(text):
         case "null":
             return None
         case "bool":
-            return _BOOL[text]
+            return _BOOL_WORDS[text]
         case "int":
-            return integer(text)
+            return parse_integer(text)
         case "float":
             return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         case _:
             return text
 
 
-def integer(text: str) -> int:
+def parse_integer(text: str) -> int:
     """A whole number as YAML 1.2 writes it. Raises ValueError."""
-    if not _INT.fullmatch(text):
+    if not _INT_PATTERN.fullmatch(text):
         raise ValueError("must be a whole number")
-    if len(text) > _DIGITS:
-        raise ValueError(f"must be a number of at most {_DIGITS} digits")
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"must be a number of at most {_MAX_DIGITS} digits")
     if text[:2] in ("0o", "0x"):
         return int(text, 0)
     return int(text)
 
 
-def replace(text: str, env: Mapping[str, str]) -> str:
+def expand_env(text: str, env: Mapping[str, str]) -> str:
     """``text`` with the environment put in. Raises ValueError for what is not set."""
-    return _REFERENCE.sub(lambda match: _resolve(match[0], match[1], env), text)
+    return _ENV_REFERENCE.sub(lambda match: _expand_reference(match[0], match[1], env), text)
 
 
-def _resolve(whole: str, inner: str | None, env: Mapping[str, str]) -> str:
+def _expand_reference(whole: str, inner: str | None, env: Mapping[str, str]) -> str:
     if whole == "$$":
         return "$"
-    named = _NAMED.fullmatch(inner or "")
+    named = _ENV_NAME.fullmatch(inner or "")
     if named is None:
-        raise ValueError(f"{quoted(whole)} names nothing of the environment; {_FORMS}")
+        raise ValueError(f"{quote(whole)} names nothing of the environment; {_ENV_HINT}")
     name, sign, rest = named.groups()
     found = env.get(name)
     if sign is None and found is not None:

@@ -4,17 +4,17 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-Option = str | int | float | bool
+OptionValue = str | int | float | bool
 """What a dialect's own setting may be."""
 
-Several = Annotated[int, Meta(ge=1, le=100_000)]
+PositiveInt = Annotated[int, Meta(ge=1, le=100_000)]
 
 
-class Section(Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigSection(Struct, frozen=True, forbid_unknown_fields=True):
     """A mapping of the file."""
 
 
-class Settings(Section, frozen=True, tag_field="kind"):
+class BackendConfigBase(ConfigSection, frozen=True, tag_field="kind"):
     """What one backend is made from."""
 
     implied_by: ClassVar[str | None] = None

@@ -4,12 +4,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from gateway.config.pools import Trust
-from gateway.config.section import Section
+from gateway.config.pools import ClientTlsConfig
+from gateway.config.section import ConfigSection
 from gateway.config.units import Name, Secret
 
 
-class State(Section, frozen=True):
+class SharedStateConfig(ConfigSection, frozen=True):
     """A Redis that keeps what is left of the keys' limits, for several gateways together.
 
     ``redis`` is its URL, which may hold a password and is never shown: redis://HOST:6379/0, with
@@ -24,4 +24,4 @@ class State(Section, frozen=True):
     replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """How many gateways there are: what ``local`` divides by."""
     prefix: Name = "interlingua"
-    tls: Trust | None = None
+    tls: ClientTlsConfig | None = None

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from gateway.config.pools import Auth
-from gateway.config.section import Section, Several
-from gateway.config.units import Collector, Header, Secret, Share, Timeout
+from gateway.config.pools import UpstreamAuthConfig
+from gateway.config.section import ConfigSection, PositiveInt
+from gateway.config.units import CollectorUrl, HeaderName, Secret, Share, Timeout
 
 
-class Traces(Section, frozen=True):
+class TracingConfig(ConfigSection, frozen=True):
     """Spans of exchanges, sent to a collector by OTLP over HTTP: never a prompt or an answer.
 
     ``otlp`` is its base URL, without ``/v1/traces``. A ``sample`` of all exchanges is traced. What
@@ -18,16 +18,16 @@ class Traces(Section, frozen=True):
 
     short: ClassVar[str] = "otlp"
 
-    otlp: Collector
+    otlp: CollectorUrl
     sample: Share = 0.05
     trust: bool = False
-    auth: Auth | None = None
-    headers: Mapping[Header, Secret] = {}
+    auth: UpstreamAuthConfig | None = None
+    headers: Mapping[HeaderName, Secret] = {}
     """Of each request to the collector."""
-    buffer: Several = 10_000
+    buffer: PositiveInt = 10_000
 
 
-class Push(Section, frozen=True):
+class OtlpMetricsConfig(ConfigSection, frozen=True):
     """Figures of OpenTelemetry's conventions for generative models, sent by OTLP over HTTP.
 
     ``otlp`` is the collector's base URL, without ``/v1/metrics``.
@@ -35,13 +35,13 @@ class Push(Section, frozen=True):
 
     short: ClassVar[str] = "otlp"
 
-    otlp: Collector
+    otlp: CollectorUrl
     every: Timeout = 60.0
-    auth: Auth | None = None
-    headers: Mapping[Header, Secret] = {}
+    auth: UpstreamAuthConfig | None = None
+    headers: Mapping[HeaderName, Secret] = {}
 
 
-class Figures(Section, frozen=True):
+class MetricsConfig(ConfigSection, frozen=True):
     """What is counted of exchanges is told at the admin listener, under ``/metrics``.
 
     With ``vllm_compat`` there are vLLM's names for it, too, so that what reads vLLM's page reads
@@ -49,4 +49,4 @@ class Figures(Section, frozen=True):
     """
 
     vllm_compat: bool = False
-    push: Push | None = None
+    push: OtlpMetricsConfig | None = None

@@ -13,17 +13,30 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec.inspect
 
-from gateway.config.addresses import literal
-from gateway.config.complaints import Complaints, ConfigError, Steps, instead, listed, quoted
-from gateway.config.dialects import mismatch
-from gateway.config.document import compose, decode
-from gateway.config.ground import Ground, known
-from gateway.config.pools import Pool, Trust
-from gateway.config.reader import Reader
-from gateway.config.section import Section
-from gateway.config.shape import Config, Listener, ListenerDialect, Tls, Torch
-from gateway.config.state import State
-from gateway.config.units import Text
+from gateway.config.addresses import parse_ip
+from gateway.config.complaints import (
+    ConfigError,
+    ConfigPath,
+    IssueCollector,
+    join_names,
+    quote,
+    suggest_name,
+)
+from gateway.config.dialects import describe_type_mismatch
+from gateway.config.document import compose_yaml, decode_utf8
+from gateway.config.ground import ValidationContext, is_set
+from gateway.config.pools import ClientTlsConfig, PoolConfig
+from gateway.config.reader import ConfigDecoder
+from gateway.config.section import ConfigSection
+from gateway.config.shape import (
+    Config,
+    ListenerConfig,
+    ListenerProtocolConfig,
+    TlsConfig,
+    TorchConfig,
+)
+from gateway.config.state import SharedStateConfig
+from gateway.config.units import NonEmptyStr
 from gateway.core.restricted import PARAMETERS
 
 _REDIS_URLS: Final = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PATH"
@@ -33,19 +46,19 @@ _OTLP: Final = (
 )
 
 
-def check(config: Config, ground: Ground) -> None:
+def check(config: Config, ground: ValidationContext) -> None:
     """Report everything that can't be used on this machine, or by the protocols it names."""
-    if known(config.listeners):
+    if is_set(config.listeners):
         preferred = _preferred_dialects(config)
         for number, listener in enumerate(config.listeners):
-            if known(listener):
+            if is_set(listener):
                 _check_listener(listener, ("listeners", number), ground, preferred)
-    if known(config.backends):
+    if is_set(config.backends):
         for name, backend in config.backends.items():
             path = ("backends", name)
-            if known(backend) and isinstance(backend, Pool):
+            if is_set(backend) and isinstance(backend, PoolConfig):
                 _check_pool(backend, path, ground)
-            elif known(backend) and isinstance(backend, Torch):
+            elif is_set(backend) and isinstance(backend, TorchConfig):
                 _check_template(backend.template, (*path, "template"), ground)
     _check_identity(config, ground)
     _check_state(config, ground)
@@ -56,7 +69,9 @@ def check(config: Config, ground: Ground) -> None:
 # --- files and packages --------------------------------------------------------------------------
 
 
-def _check_installed(modules: Sequence[str], message: str, path: Steps, ground: Ground) -> None:
+def _check_installed(
+    modules: Sequence[str], message: str, path: ConfigPath, ground: ValidationContext
+) -> None:
     """Report ``message`` on the key at ``path`` unless all of these modules can be imported."""
     try:
         installed = all(importlib.util.find_spec(module) is not None for module in modules)
@@ -66,7 +81,7 @@ def _check_installed(modules: Sequence[str], message: str, path: Steps, ground: 
         ground.add_issue(path, message, key=True)
 
 
-def _check_key_pair(tls: Tls, path: Steps, ground: Ground) -> None:
+def _check_key_pair(tls: TlsConfig, path: ConfigPath, ground: ValidationContext) -> None:
     """A file may be half-written, or another certificate's key."""
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -76,9 +91,9 @@ def _check_key_pair(tls: Tls, path: Steps, ground: Ground) -> None:
         ground.add_issue(path, f"can't be used: {_tls_error(error)}; {mend}")
 
 
-def _check_ca(trust: Trust, path: Steps, ground: Ground) -> None:
+def _check_ca(trust: ClientTlsConfig, path: ConfigPath, ground: ValidationContext) -> None:
     """The certificates of a ``tls`` section at ``path`` must be some."""
-    if not known(trust.ca):
+    if not is_set(trust.ca):
         return
     try:
         ssl.create_default_context(cafile=trust.ca)
@@ -94,9 +109,9 @@ def _tls_error(error: OSError) -> str:
     return error.reason.replace("_", " ").lower() if error.reason else "it is not in PEM"
 
 
-def _check_template(template: str | None, path: Steps, ground: Ground) -> None:
+def _check_template(template: str | None, path: ConfigPath, ground: ValidationContext) -> None:
     """A chat template must be one, and its library installed."""
-    if not known(template) or template is None:
+    if not is_set(template) or template is None:
         return
     if importlib.util.find_spec("jinja2") is None:
         ground.add_issue(path, "needs Jinja; install it with: pip install 'interlingua[templates]'")
@@ -114,28 +129,28 @@ def _check_template(template: str | None, path: Steps, ground: Ground) -> None:
 
 def _preferred_dialects(config: Config) -> frozenset[str]:
     """The dialects that a key or a model names for the case that several have one path."""
-    keys = config.keys if known(config.keys) else ()
-    models = config.models.values() if known(config.models) else ()
-    holders = [holder for holder in (*keys, *models) if known(holder)]
-    return frozenset(h.dialect for h in holders if known(h.dialect) and h.dialect is not None)
+    keys = config.keys if is_set(config.keys) else ()
+    models = config.models.values() if is_set(config.models) else ()
+    holders = [holder for holder in (*keys, *models) if is_set(holder)]
+    return frozenset(h.dialect for h in holders if is_set(h.dialect) and h.dialect is not None)
 
 
 def _check_listener(
-    listener: Listener, path: Steps, ground: Ground, preferred: frozenset[str]
+    listener: ListenerConfig, path: ConfigPath, ground: ValidationContext, preferred: frozenset[str]
 ) -> None:
     """``preferred`` dialects may share their paths with others."""
-    tls = known(listener.tls) and listener.tls
-    if tls and known(tls.cert) and known(tls.key):
+    tls = is_set(listener.tls) and listener.tls
+    if tls and is_set(tls.cert) and is_set(tls.key):
         _check_key_pair(tls, (*path, "tls"), ground)
-    if not known(listener.dialects):
+    if not is_set(listener.dialects):
         return
     owners: dict[tuple[str, str], str] = {}
     for n, mount in enumerate(listener.dialects):
-        if not known(mount) or not known(mount.name):
+        if not is_set(mount) or not is_set(mount.name):
             continue
         at = (*path, "dialects", n)
         endpoints = _check_mount(mount, at, ground)
-        if not known(mount.prefix):
+        if not is_set(mount.prefix):
             continue
         paths = {(method, mount.prefix + where) for method, where in endpoints}
         taken = sorted(paths & owners.keys())
@@ -150,7 +165,9 @@ def _check_listener(
         owners |= dict.fromkeys(paths - owners.keys(), mount.name)
 
 
-def _check_mount(mount: ListenerDialect, path: Steps, ground: Ground) -> frozenset[tuple[str, str]]:
+def _check_mount(
+    mount: ListenerProtocolConfig, path: ConfigPath, ground: ValidationContext
+) -> frozenset[tuple[str, str]]:
     """The endpoints of a dialect on a listener; none where something is wrong with it."""
     if not ground.check_client_protocol(
         mount.name, mount.profile, (*path, "name"), (*path, "profile")
@@ -163,12 +180,12 @@ def _check_mount(mount: ListenerDialect, path: Steps, ground: Ground) -> frozens
         if key not in takes:
             fields = ["name", "profile", "prefix", *takes]
             ground.add_issue(
-                at, f"there is no {quoted(key)} here; {instead(key, fields)}", key=True
+                at, f"there is no {quote(key)} here; {suggest_name(key, fields)}", key=True
             )
             good = False
-        elif not known(value):
+        elif not is_set(value):
             good = False
-        elif wrong := mismatch(value, takes[key]):
+        elif wrong := describe_type_mismatch(value, takes[key]):
             ground.add_issue(at, wrong)
             good = False
     if not good:
@@ -183,39 +200,41 @@ def _check_mount(mount: ListenerDialect, path: Steps, ground: Ground) -> frozens
 # --- pools ---------------------------------------------------------------------------------------
 
 
-def _check_pool(pool: Pool, path: Steps, ground: Ground) -> None:
-    if known(pool.dialect):
+def _check_pool(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
+    if is_set(pool.dialect):
         _check_pool_dialect(pool, path, ground)
     _check_unsupported_parameters(pool, path, ground)
-    if known(pool.tls) and pool.tls is not None:
+    if is_set(pool.tls) and pool.tls is not None:
         _check_ca(pool.tls, (*path, "tls"), ground)
 
 
-def _check_pool_dialect(pool: Pool, path: Steps, ground: Ground) -> None:
+def _check_pool_dialect(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
     name, profile_at = pool.dialect, (*path, "profile")
     if not ground.check_protocol(name, pool.profile, (*path, "dialect"), profile_at):
         return
     takes = ground.protocols.get_options(name)
-    for key, value in pool.options.items() if known(pool.options) else ():
+    for key, value in pool.options.items() if is_set(pool.options) else ():
         at = (*path, "options", key)
         if key not in takes:
-            ground.add_issue(at, f"there is no {quoted(key)} here; {instead(key, takes)}", key=True)
-        elif known(value) and (wrong := mismatch(value, takes[key])):
+            ground.add_issue(
+                at, f"there is no {quote(key)} here; {suggest_name(key, takes)}", key=True
+            )
+        elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
             ground.add_issue(at, wrong)
     for key, parameter in (("template", "renderer"), ("fields", "fields")):
         if getattr(pool, key) is not None and not ground.protocols.accepts_param(name, parameter):
             ground.add_issue((*path, key), f"{name} has no use for it; remove it", key=True)
         elif key == "template":
             _check_template(pool.template, (*path, key), ground)
-    if known(pool.workers):
+    if is_set(pool.workers):
         _check_roots(pool, (*path, "workers"), ground)
 
 
-def _check_roots(pool: Pool, path: Steps, ground: Ground) -> None:
+def _check_roots(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
     """A worker's URL is its base: the dialect's own path comes behind it."""
     roots = ground.protocols.create_adapter(pool.dialect, pool.profile, {}).path_prefixes
     for n, worker in enumerate(pool.workers):
-        if not known(worker) or not known(worker.url) or worker.url is None:
+        if not is_set(worker) or not is_set(worker.url) or worker.url is None:
             continue
         end = urlsplit(worker.url).path
         root = next((root for root in roots if root.strip("/") and end.endswith(root)), None)
@@ -227,73 +246,75 @@ def _check_roots(pool: Pool, path: Steps, ground: Ground) -> None:
 # --- what a pool's workers do not support --------------------------------------------------------
 
 
-class _CapabilitiesFile(Section, frozen=True):
+class _CapabilitiesFile(ConfigSection, frozen=True):
     """A file that listed these parameters before the pool did."""
 
-    fields: tuple[Text, ...]
+    fields: tuple[NonEmptyStr, ...]
 
 
 _CAPABILITIES_FILE: Final = msgspec.inspect.type_info(_CapabilitiesFile)
 
 
-def _check_unsupported_parameters(pool: Pool, path: Steps, ground: Ground) -> None:
+def _check_unsupported_parameters(
+    pool: PoolConfig, path: ConfigPath, ground: ValidationContext
+) -> None:
     former_at = (*path, "capabilities")
     if ground.is_present(former_at):
         names = _former_parameters(ground.file(former_at))
-        mend = f"write unsupported_parameters: [{listed(names or ('NAME', '…'))}]"
+        mend = f"write unsupported_parameters: [{join_names(names or ('NAME', '…'))}]"
         message = (
             f"there is no 'capabilities' here any more; {mend if names != () else 'remove it'}"
         )
         ground.add_issue(former_at, message, key=True)
-    if not known(pool.unsupported_parameters):
+    if not is_set(pool.unsupported_parameters):
         return
     for n, name in enumerate(pool.unsupported_parameters):
-        if known(name) and name not in PARAMETERS:
+        if is_set(name) and name not in PARAMETERS:
             at = (*path, "unsupported_parameters", n)
-            shown = quoted(ground.get_raw_text(at))
+            shown = quote(ground.get_raw_text(at))
             ground.add_issue(at, f"{shown} is no parameter of a request; {_suggestion(name)}")
 
 
 def _suggestion(name: str) -> str:
     """The parameter that was perhaps meant: its section may have been left out."""
     same_name = [one for one in sorted(PARAMETERS) if one.rpartition(".")[2] == name]
-    return instead(same_name[0] if same_name else name, sorted(PARAMETERS))
+    return suggest_name(same_name[0] if same_name else name, sorted(PARAMETERS))
 
 
 def _former_parameters(file: str | None) -> Sequence[str] | None:
     """The parameters that a capabilities file lists; None where there is no such file."""
     if file is None:
         return None
-    complaints = Complaints(file)
+    complaints = IssueCollector(file)
     try:
-        root = compose(decode(Path(file).read_bytes(), file), complaints)
+        root = compose_yaml(decode_utf8(Path(file).read_bytes(), file), complaints)
     except (OSError, ConfigError):
         return None
-    content = Reader(complaints, {}).decode_document(root, _CAPABILITIES_FILE)
-    if not known(content) or not known(content.fields):
+    content = ConfigDecoder(complaints, {}).decode_document(root, _CAPABILITIES_FILE)
+    if not is_set(content) or not is_set(content.fields):
         return None
-    return tuple(name for name in content.fields if known(name) and name in PARAMETERS)
+    return tuple(name for name in content.fields if is_set(name) and name in PARAMETERS)
 
 
 # --- identity, state, telemetry, usage -----------------------------------------------------------
 
 
-def _check_identity(config: Config, ground: Ground) -> None:
+def _check_identity(config: Config, ground: ValidationContext) -> None:
     """An issuer's keys must be reachable, and not be anybody's."""
     identity, path = config.identity, ("identity",)
-    if not known(identity) or identity is None:
+    if not is_set(identity) or identity is None:
         return
     message = "tokens need a library; install it with: pip install 'interlingua[jwt]'"
     _check_installed(("jwt", "cryptography"), message, path, ground)
     name = "issuer" if identity.jwks is None else "jwks"  # who tells where the keys are
     url = getattr(identity, name)
-    if known(url):
+    if is_set(url):
         _check_issuer_url(url, (*path, name), ground)
-    if known(identity.tls) and identity.tls is not None:
+    if is_set(identity.tls) and identity.tls is not None:
         _check_ca(identity.tls, (*path, "tls"), ground)
 
 
-def _check_issuer_url(url: str, path: Steps, ground: Ground) -> None:
+def _check_issuer_url(url: str, path: ConfigPath, ground: ValidationContext) -> None:
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -304,22 +325,22 @@ def _check_issuer_url(url: str, path: Steps, ground: Ground) -> None:
             path, "is no URL of an issuer's; write it as https://login.example.com/realm"
         )
         return
-    address = literal(host)
+    address = parse_ip(host)
     here = host == "localhost" if address is None else address.is_loopback
     if parts.scheme == "http" and not here:
         message = "whoever is on the way could put in keys of his own; write https://"
         ground.add_issue(path, message)
 
 
-def _check_state(config: Config, ground: Ground) -> None:
+def _check_state(config: Config, ground: ValidationContext) -> None:
     """The URL of a Redis is not shown: it is a secret."""
     state, path = config.state, ("state", "redis")
-    if not known(state) or state is None:
+    if not is_set(state) or state is None:
         return
     if importlib.util.find_spec("redis") is None:
         message = "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
         ground.add_issue(path, message)
-    if known(state.redis) and (why := _redis_url_error(state.redis.reveal())):
+    if is_set(state.redis) and (why := _redis_url_error(state.redis.reveal())):
         ground.add_issue(path, f"this {why}")
     _check_state_tls(state, ("state", "tls"), ground)
 
@@ -346,39 +367,39 @@ def _has_database(parts: SplitResult) -> bool:
     return bool(parts.hostname) and (not database or database.isdigit())
 
 
-def _check_state_tls(state: State, path: Steps, ground: Ground) -> None:
-    if not known(state.tls) or state.tls is None:
+def _check_state_tls(state: SharedStateConfig, path: ConfigPath, ground: ValidationContext) -> None:
+    if not is_set(state.tls) or state.tls is None:
         return
-    if known(state.redis) and not state.redis.reveal().startswith("rediss://"):
+    if is_set(state.redis) and not state.redis.reveal().startswith("rediss://"):
         message = "is for a Redis with TLS; write rediss:// in its URL, or remove this"
         ground.add_issue(path, message, key=True)
     _check_ca(state.tls, path, ground)
 
 
-def _check_telemetry(config: Config, ground: Ground) -> None:
+def _check_telemetry(config: Config, ground: ValidationContext) -> None:
     """Traces and metrics need a client to be sent by; metrics that are read, a listener."""
     observe = config.observe
-    if not known(observe):
+    if not is_set(observe):
         return
     modules = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk")
-    if known(observe.traces) and observe.traces is not None:
+    if is_set(observe.traces) and observe.traces is not None:
         _check_installed(modules, _OTLP, ("observe", "traces"), ground)
     metrics = observe.metrics
-    if not known(metrics):
+    if not is_set(metrics):
         return
-    if known(metrics.push) and metrics.push is not None:
+    if is_set(metrics.push) and metrics.push is not None:
         _check_installed(modules, _OTLP, ("observe", "metrics", "push"), ground)
-    if known(metrics.vllm_compat) and metrics.vllm_compat and config.admin is None:
+    if is_set(metrics.vllm_compat) and metrics.vllm_compat and config.admin is None:
         message = "nobody could read it; give the gateway an admin listener: admin: {address: ...}"
         ground.add_issue(("observe", "metrics", "vllm_compat"), message)
 
 
-def _check_usage(config: Config, ground: Ground) -> None:
+def _check_usage(config: Config, ground: ValidationContext) -> None:
     """Rows of usage are kept in one place, which can be one. No URL is shown."""
-    usage = config.observe.usage if known(config.observe) else None
-    if not known(usage) or usage is None:
+    usage = config.observe.usage if is_set(config.observe) else None
+    if not is_set(usage) or usage is None:
         return
-    if not known(usage.sqlite) or not known(usage.postgres):
+    if not is_set(usage.sqlite) or not is_set(usage.postgres):
         return
     path = ("observe", "usage")
     if (usage.sqlite is None) == (usage.postgres is None):

@@ -7,27 +7,27 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.core.errors import StreamBroken
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
     FinishReason,
     PromptEcho,
-    Refusal,
-    Served,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
     Timing,
     TokenLogprob,
-    ToolCall,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
-    Vector,
 )
+from gateway.core.request import ToolCall
 
 
-class ChoiceAnswer(Struct):
+class UnaryChoice(Struct):
     """One choice, complete. ``text`` starts with the prompt where ``echo`` was asked for."""
 
     index: int
@@ -45,34 +45,34 @@ class ChoiceAnswer(Struct):
     matched_stop: str | int | None = None
 
 
-class Answer(Struct):
+class UnaryResponse(Struct):
     """A whole answer: choices for a GenerateRequest, vectors for an EmbedRequest; by index."""
 
-    choices: list[ChoiceAnswer] = []
+    choices: list[UnaryChoice] = []
     embeddings: list[tuple[float, ...]] = []
     usage: Usage | None = None
     timings: list[Timing] = []
-    metadata: Served = Served()
+    metadata: ResponseMetadata = ResponseMetadata()
 
 
 _INDEX: Final = attrgetter("index")
 
 
-class Fold:
+class ResponseAccumulator:
     """Collects events into an Answer."""
 
     def __init__(self) -> None:
-        self._choices: dict[int, ChoiceAnswer] = {}
-        self._open_choices: dict[int, ChoiceAnswer] = {}
+        self._choices: dict[int, UnaryChoice] = {}
+        self._open_choices: dict[int, UnaryChoice] = {}
         """Those that have not ended."""
         self._embeddings: dict[int, tuple[float, ...]] = {}
-        self._response = Answer()
+        self._response = UnaryResponse()
         self._ended = False
 
     def add(self, events: Iterable[Event]) -> None:
         """Take these in. Raises StreamBroken when a choice goes on after its end."""
         for event in events:
-            if type(event) is Text:
+            if type(event) is TextDelta:
                 choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
                 choice.text += event.text
                 choice.tokens += event.tokens
@@ -80,20 +80,20 @@ class Fold:
                     choice.token_ids += event.token_ids
                 if event.logprobs:
                     choice.logprobs += event.logprobs
-            elif type(event) is End:
+            elif type(event) is ChoiceEnd:
                 choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
                 choice.finish_reason, choice.matched_stop = event.finish_reason, event.matched_stop
                 del self._open_choices[event.index]
-            elif type(event) is Done:
+            elif type(event) is StreamEnd:
                 self._ended = True
             elif type(event) is Usage:
                 self._response.usage = event
-            elif type(event) is Served:
+            elif type(event) is ResponseMetadata:
                 self._response.metadata = event
             else:
                 self._add_other(event)
 
-    def result(self) -> Answer:
+    def result(self) -> UnaryResponse:
         """The answer. Raises StreamBroken unless every choice has ended and Done came."""
         if self._open_choices or not self._ended:
             raise StreamBroken("the answer stopped before its end")
@@ -105,9 +105,11 @@ class Fold:
     def _add_other(self, event: Event) -> None:
         """Take in one of those that few answers have."""
         match event:
-            case Vector(index, values):
+            case Embedding(index, values):
                 self._embeddings[index] = values
-            case PromptEcho() | Thought() | Refusal() | CallStart() | CallArguments():
+            case (
+                PromptEcho() | ReasoningDelta() | RefusalDelta() | ToolCallStart() | ToolCallDelta()
+            ):
                 choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
                 self._extend_choice(choice, event)
             case Timing():
@@ -115,42 +117,42 @@ class Fold:
             case _:  # Start
                 pass
 
-    def _begin_choice(self, index: int) -> ChoiceAnswer:
+    def _begin_choice(self, index: int) -> UnaryChoice:
         if index in self._choices:
             raise StreamBroken(f"choice {index} went on after its end")
-        choice = self._choices[index] = self._open_choices[index] = ChoiceAnswer(index)
+        choice = self._choices[index] = self._open_choices[index] = UnaryChoice(index)
         return choice
 
     def _extend_choice(
         self,
-        choice: ChoiceAnswer,
-        event: PromptEcho | Thought | Refusal | CallStart | CallArguments,
+        choice: UnaryChoice,
+        event: PromptEcho | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta,
     ) -> None:
         match event:
             case PromptEcho(_, text, logprobs):
                 choice.text += text
                 choice.echo_length += len(text)
                 choice.logprobs += logprobs
-            case Thought(text, _, signature):
+            case ReasoningDelta(text, _, signature):
                 choice.reasoning += text
                 choice.reasoning_signature = signature or choice.reasoning_signature
-            case Refusal(text):
+            case RefusalDelta(text):
                 choice.refusal += text
-            case CallStart():
+            case ToolCallStart():
                 choice.tool_calls.append(ToolCall(event.id, event.name, ""))
             case _:  # CallArguments
                 self._add_arguments(choice, event.call_index, event.text)
 
     @staticmethod
-    def _add_arguments(choice: ChoiceAnswer, call: int, text: str) -> None:
+    def _add_arguments(choice: UnaryChoice, call: int, text: str) -> None:
         if call >= len(choice.tool_calls):
             raise StreamBroken(f"arguments for tool call {call}, which has not begun")
         old = choice.tool_calls[call]
         choice.tool_calls[call] = ToolCall(old.id, old.name, old.arguments + text, old.kind)
 
 
-def folded(events: Iterable[Event]) -> Answer:
+def aggregate(events: Iterable[Event]) -> UnaryResponse:
     """The whole answer that these are. Raises StreamBroken where they are none."""
-    fold = Fold()
+    fold = ResponseAccumulator()
     fold.add(events)
     return fold.result()

@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-Task = Literal["chat", "embedding"]
+ModelTask = Literal["chat", "embedding"]
 """``chat`` models also take completions."""
 
 
@@ -24,7 +24,7 @@ class ModelInfo(Struct, frozen=True):
 
     name: str
     versions: tuple[VersionInfo, ...]
-    task: Task = "chat"
+    task: ModelTask = "chat"
     aliases: tuple[str, ...] = ()
     created: int = 0
     """Unix seconds."""

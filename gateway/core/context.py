@@ -5,7 +5,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from gateway.core.errors import DeadlineExceeded
-from gateway.core.watching import Trace, Watch
+from gateway.core.watching import AttemptTrace, RequestObserver
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -53,7 +53,7 @@ class Timeouts(Struct, frozen=True):
     total: float = 600.0
 
 
-class Context(Struct):
+class RequestContext(Struct):
     """One exchange: its id, its deadline and limits, and who asks."""
 
     id: str
@@ -66,12 +66,12 @@ class Context(Struct):
     """What the client said of its trace, which is passed on as it is."""
     started_at: float = 0.0
     """By ``clock``."""
-    observer: Watch | None = None
+    observer: RequestObserver | None = None
     """Who is to be told how the answer comes about."""
     received_at: float = 0.0
     """When the whole request was here, by ``clock``."""
     tracestate: str | None = None
-    attempt_trace: Trace | None = None
+    attempt_trace: AttemptTrace | None = None
     """Who is to be told of the workers that are asked, and says what they are told instead."""
     offload_to_thread: bool = False
     """Whether the request is so large that reading and writing it would hold up all others: it is

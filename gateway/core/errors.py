@@ -34,9 +34,9 @@ and nobody else does.
 
 from typing import Any, ClassVar, Literal, NamedTuple
 
-Blame = Literal["client", "worker", "gateway"]
+ErrorOrigin = Literal["client", "worker", "gateway"]
 
-Problem = Literal[
+ParameterProblem = Literal[
     "missing",
     "type",
     "below",
@@ -50,7 +50,7 @@ Problem = Literal[
 those allowed; ``too_long``: a string or array; ``conflict``: with another field."""
 
 
-class Told(NamedTuple):
+class UpstreamErrorText(NamedTuple):
     """What a worker said to a client of its own dialect, short and clean."""
 
     status: int
@@ -62,11 +62,11 @@ class Told(NamedTuple):
 class GatewayError(Exception):
     """The root. ``message`` may be shown to the client; ``param`` is the wire path of a field."""
 
-    origin: ClassVar[Blame] = "gateway"
+    origin: ClassVar[ErrorOrigin] = "gateway"
     retryable: ClassVar[bool] = False
     retry_after: float | None = None
     """Seconds after which to try again, where known."""
-    upstream_error: Told | None = None
+    upstream_error: UpstreamErrorText | None = None
     """What the dialect says in place of words of its own, where a call was passed on as it was."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -81,7 +81,7 @@ class ClientError(GatewayError):
     origin = "client"
 
 
-class Malformed(ClientError):
+class MalformedRequest(ClientError):
     """The body can't be read: not JSON, not UTF-8, nested too deep, or not an object.
 
     ``at`` is the byte offset where known; ``problem`` is ``json``, ``object`` or ``depth``.
@@ -111,12 +111,12 @@ class InvalidParameter(ClientError):
         message: str,
         *,
         param: str,
-        problem: Problem = "value",
+        problem: ParameterProblem = "value",
         expected: object = None,
         got: Any = None,
     ) -> None:
         super().__init__(message, param=param)
-        self.problem: Problem = problem
+        self.problem: ParameterProblem = problem
         self.expected = expected
         self.value = got
 
@@ -125,7 +125,7 @@ class UnknownParameter(InvalidParameter):
     """A field that the dialect does not have, where it insists."""
 
 
-class Unsupported(ClientError):
+class UnsupportedFeature(ClientError):
     """Understood; the target can't do it."""
 
 
@@ -145,7 +145,7 @@ class ContextTooLong(ClientError):
         self.limit = limit
 
 
-class ContentRefused(ClientError):
+class ContentFiltered(ClientError):
     """A policy refused the content."""
 
 
@@ -191,7 +191,7 @@ class MethodNotAllowed(ClientError):
         self.path = path
 
 
-class TooLarge(ClientError):
+class RequestTooLarge(ClientError):
     """The body or a header is over a limit of ``limit`` bytes."""
 
     def __init__(self, message: str, *, limit: int) -> None:
@@ -211,7 +211,7 @@ class Forbidden(ClientError):
     """A good key, and not for this."""
 
 
-class RateLimited(ClientError):
+class RateLimitExceeded(ClientError):
     """Too much, for now. ``scope`` is ``requests``, ``tokens`` or ``concurrency``."""
 
     def __init__(
@@ -226,7 +226,7 @@ class QuotaExceeded(ClientError):
     """The budget is spent; trying again soon will not help."""
 
 
-class ClientGone(ClientError):
+class ClientDisconnected(ClientError):
     """The client left, or told us to stop."""
 
 

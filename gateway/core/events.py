@@ -36,7 +36,7 @@ class TokenLogprob(Struct, frozen=True, gc=False):
     data: bytes | None = None
 
 
-class Start(Struct, frozen=True, gc=False, tag=True):
+class StreamStart(Struct, frozen=True, gc=False, tag=True):
     """The backend has begun. Comes once, first, if it comes at all."""
 
     prompt_tokens: int | None = None
@@ -50,7 +50,7 @@ class PromptEcho(Struct, frozen=True, tag=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Text(Struct, frozen=True, gc=False, tag=True):
+class TextDelta(Struct, frozen=True, gc=False, tag=True):
     """A piece of a choice's text. ``tokens`` is how many tokens it stands for."""
 
     text: str
@@ -60,7 +60,7 @@ class Text(Struct, frozen=True, gc=False, tag=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Thought(Struct, frozen=True, gc=False, tag=True):
+class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
     """A piece of reasoning."""
 
     text: str
@@ -68,14 +68,14 @@ class Thought(Struct, frozen=True, gc=False, tag=True):
     signature: str | None = None
 
 
-class Refusal(Struct, frozen=True, gc=False, tag=True):
+class RefusalDelta(Struct, frozen=True, gc=False, tag=True):
     """A piece of a refusal."""
 
     text: str
     index: int = 0
 
 
-class CallStart(Struct, frozen=True, gc=False, tag=True):
+class ToolCallStart(Struct, frozen=True, gc=False, tag=True):
     """The model calls a tool: its ``call``-th in this choice."""
 
     index: int
@@ -84,7 +84,7 @@ class CallStart(Struct, frozen=True, gc=False, tag=True):
     name: str
 
 
-class CallArguments(Struct, frozen=True, gc=False, tag=True):
+class ToolCallDelta(Struct, frozen=True, gc=False, tag=True):
     """A piece of the JSON text of a call's arguments."""
 
     index: int
@@ -92,7 +92,7 @@ class CallArguments(Struct, frozen=True, gc=False, tag=True):
     text: str
 
 
-class End(Struct, frozen=True, gc=False, tag=True):
+class ChoiceEnd(Struct, frozen=True, gc=False, tag=True):
     """A choice is complete. ``stop`` is the string or token id that ended it, where known."""
 
     finish_reason: FinishReason
@@ -100,7 +100,7 @@ class End(Struct, frozen=True, gc=False, tag=True):
     matched_stop: str | int | None = None
 
 
-class Vector(Struct, frozen=True, gc=False, tag=True):
+class Embedding(Struct, frozen=True, gc=False, tag=True):
     """The embedding of one input."""
 
     index: int
@@ -135,7 +135,7 @@ class Timing(Struct, frozen=True, gc=False, tag=True):
     batch_size: int | None = None
 
 
-class Served(Struct, frozen=True, gc=False, tag=True):
+class ResponseMetadata(Struct, frozen=True, gc=False, tag=True):
     """Who answers, in the worker's words."""
 
     model: str | None = None
@@ -144,22 +144,22 @@ class Served(Struct, frozen=True, gc=False, tag=True):
     created: int | None = None
 
 
-class Done(Struct, frozen=True, gc=False, tag=True):
+class StreamEnd(Struct, frozen=True, gc=False, tag=True):
     """Everything has been said."""
 
 
 Event = (
-    Start
+    StreamStart
     | PromptEcho
-    | Text
-    | Thought
-    | Refusal
-    | CallStart
-    | CallArguments
-    | End
-    | Vector
+    | TextDelta
+    | ReasoningDelta
+    | RefusalDelta
+    | ToolCallStart
+    | ToolCallDelta
+    | ChoiceEnd
+    | Embedding
     | Usage
     | Timing
-    | Served
-    | Done
+    | ResponseMetadata
+    | StreamEnd
 )

@@ -10,32 +10,32 @@ from typing import Final, Protocol
 
 from gateway.core.context import Clock
 
-_SPAN: Final = 1.0
+_SORT_WINDOW: Final = 1.0
 """Those that are due within so many seconds are put in order together."""
 
 
-class Timer(Protocol):
+class TimerHandle(Protocol):
     """What was to be called later."""
 
     def cancel(self) -> None:
         """Don't."""
 
 
-class Loop(Protocol):
+class SupportsCallLater(Protocol):
     """What calls something later."""
 
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer:
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> TimerHandle:
         """Call it in so many seconds."""
 
 
-class Watched(Protocol):
+class TimerTarget(Protocol):
     """What is looked at."""
 
     def on_deadline(self, now: float) -> None:
         """What it waits for may be late by ``now``."""
 
 
-class Lookout:
+class DeadlineTimer:
     """Who looks whether any of many waits for too long.
 
     Each is looked at once when the limit runs out that it told of last, and says then when it is
@@ -52,20 +52,20 @@ class Lookout:
         "clock",
     )
 
-    def __init__(self, clock: Clock, loop: Callable[[], Loop]) -> None:
+    def __init__(self, clock: Clock, loop: Callable[[], SupportsCallLater]) -> None:
         self.clock = clock
         self._loop = loop
-        self._deadlines: dict[Watched, float] = {}
+        self._deadlines: dict[TimerTarget, float] = {}
         """When to look at each, by the clock."""
-        self._upcoming: list[tuple[Watched, float]] = []
+        self._upcoming: list[tuple[TimerTarget, float]] = []
         """Those that were due before ``_until`` when that was set: the first comes last."""
         self._sorted_until = math.inf
         """When others may be due."""
         self._fires_at = math.inf
         """When the timer fires, by the clock."""
-        self._timer: Timer | None = None
+        self._timer: TimerHandle | None = None
 
-    def add(self, watched: Watched, due: float) -> None:
+    def add(self, watched: TimerTarget, due: float) -> None:
         """Look at it then, and not when it said before."""
         self._deadlines[watched] = due
         if due < self._sorted_until:
@@ -73,7 +73,7 @@ class Lookout:
             if due < self._fires_at:
                 self._schedule(due)
 
-    def remove(self, watched: Watched) -> None:
+    def remove(self, watched: TimerTarget) -> None:
         """It is over."""
         self._deadlines.pop(watched, None)
 
@@ -107,7 +107,7 @@ class Lookout:
     def _sort_upcoming(self, now: float) -> None:
         """Put those in order that are due soon; where nobody is, the next is waited for."""
         dues = self._deadlines
-        self._sorted_until = until = max(now + _SPAN, min(dues.values(), default=math.inf))
+        self._sorted_until = until = max(now + _SORT_WINDOW, min(dues.values(), default=math.inf))
         self._upcoming = sorted(
             (one for one in dues.items() if one[1] < until), key=itemgetter(1), reverse=True
         )

@@ -11,65 +11,65 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from gateway.core.types import Request, Want
+from gateway.core.request import Request, ResponseOptions
 
-Reason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
+LossReason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
 """``emulated``: the gateway did it in the target's stead; only ``renamed`` loses nothing."""
 
 
-class Loss(Struct, frozen=True):
+class UnsupportedParameter(Struct, frozen=True):
     """One thing that did not come through as it was sent.
 
     ``field`` is the client's wire name, ``path`` the one in the internal request, where it has one.
     """
 
     field: str
-    reason: Reason
+    reason: LossReason
     detail: str = ""
     path: str = ""
 
 
-class Carry(Struct, frozen=True):
+class ParameterSupport(Struct, frozen=True):
     """How a target takes one field: its wire name there, and the range it takes."""
 
     wire: str
     minimum: float | None = None
     maximum: float | None = None
-    reason: Reason | None = None
+    reason: LossReason | None = None
     """Set where the target takes the field only in part."""
 
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
-_NEVER_LOST = frozenset(
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
+_ALWAYS_SUPPORTED = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "given", "client_id", "labels",
      "extra", "source", "timeout", "encoding", "templating.mode", "legacy_functions",
-     "tool_choice", *(f"want.{name}" for name in Want.__struct_fields__)}
+     "tool_choice", *(f"want.{name}" for name in ResponseOptions.__struct_fields__)}
 )  # fmt: skip
 """What every target carries in some way, what is ours alone, and what is judged on its own."""
-_NUMBERS: Final = (int, float)
-_NOWHERE: Final = Carry("", reason="dropped")
+_NUMBER_TYPES: Final = (int, float)
+_NOT_SUPPORTED: Final = ParameterSupport("", reason="dropped")
 
 
-def losses(
+def find_unsupported_parameters(
     request: Request,
-    carries: Mapping[str, Carry],
+    carries: Mapping[str, ParameterSupport],
     names: Mapping[str, str],
     *,
     extra: bool = False,
-) -> tuple[Loss, ...]:
+) -> tuple[UnsupportedParameter, ...]:
     """What ``request`` asks that a target of these ``carries`` does not do.
 
     ``names`` gives the client's wire name of a path, for the report. ``extra``: the target is given
     the fields that the gateway does not know.
     """
-    found = [] if extra else [Loss(name, "dropped") for name in request.extra]
+    found = [] if extra else [UnsupportedParameter(name, "dropped") for name in request.extra]
     for path, value in request.said.items():
-        if path in _NEVER_LOST:
+        if path in _ALWAYS_SUPPORTED:
             continue
-        carry = carries.get(path, _NOWHERE)
+        carry = carries.get(path, _NOT_SUPPORTED)
         reason, low, high, detail = carry.reason, carry.minimum, carry.maximum, ""
         if reason is None:
-            if type(value) not in _NUMBERS:
+            if type(value) not in _NUMBER_TYPES:
                 continue
             if low is not None and value < low:
                 reason, detail = "clamped", f"{value} to {low}"
@@ -79,14 +79,16 @@ def losses(
                 continue
         elif value is False and "." not in path:
             continue
-        found.append(Loss(names.get(path, path.rpartition(".")[2]), reason, detail, path))
+        found.append(
+            UnsupportedParameter(names.get(path, path.rpartition(".")[2]), reason, detail, path)
+        )
     return tuple(found)
 
 
-def header(found: tuple[Loss, ...]) -> str:
+def format_loss_header(found: tuple[UnsupportedParameter, ...]) -> str:
     """The value of ``x-interlingua-loss``: ``name=reason,name=reason``, at most 2,000 characters.
 
     A name may be a client's own invention: what a header may not hold becomes ``_``.
     """
-    shown = (f"{_UNSAFE.sub('_', loss.field[:64])}={loss.reason}" for loss in found)
+    shown = (f"{_UNSAFE_CHARACTERS.sub('_', loss.field[:64])}={loss.reason}" for loss in found)
     return ",".join(shown)[:2000]

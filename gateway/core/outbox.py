@@ -7,9 +7,9 @@ at one place, as clients behind a proxy do, and a pool's connections to a worker
 from collections.abc import Callable
 from typing import Final, Protocol
 
-_MOST: Final = 16
+_MAX_BATCH: Final = 16
 """Writes that wait at a time: the first waits for as long as the others are made."""
-_ALONE: Final = 8
+_UNBATCHED_WRITES: Final = 8
 """Writes that are not held back after a turn that had only one: it would be another turn for each.
 """
 
@@ -24,14 +24,14 @@ class Transport(Protocol):
         """Send it."""
 
 
-class Loop(Protocol):
+class SupportsCallSoon(Protocol):
     """What has turns."""
 
     def call_soon(self, callback: Callable[[], None], /) -> object:
         """Call it in the next one."""
 
 
-class Outbox:
+class WriteBatcher:
     """Holds back what is written until the turn's end, and keeps its order.
 
     Whoever does anything else with a transport that was written to calls ``flush`` before.
@@ -39,7 +39,7 @@ class Outbox:
 
     __slots__ = ("_unbatched_left", "_flush_scheduled", "_loop", "_pending")
 
-    def __init__(self, loop: Callable[[], Loop]) -> None:
+    def __init__(self, loop: Callable[[], SupportsCallSoon]) -> None:
         """``loop`` gives the one that runs."""
         self._loop = loop
         self._pending: list[tuple[Transport, bytes]] = []
@@ -56,7 +56,7 @@ class Outbox:
             return
         waiting = self._pending
         waiting.append((transport, data))
-        if len(waiting) >= _MOST:
+        if len(waiting) >= _MAX_BATCH:
             self.flush()
         elif not self._flush_scheduled:
             self._flush_scheduled = True
@@ -73,5 +73,5 @@ class Outbox:
         """The turn is over."""
         self._flush_scheduled = False
         if len(self._pending) == 1:
-            self._unbatched_left = _ALONE
+            self._unbatched_left = _UNBATCHED_WRITES
         self.flush()

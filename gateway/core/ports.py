@@ -24,12 +24,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from gateway.core.aggregate import Answer
+from gateway.core.aggregate import UnaryResponse
 from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.context import Clock, Context
+from gateway.core.context import Clock, RequestContext
 from gateway.core.errors import GatewayError
-from gateway.core.loss import Loss
-from gateway.core.types import Event, GenerateRequest, Request
+from gateway.core.events import Event
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.request import GenerationRequest, Request
 
 Headers = tuple[tuple[str, str], ...]
 Token = tuple[int, str]
@@ -56,7 +57,7 @@ class Endpoint(Struct, frozen=True):
     """A slash at the end makes it another path."""
 
 
-class Call(Struct, frozen=True, dict=True):
+class ClientRequest(Struct, frozen=True, dict=True):
     """What a client sent, and what a dialect keeps of it. Header names are lower case."""
 
     endpoint: Endpoint
@@ -72,7 +73,7 @@ class Call(Struct, frozen=True, dict=True):
     """In Unix seconds."""
 
 
-class Envelope(Struct, frozen=True, gc=False):
+class RoutingInfo(Struct, frozen=True, gc=False):
     """The little that routing needs; everything else stays bytes."""
 
     model: str
@@ -81,7 +82,7 @@ class Envelope(Struct, frozen=True, gc=False):
     client_id: str | None = None
 
 
-class About(Struct, frozen=True):
+class ResponseContext(Struct, frozen=True):
     """What an answer says of itself beside the events.
 
     ``created`` is in Unix seconds. ``model`` is the name the client asked for, ``served`` the
@@ -97,7 +98,7 @@ class About(Struct, frozen=True):
     clock: Clock
 
 
-class Reply(Struct, frozen=True):
+class HttpResponse(Struct, frozen=True):
     """A whole answer."""
 
     status: int
@@ -105,7 +106,7 @@ class Reply(Struct, frozen=True):
     headers: Headers = (("Content-Type", "application/json"),)
 
 
-class Encoder(Protocol):
+class ResponseEncoder(Protocol):
     """Writes one answer, either as a stream or whole. Stateful, since most dialects are."""
 
     content_type: str
@@ -120,11 +121,11 @@ class Encoder(Protocol):
     def encode_error_event(self, error: GatewayError) -> bytes:
         """The bytes that tell of an error in a stream that has begun; no normal end follows."""
 
-    def encode_unary(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """The answer in one piece."""
 
 
-class Dialect(Protocol):
+class ClientAdapter(Protocol):
     """One wire protocol towards clients, with no I/O. Its errors are ClientErrors."""
 
     name: str
@@ -132,43 +133,45 @@ class Dialect(Protocol):
     """Path prefixes under which an unknown path is answered in this dialect's words."""
     endpoints: tuple[Endpoint, ...]
 
-    def peek(self, call: Call) -> Envelope:
+    def peek(self, call: ClientRequest) -> RoutingInfo:
         """Which model, and whether streamed."""
 
-    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
         """The whole request, checked after this dialect's rules.
 
         ``model`` is the one that it goes to; without it, the rules that are a model's are left out.
         """
 
-    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
         """What writes the answer to this request."""
 
-    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """The answer that tells of an error, before anything was sent.
 
         ``call`` is None when the path is unknown or the body could not be had.
         """
 
-    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """The answer of an ``inform`` endpoint."""
 
-    def field_names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """The wire name of each field path of the internal request, for reports of loss."""
 
 
 @runtime_checkable
-class Tokenizing(Protocol):
+class SupportsTokenize(Protocol):
     """What a dialect with ``tokenize`` endpoints has beside. The model is the one it peeks."""
 
-    def read_text(self, call: Call) -> str:
+    def read_text(self, call: ClientRequest) -> str:
         """The text to be cut into tokens. Raises ClientError."""
 
-    def encode_tokens(self, call: Call, tokens: Sequence[Token]) -> Reply:
+    def encode_tokens(self, call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
         """The answer."""
 
 
-class Description(Struct, frozen=True):
+class OpenApiFragment(Struct, frozen=True):
     """Endpoints in the words of OpenAPI 3.1.
 
     ``operations`` holds an operation, without its path's parameters, for each ``Endpoint.variant``
@@ -180,14 +183,14 @@ class Description(Struct, frozen=True):
 
 
 @runtime_checkable
-class Described(Protocol):
+class OpenApiProvider(Protocol):
     """What a dialect has beside that tells of itself."""
 
-    def openapi_fragment(self) -> Description:
+    def openapi_fragment(self) -> OpenApiFragment:
         """What its endpoints take and answer. Names no model."""
 
 
-class Standing(Struct, frozen=True):
+class RateLimitStatus(Struct, frozen=True):
     """What is left of a limit; in ``reset`` seconds all of it will be."""
 
     limit: int
@@ -196,14 +199,16 @@ class Standing(Struct, frozen=True):
 
 
 @runtime_checkable
-class Metering(Protocol):
+class RateLimitHeaders(Protocol):
     """What a dialect has beside that tells its clients what is left to them."""
 
-    def rate_limit_headers(self, requests: Standing | None, tokens: Standing | None) -> Headers:
+    def rate_limit_headers(
+        self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None
+    ) -> Headers:
         """What it adds to the headers of every answer; None where there is no such limit."""
 
 
-class WireRequest(Struct, frozen=True):
+class UpstreamRequest(Struct, frozen=True):
     """A request as it will be sent to a worker; ``path`` follows the worker's base URL."""
 
     path: str
@@ -212,7 +217,7 @@ class WireRequest(Struct, frozen=True):
     method: str = "POST"
 
 
-class Decoder(Protocol):
+class ResponseDecoder(Protocol):
     """Reads one worker's answer, fed with whatever the socket gave."""
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -223,40 +228,40 @@ class Decoder(Protocol):
 
 
 @runtime_checkable
-class WorkerDialect(Protocol):
+class UpstreamAdapter(Protocol):
     """One wire protocol towards workers, with no I/O."""
 
     name: str
-    health_request: WireRequest
+    health_request: UpstreamRequest
     """Answered with 200 by a worker that can take requests."""
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
+    ) -> tuple[UnsupportedParameter, ...]:
         """What this dialect can't carry of the request; ``names`` as from ``Dialect.names``."""
 
-    def encode_request(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> UpstreamRequest:
         """The request in this dialect, without what ``losses`` reports."""
 
-    def create_decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> ResponseDecoder:
         """What reads the answer to ``encode(request)``, when its status is 200."""
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """What an answer of another status means. No worker's text is passed on unfiltered."""
 
 
-class Renderer(Protocol):
+class PromptRenderer(Protocol):
     """Makes one prompt of a conversation, as a model's template has it."""
 
-    def render_prompt(self, request: GenerateRequest) -> str:
+    def render_prompt(self, request: GenerationRequest) -> str:
         """The prompt for ``request.messages``. Raises ClientError when the template refuses it."""
 
 
 @runtime_checkable
-class Learning(Protocol):
+class ModelMetadataReader(Protocol):
     """What a WorkerDialect may also be: one that asks about a model before it is sent requests."""
 
-    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
+    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
         """What to ask a worker about ``model``."""
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
@@ -268,17 +273,17 @@ class Learning(Protocol):
 
 
 @runtime_checkable
-class Cancelling(Protocol):
+class SupportsCancel(Protocol):
     """What a WorkerDialect may also be: one with a request that stops another.
 
     A request to its workers carries a ``client_id`` that is the gateway's own.
     """
 
-    def encode_cancel(self, request: Request) -> WireRequest:
+    def encode_cancel(self, request: Request) -> UpstreamRequest:
         """What stops ``request``."""
 
 
-class Passage(Protocol):
+class PassthroughReader(Protocol):
     """Reads a worker's answer that is passed on as it is, fed like a Decoder.
 
     It gives what may be passed on now (whole events of a stream, never a piece of one; an answer in
@@ -293,7 +298,7 @@ class Passage(Protocol):
         """See ``Decoder.close``."""
 
 
-class Relay(Struct, frozen=True):
+class PassthroughRequest(Struct, frozen=True):
     """A client's own bytes on their way to a worker.
 
     ``request`` is what they ask, as far as choosing a worker and counting need it.
@@ -304,18 +309,20 @@ class Relay(Struct, frozen=True):
     """
 
     request: Request
-    upstream_request: WireRequest
+    upstream_request: UpstreamRequest
     build_headers: Callable[[], Headers]
-    create_reader: Callable[[], Passage]
-    create_encoder: Callable[[], Encoder] | None = None
+    create_reader: Callable[[], PassthroughReader]
+    create_encoder: Callable[[], ResponseEncoder] | None = None
     read_error: Callable[[int, Mapping[str, str], bytes], GatewayError] | None = None
 
 
 @runtime_checkable
-class Relaying(Protocol):
+class SupportsPassthrough(Protocol):
     """What a WorkerDialect may also be: one that takes a client's own bytes."""
 
-    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
         """A call in ``client``'s dialect as a worker takes it, under the model's name there.
 
         None where the call has to be translated: the dialect is another, the body is not plainly
@@ -332,10 +339,12 @@ class Backend(Protocol):
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
+    ) -> tuple[UnsupportedParameter, ...]:
         """What it will not do of the request."""
 
-    def stream(self, request: Request, context: Context) -> AsyncGenerator[Sequence[Event], None]:
+    def stream(
+        self, request: Request, context: RequestContext
+    ) -> AsyncGenerator[Sequence[Event], None]:
         """The events, in the batches in which they came about; ends with Done or raises.
 
         Closing the generator, or cancelling its task, stops the work at once.
@@ -349,50 +358,54 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Warming(Protocol):
+class SupportsWarmup(Protocol):
     """What a backend may also be: one that takes a while, once started, until it is at its best."""
 
     async def warm_up(self) -> None:
         """Wait until it is, or is as good as it will be now. Raises WorkerError if it never is."""
 
 
-Piece = tuple[bytes | None, Sequence[Event]]
+StreamItem = tuple[bytes | None, Sequence[Event]]
 """Some events, with their bytes in the client's dialect where a worker wrote them already."""
-Pieces = AsyncGenerator[Piece, None]
-Batches = AsyncGenerator[Sequence[Event], None]
-Take = Callable[[bytes | None, Sequence[Event]], bool]
+StreamItems = AsyncGenerator[StreamItem, None]
+EventBatches = AsyncGenerator[Sequence[Event], None]
+EventSink = Callable[[bytes | None, Sequence[Event]], bool]
 """Takes such a batch, at once; whether it takes another before anything else is done."""
 
 
 @runtime_checkable
-class Pouring(Protocol):
+class SupportsPush(Protocol):
     """What a backend may also be: one that gives its events to who takes them at once."""
 
-    def stream_to(self, request: Request, context: Context, take: Take) -> Batches:
+    def stream_to(self, request: Request, context: RequestContext, take: EventSink) -> EventBatches:
         """As ``answer``; ``take`` may get batches at once, until it is full: then one is empty."""
 
-    async def collect(self, request: Request, context: Context) -> Sequence[Piece]:
+    async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
         """All that ``answer`` gives. Cancelling its task stops the work at once."""
 
 
 @runtime_checkable
-class Relayer(Protocol):
+class PassthroughBackend(Protocol):
     """What a backend may also be: one whose workers may speak the client's own dialect."""
 
-    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
         """See ``Relaying.relay``."""
 
     def stream_passthrough(
-        self, relay: Relay, context: Context, take: Take | None = None
-    ) -> Pieces:
+        self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
+    ) -> StreamItems:
         """The answer, as ``Backend.answer`` gives it; with ``take``, as ``Pouring.pour`` does."""
 
-    async def collect_passthrough(self, relay: Relay, context: Context) -> Sequence[Piece]:
+    async def collect_passthrough(
+        self, relay: PassthroughRequest, context: RequestContext
+    ) -> Sequence[StreamItem]:
         """The same of an answer in one piece. Cancelling its task stops the work at once."""
 
 
 @runtime_checkable
-class Choosing(Protocol):
+class ExplainsSelection(Protocol):
     """What a backend may also be: one that tells ``Context.watch`` before it asks a worker."""
 
     explains_selection: bool
@@ -403,5 +416,5 @@ class Choosing(Protocol):
 class Tokenizer(Protocol):
     """What a backend may also be: one that tells how its model cuts a text."""
 
-    async def tokenize(self, text: str, context: Context) -> Sequence[Token]:
+    async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
         """The tokens of ``text``, and those that the model puts around it. May be cancelled."""

@@ -62,7 +62,7 @@ class ReasoningPart(Struct, frozen=True, tag="reasoning"):
     signature: str | None = None
 
 
-Part = TextPart | ImagePart | AudioPart | VideoPart | FilePart | RefusalPart | ReasoningPart
+ContentPart = TextPart | ImagePart | AudioPart | VideoPart | FilePart | RefusalPart | ReasoningPart
 
 
 class ToolCall(Struct, frozen=True):
@@ -78,7 +78,7 @@ class Message(Struct, frozen=True, omit_defaults=True):
     """One turn of a conversation. No parts: the client sent no content."""
 
     role: Role
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ContentPart, ...] = ()
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
@@ -119,11 +119,11 @@ class AllowedTools(Struct, frozen=True, tag="allowed"):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
-class JsonObject(Struct, frozen=True, tag="json_object"):
+class JsonObjectFormat(Struct, frozen=True, tag="json_object"):
     """Any JSON object."""
 
 
-class JsonSchema(Struct, frozen=True, tag="json_schema"):
+class JsonSchemaFormat(Struct, frozen=True, tag="json_schema"):
     """JSON after a schema; ``schema`` is kept as the client wrote it."""
 
     schema: Raw
@@ -132,28 +132,28 @@ class JsonSchema(Struct, frozen=True, tag="json_schema"):
     strict: bool | None = None
 
 
-class Regex(Struct, frozen=True, tag="regex"):
+class RegexFormat(Struct, frozen=True, tag="regex"):
     """Text that matches a regular expression."""
 
     pattern: str
 
 
-class Choice(Struct, frozen=True, tag="choice"):
+class ChoiceFormat(Struct, frozen=True, tag="choice"):
     """One of these texts."""
 
     options: tuple[str, ...]
 
 
-class Grammar(Struct, frozen=True, tag="grammar"):
+class GrammarFormat(Struct, frozen=True, tag="grammar"):
     """Text of a context-free grammar."""
 
     text: str
 
 
-OutputFormat = JsonObject | JsonSchema | Regex | Choice | Grammar
+OutputFormat = JsonObjectFormat | JsonSchemaFormat | RegexFormat | ChoiceFormat | GrammarFormat
 
 
-class Sampling(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
+class SamplingParams(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """How a token is picked. The canonical forms: greedy is temperature 0; "all" is top_k None."""
 
     temperature: float | None = None
@@ -177,7 +177,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True)
     length_penalty: float | None = None
 
 
-class Stopping(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
+class StopConditions(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """When a choice ends, and what its end leaves in the text."""
 
     max_tokens: int | None = None
@@ -193,7 +193,7 @@ class Stopping(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True)
     spaces_between_special_tokens: bool | None = None
 
 
-class Logprobs(Struct, frozen=True):
+class LogprobsOptions(Struct, frozen=True):
     """``top`` alternatives beside each token (0: the token alone); ``prompt``: for the prompt too.
 
     ``top`` -1 asks for the whole vocabulary. Of this section alone the defaults are told.
@@ -203,7 +203,7 @@ class Logprobs(Struct, frozen=True):
     prompt: int | None = None
 
 
-class Reasoning(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
+class ReasoningOptions(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """How much to think, and whether to show it. ``budget`` is in tokens."""
 
     effort: str | None = None
@@ -212,7 +212,7 @@ class Reasoning(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True
     summary: str | None = None
 
 
-class Templating(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
+class PromptOptions(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """How the prompt becomes the model's input.
 
     ``mode``: ``chat`` runs the messages through the model's chat template; ``raw`` gives prompts to
@@ -227,7 +227,7 @@ class Templating(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=Tru
     add_special_tokens: bool | None = None
 
 
-class Want(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
+class ResponseOptions(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """What the client wants told besides the text. A backend that knows it may say more."""
 
     usage: Literal["none", "final", "each"] = "final"
@@ -241,17 +241,17 @@ Prompt = str | tuple[int, ...]
 """Text, or token ids."""
 
 SECTIONS: Final[Mapping[str, type[Struct]]] = {
-    "templating": Templating,
-    "sampling": Sampling,
-    "stopping": Stopping,
-    "reasoning": Reasoning,
-    "logprobs": Logprobs,
-    "want": Want,
+    "templating": PromptOptions,
+    "sampling": SamplingParams,
+    "stopping": StopConditions,
+    "reasoning": ReasoningOptions,
+    "logprobs": LogprobsOptions,
+    "want": ResponseOptions,
 }
 """The fields of a request that hold fields of their own."""
 
 
-class _Fields(Struct, frozen=True, dict=True, repr_omit_defaults=True):
+class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
     """What every request has."""
 
     @cached_property
@@ -261,10 +261,10 @@ class _Fields(Struct, frozen=True, dict=True, repr_omit_defaults=True):
         By its path, such as ``sampling.top_k``; None and what is empty say nothing, either.
         """
         found = {}
-        unsaid = _UNSAID[type(self)]
+        unsaid = _UNSET_VALUES[type(self)]
         for name, value in self.__rich_repr__():  # which leaves out all that is a default itself
-            if name in _PLACES:
-                places = _PLACES[name]
+            if name in _SECTION_PATHS:
+                places = _SECTION_PATHS[name]
                 for own, one in value.__rich_repr__():
                     path, silence = places[own]
                     if one is not None and one != silence:
@@ -299,7 +299,7 @@ class _Fields(Struct, frozen=True, dict=True, repr_omit_defaults=True):
         return self
 
 
-class GenerateRequest(_Fields, frozen=True, kw_only=True):
+class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     """A request for text: a conversation (``messages``), or one or more ``prompts``.
 
     The answer has ``n`` choices for a conversation, and ``n`` for each prompt: choice ``i`` of
@@ -310,9 +310,9 @@ class GenerateRequest(_Fields, frozen=True, kw_only=True):
     kind: Literal["chat", "completion"]
     messages: tuple[Message, ...] = ()
     prompts: tuple[Prompt, ...] = ()
-    templating: Templating = Templating()
-    sampling: Sampling = Sampling()
-    stopping: Stopping = Stopping()
+    templating: PromptOptions = PromptOptions()
+    sampling: SamplingParams = SamplingParams()
+    stopping: StopConditions = StopConditions()
     n: int | None = None
     best_of: int | None = None
     """Make so many by sampling and return the ``n`` likeliest."""
@@ -322,8 +322,8 @@ class GenerateRequest(_Fields, frozen=True, kw_only=True):
     legacy_functions: bool = False
     """The client speaks of functions and expects ``function_call`` back."""
     output: OutputFormat | None = None
-    reasoning: Reasoning | None = None
-    logprobs: Logprobs | None = None
+    reasoning: ReasoningOptions | None = None
+    logprobs: LogprobsOptions | None = None
     echo: bool | None = None
     """Return the prompt in front of the text."""
     suffix: str | None = None
@@ -331,7 +331,7 @@ class GenerateRequest(_Fields, frozen=True, kw_only=True):
     insert_before: str | None = None
     """Generate what comes between the prompt and this text."""
     stream: bool = False
-    want: Want = Want()
+    want: ResponseOptions = ResponseOptions()
     adapter: str | None = None
     priority: int | None = None
     """0 to 255, lower first."""
@@ -353,7 +353,7 @@ class GenerateRequest(_Fields, frozen=True, kw_only=True):
         return (len(self.prompts) or 1) * (self.n or 1)
 
 
-class EmbedRequest(_Fields, frozen=True, kw_only=True):
+class EmbeddingRequest(_BaseRequest, frozen=True, kw_only=True):
     """A request for one vector for each input."""
 
     kind: ClassVar[Literal["embedding"]] = "embedding"
@@ -375,10 +375,10 @@ class EmbedRequest(_Fields, frozen=True, kw_only=True):
     stream: Literal[False] = False
 
 
-Request = GenerateRequest | EmbedRequest
+Request = GenerationRequest | EmbeddingRequest
 
 
-def _unsaid(kind: type[Struct]) -> Mapping[str, Any]:
+def _unset_values(kind: type[Struct]) -> Mapping[str, Any]:
     """The value of each field, where it is not None, for a client that says nothing of it."""
     defaults = {
         one.name: one.default if one.default_factory is NODEFAULT else one.default_factory()
@@ -387,11 +387,11 @@ def _unsaid(kind: type[Struct]) -> Mapping[str, Any]:
     return {name: () if one in (None, NODEFAULT) else one for name, one in defaults.items()}
 
 
-_UNSAID: Final = {kind: _unsaid(kind) for kind in get_args(Request)}
-_PLACES: Final[Mapping[str, Mapping[str, tuple[str, Any]]]] = {
+_UNSET_VALUES: Final = {kind: _unset_values(kind) for kind in get_args(Request)}
+_SECTION_PATHS: Final[Mapping[str, Mapping[str, tuple[str, Any]]]] = {
     name: {
         own: (f"{name}.{own}", silence if kind.__struct_config__.repr_omit_defaults else ())
-        for own, silence in _unsaid(kind).items()
+        for own, silence in _unset_values(kind).items()
     }
     for name, kind in SECTIONS.items()
 }

@@ -12,34 +12,34 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from gateway.core.errors import GatewayError
-from gateway.core.loss import Loss
+from gateway.core.loss import UnsupportedParameter
 from gateway.core.ports import (
-    About,
-    Call,
-    Cancelling,
-    Decoder,
-    Dialect,
-    Learning,
-    Relay,
-    Relaying,
-    WireRequest,
-    WorkerDialect,
+    ClientAdapter,
+    ClientRequest,
+    ModelMetadataReader,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseDecoder,
+    SupportsCancel,
+    SupportsPassthrough,
+    UpstreamAdapter,
+    UpstreamRequest,
 )
-from gateway.core.types import (
-    Logprobs,
-    Reasoning,
+from gateway.core.request import (
+    LogprobsOptions,
+    PromptOptions,
+    ReasoningOptions,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    SamplingParams,
+    StopConditions,
 )
 
 _SECTIONS: Final[Mapping[str, type[Struct]]] = {
-    "sampling": Sampling,
-    "stopping": Stopping,
-    "templating": Templating,
-    "logprobs": Logprobs,
-    "reasoning": Reasoning,
+    "sampling": SamplingParams,
+    "stopping": StopConditions,
+    "templating": PromptOptions,
+    "logprobs": LogprobsOptions,
+    "reasoning": ReasoningOptions,
 }
 _TOP_LEVEL: Final = frozenset(
     {"n", "best_of", "tools", "parallel_tools", "output", "logprobs", "reasoning", "suffix",
@@ -61,30 +61,30 @@ _NOT_REPORTED: Final = frozenset({"encoding"})
 class RestrictedAdapter:
     """``adapter`` without ``parameters``. It discovers, cancels and passes through if that does."""
 
-    def __init__(self, adapter: WorkerDialect, parameters: Collection[str]) -> None:
+    def __init__(self, adapter: UpstreamAdapter, parameters: Collection[str]) -> None:
         self._adapter = adapter
         self._parameters = tuple(sorted(parameters))
         self.name = adapter.name
         self.health_request = adapter.health_request
         self.read_error = adapter.read_error
         # Optional capabilities are recognised by their methods, so only those of adapter are set.
-        if isinstance(adapter, Learning):
+        if isinstance(adapter, ModelMetadataReader):
             self.metadata_requests, self.load_metadata = (
                 adapter.metadata_requests,
                 adapter.load_metadata,
             )
-        if isinstance(adapter, Cancelling):
+        if isinstance(adapter, SupportsCancel):
             self.encode_cancel = adapter.encode_cancel
-        if isinstance(adapter, Relaying):
+        if isinstance(adapter, SupportsPassthrough):
             self.prepare_passthrough = partial(self._relay, adapter)
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         unsupported = self._unsupported(request)
         dropped = [
-            Loss(names.get(path, path.rpartition(".")[2]), "dropped", path=path)
+            UnsupportedParameter(names.get(path, path.rpartition(".")[2]), "dropped", path=path)
             for path in unsupported
             if path not in _NOT_REPORTED
         ]
@@ -93,16 +93,22 @@ class RestrictedAdapter:
             *dropped,
         )
 
-    def encode_request(self, request: Request) -> WireRequest:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._adapter.encode_request(self._restrict(request))
 
-    def create_decoder(self, request: Request) -> Decoder:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._adapter.create_decoder(self._restrict(request))
 
-    def _relay(self, adapter: Relaying, client: Dialect, call: Call, about: About) -> Relay | None:
-        """See ``gateway.core.ports.Relaying``. Unsupported parameters need a translation."""
+    def _relay(
+        self,
+        adapter: SupportsPassthrough,
+        client: ClientAdapter,
+        call: ClientRequest,
+        about: ResponseContext,
+    ) -> PassthroughRequest | None:
+        """See ``gateway.core.ports.SupportsPassthrough``. Unsupported parameters need a translation."""
         relay = adapter.prepare_passthrough(client, call, about)
         if relay is None:
             return None

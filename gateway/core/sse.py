@@ -14,20 +14,20 @@ from msgspec import Struct, field
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
 from gateway.core.events import Event
 
-DONE = b"data: [DONE]\n\n"
-LARGEST = 1 << 28
+DONE_EVENT = b"data: [DONE]\n\n"
+MAX_UNARY_BYTES = 1 << 28
 """Bytes of an answer in one piece."""
-plain_at: Final = re.compile(rb"data: (.*+)(?<!\r)\n\n").match
+match_plain_event: Final = re.compile(rb"data: (.*+)(?<!\r)\n\n").match
 """Finds the whole event at a place, if it is one line ``data: ...``; its group is the data."""
 _BOM = b"\xef\xbb\xbf"
 
 
-def event(data: bytes) -> bytes:
+def format_event(data: bytes) -> bytes:
     """``data``, which holds no newline, as one event."""
     return b"data: " + data + b"\n\n"
 
 
-def events_of(
+def collect_events(
     payloads: Iterable[bytes], read: Callable[[bytes, list[Event]], None]
 ) -> tuple[list[Event], GatewayError | None]:
     """The events that ``read`` adds for each payload, up to the error that ends them.
@@ -45,7 +45,7 @@ def events_of(
     return events, None
 
 
-def plain(data: bytes) -> list[bytes] | None:
+def split_plain_events(data: bytes) -> list[bytes] | None:
     """The data of whole events that are each one line ``data: ...``, as nearly all are.
 
     None where ``data`` holds anything else, or a piece of one.
@@ -61,7 +61,7 @@ def plain(data: bytes) -> list[bytes] | None:
     return found if b"".join(found).find(b"\n") < 0 else None
 
 
-class Body(Struct, eq=False):
+class ResponseBodyReader(Struct, eq=False):
     """An answer as it comes: one piece of JSON, or a stream.
 
     Which of the two it is shows in its first byte, behind a byte order mark and blanks: some
@@ -79,7 +79,11 @@ class Body(Struct, eq=False):
     def feed(self, data: bytes) -> bytes:
         """The stream's share of ``data``. Raises WorkerFailed for a piece past the size limit."""
         if not self.is_detected:
-            if not self._prefix and data.startswith(self.json_prefixes) and len(data) <= LARGEST:
+            if (
+                not self._prefix
+                and data.startswith(self.json_prefixes)
+                and len(data) <= MAX_UNARY_BYTES
+            ):
                 self.is_detected, self.unary_body = True, bytearray(data)
                 return b""
             data = self._prefix + data
@@ -93,12 +97,12 @@ class Body(Struct, eq=False):
         if self.unary_body is None:
             return data
         self.unary_body += data
-        if len(self.unary_body) > LARGEST:
-            raise WorkerFailed(f"the worker's answer is larger than {LARGEST} bytes")
+        if len(self.unary_body) > MAX_UNARY_BYTES:
+            raise WorkerFailed(f"the worker's answer is larger than {MAX_UNARY_BYTES} bytes")
         return b""
 
 
-class Splitter(Struct, eq=False):
+class SseParser(Struct, eq=False):
     """Cuts a byte stream into the data of its events, wherever the reads fall.
 
     A line that is no field of an event (a bare JSON object, which some servers write when they
@@ -120,7 +124,7 @@ class Splitter(Struct, eq=False):
         if not self._buffer and not self._data_lines and len(data) <= self.limit:
             if not data:
                 return ()
-            if (found := plain(data)) is not None:
+            if (found := split_plain_events(data)) is not None:
                 self._at_start = False
                 return found
         return self._parse_buffer(data)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-class StopFilter:
+class StopStringFilter:
     """Holds back the end of a text while it could still be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:

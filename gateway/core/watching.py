@@ -8,11 +8,11 @@ from msgspec import Struct
 from gateway.core.errors import GatewayError
 
 if TYPE_CHECKING:
-    from gateway.core.ports import Headers, WireRequest
-    from gateway.core.types import Request
+    from gateway.core.ports import Headers, UpstreamRequest
+    from gateway.core.request import Request
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
+class WorkerCandidate(Struct, frozen=True, kw_only=True):
     """A worker as one request finds it.
 
     ``state`` is ``up``, ``trial`` or ``out``. ``latency`` is in seconds to the first token.
@@ -31,7 +31,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     score: float | None
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class WorkerSelection(Struct, frozen=True, kw_only=True):
     """How a worker is chosen, just before one is. Times are in seconds.
 
     ``wins`` tells which score does, or that luck has a part in it. ``likely`` is the URL of the one
@@ -42,7 +42,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
     policy: str
     score_rule: Literal["least", "most", "drawn"]
-    candidates: Sequence[Candidate]
+    candidates: Sequence[WorkerCandidate]
     expected_url: str
     queue_length: int
     queue_limit: int
@@ -53,7 +53,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     retryable_failures: Sequence[str]
 
 
-class Trace(Protocol):
+class AttemptTrace(Protocol):
     """Is told of the tries at one request, where these are to be told elsewhere."""
 
     def set_request(self, request: "Request") -> None:
@@ -66,17 +66,17 @@ class Trace(Protocol):
         """It is done with, and why if it failed. May be called again, for nothing."""
 
 
-class Watch(Protocol):
+class RequestObserver(Protocol):
     """Is told what a backend does for one request. It may raise, to end the request there."""
 
     @property
     def dry_run(self) -> bool:
         """Nothing may be sent: ``chooses`` will end it."""
 
-    def on_selection(self, choice: Choice, wire: "WireRequest") -> None:
+    def on_selection(self, choice: WorkerSelection, wire: "UpstreamRequest") -> None:
         """A worker is about to be chosen; ``wire`` is what the likely one would get."""
 
-    def on_send(self, url: str, wire: "WireRequest") -> None:
+    def on_send(self, url: str, wire: "UpstreamRequest") -> None:
         """A worker is asked."""
 
     def on_failure(self, url: str, error: GatewayError) -> None:

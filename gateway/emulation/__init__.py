@@ -16,19 +16,19 @@ asking      all of this around a backend's answer: the only part that waits for 
 What a model is to write is never mended: JSON that is none stays as it came.
 """
 
-from gateway.emulation.affixes import Around, around
-from gateway.emulation.asking import answer, gathered, parts
-from gateway.emulation.counting import Count, counted
-from gateway.emulation.planning import Plan, planned
+from gateway.emulation.affixes import EchoAndSuffix, strip_echo_and_suffix
+from gateway.emulation.asking import collect_emulated, count_parts, stream_emulated
+from gateway.emulation.counting import UsageCounter, add_usage
+from gateway.emulation.planning import EmulationPlan, plan_emulation
 
 __all__ = [
-    "Around",
-    "Count",
-    "Plan",
-    "answer",
-    "around",
-    "counted",
-    "gathered",
-    "parts",
-    "planned",
+    "EchoAndSuffix",
+    "UsageCounter",
+    "EmulationPlan",
+    "stream_emulated",
+    "strip_echo_and_suffix",
+    "add_usage",
+    "collect_emulated",
+    "count_parts",
+    "plan_emulation",
 ]

@@ -6,13 +6,14 @@ with logprobs needs the model's own view of the prompt, and stays with the backe
 
 from collections.abc import Sequence
 
-from gateway.core.types import End, Event, GenerateRequest, PromptEcho, Request, Text
+from gateway.core.events import ChoiceEnd, Event, PromptEcho, TextDelta
+from gateway.core.request import GenerationRequest, Request
 
 
-class Around:
+class EchoAndSuffix:
     """Puts the prompt before and the suffix behind each choice."""
 
-    def __init__(self, request: GenerateRequest, *, echo: bool) -> None:
+    def __init__(self, request: GenerationRequest, *, echo: bool) -> None:
         self._prompts = request.prompts if echo else ()
         self._choices_per_prompt = request.n or 1
         self._echoes_left = len(self._prompts) * self._choices_per_prompt
@@ -31,7 +32,7 @@ class Around:
         out: list[Event] = []
         for at, event in enumerate(events):
             if (
-                type(event) is Text or type(event) is End
+                type(event) is TextDelta or type(event) is ChoiceEnd
             ) and event.index not in self._started_choices:
                 self._started_choices.add(event.index)
                 out.append(
@@ -49,21 +50,21 @@ class Around:
         """With the suffix at each choice's end."""
         out: list[Event] = []
         for event in events:
-            if type(event) is End:
-                out.append(Text(self._suffix, event.index, tokens=0))
+            if type(event) is ChoiceEnd:
+                out.append(TextDelta(self._suffix, event.index, tokens=0))
             out.append(event)
         return out
 
 
-def around(request: Request) -> tuple[Request, Around | None]:
+def strip_echo_and_suffix(request: Request) -> tuple[Request, EchoAndSuffix | None]:
     """The request as the backend sees it, and what is left to do around its answer."""
-    if type(request) is not GenerateRequest or not (request.echo or request.suffix):
+    if type(request) is not GenerationRequest or not (request.echo or request.suffix):
         return request, None
-    echo = bool(request.echo) and request.logprobs is None and _texts(request)
-    return request.without_fields(echo=echo, suffix=True), Around(request, echo=echo)
+    echo = bool(request.echo) and request.logprobs is None and _has_only_texts(request)
+    return request.without_fields(echo=echo, suffix=True), EchoAndSuffix(request, echo=echo)
 
 
-def _texts(request: GenerateRequest) -> bool:
+def _has_only_texts(request: GenerationRequest) -> bool:
     for prompt in request.prompts:
         if type(prompt) is not str:
             return False

@@ -9,83 +9,90 @@ from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
-from gateway.core.context import Context
-from gateway.core.ports import Backend, Piece, Pieces, Pouring, Take
-from gateway.core.types import Done, Event, GenerateRequest, Request, Stopping
+from gateway.core.context import RequestContext
+from gateway.core.events import Event, StreamEnd
+from gateway.core.ports import Backend, EventSink, StreamItem, StreamItems, SupportsPush
+from gateway.core.request import GenerationRequest, Request, StopConditions
 from gateway.emulation import fanout, stops
-from gateway.emulation.affixes import Around, around
-from gateway.emulation.counting import Count, counted
-from gateway.emulation.fanout import Merge, Part, Spread
-from gateway.emulation.planning import Plan
-from gateway.emulation.stops import Stops
+from gateway.emulation.affixes import EchoAndSuffix, strip_echo_and_suffix
+from gateway.emulation.counting import UsageCounter, add_usage
+from gateway.emulation.fanout import FanIn, FanOut, RequestPart
+from gateway.emulation.planning import EmulationPlan
+from gateway.emulation.stops import StopStringEmulator
 
-Ask = Callable[[Request, Context], Pieces]
-_Gather = Callable[[Any, Request, Context], Coroutine[Any, Any, Sequence[Piece]]]
-_News = tuple[Part, Sequence[Event]] | Exception | None
+RequestSender = Callable[[Request, RequestContext], StreamItems]
+_Collector = Callable[[Any, Request, RequestContext], Coroutine[Any, Any, Sequence[StreamItem]]]
+_PartMessage = tuple[RequestPart, Sequence[Event]] | Exception | None
 """What a part says; what ended it; or None when there are no parts left."""
 
-AT_ONCE: Final = 8
+MAX_CONCURRENT_PARTS: Final = 8
 """How many parts of a request are asked for at a time."""
 
 
-def answer(
-    backend: Backend, request: Request, context: Context, plan: Plan, take: Take | None = None
-) -> Pieces:
+def stream_emulated(
+    backend: Backend,
+    request: Request,
+    context: RequestContext,
+    plan: EmulationPlan,
+    take: EventSink | None = None,
+) -> StreamItems:
     """The events of ``backend.answer``, with what ``plan`` says; there is always usage among them.
 
     ``request`` is as the client sent it. No batch has bytes of its own. Raises what the backend
     raises. Closing the generator, or cancelling its task, stops all the work at once. ``take``: see
-    ``gateway.core.ports.Pouring``.
+    ``gateway.core.ports.SupportsPush``.
     """
-    inner, outside = around(request)
+    inner, outside = strip_echo_and_suffix(request)
     stopping = None
     if plan.emulated_fields:
-        stopping = _stopping(inner, plan)
+        stopping = _select_stop_conditions(inner, plan)
         if "stopping.include_stop" in plan.emulated_fields:
-            inner = stops.without_stops(inner)
-        if not plan.emulated_fields.isdisjoint(fanout.PATHS):
-            spread = Spread(inner, plan.emulated_fields)
+            inner = stops.remove_stop_strings(inner)
+        if not plan.emulated_fields.isdisjoint(fanout.FAN_OUT_FIELDS):
+            spread = FanOut(inner, plan.emulated_fields)
             if len(spread) > 1:
-                ask = partial(_part, backend, stopping)
-                return _parts(ask, spread, _merge(spread, inner), context, outside)
+                ask = partial(_stream_part, backend, stopping)
+                return _stream_parts(ask, spread, _build_fan_in(spread, inner), context, outside)
             inner = next(iter(spread)).request
-    return _one(backend, inner, context, _Heard(inner, stopping, outside, take))
+    return _stream_one(backend, inner, context, _EmulatedStream(inner, stopping, outside, take))
 
 
-async def gathered(
-    backend: Backend, request: Request, context: Context, plan: Plan
+async def collect_emulated(
+    backend: Backend, request: Request, context: RequestContext, plan: EmulationPlan
 ) -> Sequence[Event]:
     """All that ``answer`` gives. Cancelling its task stops all the work at once."""
-    gather = _gathering(type(backend))
+    gather = _find_collector(type(backend))
     if not plan.emulated_fields and gather is not None:
-        inner, outside = around(request)
-        _, events = counted(inner, await gather(backend, inner, context))
+        inner, outside = strip_echo_and_suffix(request)
+        _, events = add_usage(inner, await gather(backend, inner, context))
         return events if outside is None else outside.apply(events)
     said: list[Event] = []
-    async with aclosing(answer(backend, request, context, plan)) as pieces:
+    async with aclosing(stream_emulated(backend, request, context, plan)) as pieces:
         async for _, events in pieces:
             said += events
     return said
 
 
-def parts(request: Request, plan: Plan) -> int:
+def count_parts(request: Request, plan: EmulationPlan) -> int:
     """How many requests a backend gets for the one, if none fails."""
-    inner, _ = around(request)
+    inner, _ = strip_echo_and_suffix(request)
     return (
         1
-        if plan.emulated_fields.isdisjoint(fanout.PATHS)
-        else len(Spread(inner, plan.emulated_fields))
+        if plan.emulated_fields.isdisjoint(fanout.FAN_OUT_FIELDS)
+        else len(FanOut(inner, plan.emulated_fields))
     )
 
 
-def _stopping(request: Request, plan: Plan) -> Stopping | None:
+def _select_stop_conditions(request: Request, plan: EmulationPlan) -> StopConditions | None:
     """What ends the choices here, if anything does."""
-    if not isinstance(request, GenerateRequest) or plan.emulated_fields.isdisjoint(stops.PATHS):
+    if not isinstance(request, GenerationRequest) or plan.emulated_fields.isdisjoint(
+        stops.STOP_STRING_FIELDS
+    ):
         return None
     return request.stopping if request.stopping.stop else None
 
 
-class _Heard:
+class _EmulatedStream:
     """One answer of a backend, as far as it has come.
 
     ``stopping`` ends its choices, and ``outside`` is put around them. ``taker`` takes at once what
@@ -95,17 +102,17 @@ class _Heard:
     def __init__(
         self,
         request: Request,
-        stopping: Stopping | None,
-        outside: Around | None = None,
-        taker: Take | None = None,
+        stopping: StopConditions | None,
+        outside: EchoAndSuffix | None = None,
+        taker: EventSink | None = None,
     ) -> None:
         self.sink = taker
         self.is_complete = False
         """All that is wanted of it has come."""
-        self._usage_counter = Count(request)
-        self._stop_strings: Stops | None = None
-        if stopping is not None and isinstance(request, GenerateRequest):
-            self._stop_strings = Stops(stopping, request.choice_count)
+        self._usage_counter = UsageCounter(request)
+        self._stop_strings: StopStringEmulator | None = None
+        if stopping is not None and isinstance(request, GenerationRequest):
+            self._stop_strings = StopStringEmulator(stopping, request.choice_count)
         self._echo_and_suffix = outside
         self._last_events: Sequence[Event] = ()
 
@@ -120,7 +127,7 @@ class _Heard:
         return events if self._echo_and_suffix is None else self._echo_and_suffix.apply(events)
 
     def push(self, data: bytes | None, batch: Sequence[Event]) -> bool:
-        """Give it to ``taker``; see ``gateway.core.ports.Take``."""
+        """Give it to ``taker``; see ``gateway.core.ports.EventSink``."""
         events = self.apply(batch)
         if self.is_complete or self.sink is None:
             return False
@@ -128,14 +135,16 @@ class _Heard:
 
     def finish(self) -> Sequence[Event]:
         """The last events, once it is over."""
-        events = [*self._last_events, *self._usage_counter.build_missing_usage(), Done()]
+        events = [*self._last_events, *self._usage_counter.build_missing_usage(), StreamEnd()]
         return events if self._echo_and_suffix is None else self._echo_and_suffix.apply(events)
 
 
-async def _one(backend: Backend, request: Request, context: Context, heard: _Heard) -> Pieces:
+async def _stream_one(
+    backend: Backend, request: Request, context: RequestContext, heard: _EmulatedStream
+) -> StreamItems:
     """One answer of the backend. It is left as soon as all that is wanted of it has come."""
-    if heard.sink is not None and _pours(type(backend)):
-        batches = cast("Pouring", backend).stream_to(request, context, heard.push)
+    if heard.sink is not None and _supports_push(type(backend)):
+        batches = cast("SupportsPush", backend).stream_to(request, context, heard.push)
     else:
         batches = backend.stream(request, context)
     try:
@@ -153,40 +162,45 @@ async def _one(backend: Backend, request: Request, context: Context, heard: _Hea
 
 
 @functools.cache
-def _pours(kind: type) -> bool:
+def _supports_push(kind: type) -> bool:
     """Whether such backends are Pouring. Asked once of each: a port is long to compare."""
-    return issubclass(kind, Pouring)
+    return issubclass(kind, SupportsPush)
 
 
 @functools.cache
-def _gathering(kind: type) -> _Gather | None:
+def _find_collector(kind: type) -> _Collector | None:
     """What gathers an answer of such backends, where they are Pouring."""
-    return kind.collect if issubclass(kind, Pouring) else None
+    return kind.collect if issubclass(kind, SupportsPush) else None
 
 
 # --- several at a time ----------------------------------------------------------------------------
 
 
-def _part(
-    backend: Backend, stopping: Stopping | None, request: Request, context: Context
-) -> Pieces:
-    return _one(backend, request, context, _Heard(request, stopping))
+def _stream_part(
+    backend: Backend, stopping: StopConditions | None, request: Request, context: RequestContext
+) -> StreamItems:
+    return _stream_one(backend, request, context, _EmulatedStream(request, stopping))
 
 
-def _merge(spread: Spread, request: Request) -> Merge:
-    running = isinstance(request, GenerateRequest) and request.want.usage == "each"
-    return Merge(spread, running=running)
+def _build_fan_in(spread: FanOut, request: Request) -> FanIn:
+    running = isinstance(request, GenerationRequest) and request.want.usage == "each"
+    return FanIn(spread, running=running)
 
 
-async def _parts(
-    ask: Ask, spread: Spread, merge: Merge, context: Context, outside: Around | None
-) -> Pieces:
+async def _stream_parts(
+    ask: RequestSender,
+    spread: FanOut,
+    merge: FanIn,
+    context: RequestContext,
+    outside: EchoAndSuffix | None,
+) -> StreamItems:
     """The answers of all parts as one. The first that fails ends the others."""
-    news: asyncio.Queue[_News] = asyncio.Queue(AT_ONCE)
+    news: asyncio.Queue[_PartMessage] = asyncio.Queue(MAX_CONCURRENT_PARTS)
     left = iter(spread)
     loop = asyncio.get_running_loop()
     tasks = [
-        loop.create_task(_run(ask, left, context, news)) for _ in range(min(AT_ONCE, len(spread)))
+        loop.create_task(_run_parts(ask, left, context, news))
+        for _ in range(min(MAX_CONCURRENT_PARTS, len(spread)))
     ]
     try:
         busy = len(tasks)
@@ -205,8 +219,11 @@ async def _parts(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(
-    ask: Ask, left: Iterator[Part], context: Context, news: asyncio.Queue[_News]
+async def _run_parts(
+    ask: RequestSender,
+    left: Iterator[RequestPart],
+    context: RequestContext,
+    news: asyncio.Queue[_PartMessage],
 ) -> None:
     """Ask for one part after the other, as long as there are any."""
     ended: Exception | None = None

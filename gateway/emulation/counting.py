@@ -3,36 +3,32 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.ports import Piece
-from gateway.core.types import (
-    CallArguments,
-    Done,
-    EmbedRequest,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
-    Prompt,
-    Refusal,
-    Request,
-    Served,
-    Start,
-    Text,
-    TextPart,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    ToolCallDelta,
     Usage,
 )
+from gateway.core.ports import StreamItem
+from gateway.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request, TextPart
 
-_WORDLESS: Final = frozenset({Served, End, Done})
+_EVENTS_WITHOUT_TEXT: Final = frozenset({ResponseMetadata, ChoiceEnd, StreamEnd})
 """What every answer has, and tells nothing of its length."""
-_LAST: Final = [Usage, Done]
+_ENDING_WITH_USAGE: Final = [Usage, StreamEnd]
 """What an answer ends with whose usage is told."""
-_PER_TOKEN: Final = 4
+_CHARACTERS_PER_TOKEN: Final = 4
 """Characters, as a rule of thumb."""
-_MOST_PER_TOKEN: Final = 16
+_MAX_CHARACTERS_PER_TOKEN: Final = 16
 """No text has so many characters to a token: who says so has called a whole answer one piece."""
 
 
-class Count:
+class UsageCounter:
     """Watches one answer. The backend's own figures always win."""
 
     def __init__(self, request: Request) -> None:
@@ -48,22 +44,26 @@ class Count:
         """These events, with usage before Done if there was none."""
         if self._has_usage:
             return events
-        over = events and type(events[-1]) is Done
-        if over and _ends_told(events):
+        over = events and type(events[-1]) is StreamEnd
+        if over and _ends_with_usage(events):
             self._has_usage = True
             return events
         for event in events:
-            if type(event) is Text:
+            if type(event) is TextDelta:
                 self._tokens += event.tokens
                 self._characters += len(event.text)
-            elif type(event) in _WORDLESS:
+            elif type(event) in _EVENTS_WITHOUT_TEXT:
                 continue
             elif type(event) is Usage:
                 self._has_usage = True
                 return events  # nothing of it is counted any more
-            elif type(event) is Start:
+            elif type(event) is StreamStart:
                 self._prompt_tokens = event.prompt_tokens
-            elif type(event) is Thought or type(event) is Refusal or type(event) is CallArguments:
+            elif (
+                type(event) is ReasoningDelta
+                or type(event) is RefusalDelta
+                or type(event) is ToolCallDelta
+            ):
                 self._untokenized_characters += len(event.text)
         return [*events[:-1], self._count_usage(), events[-1]] if over else events
 
@@ -77,25 +77,25 @@ class Count:
         ``estimated`` where a part of it is: a prompt of which the backend said nothing, and what
         has no tokens of its own, each by its length.
         """
-        crammed = self._characters > self._tokens * _MOST_PER_TOKEN
-        tokens = by_length(self._characters) if crammed else self._tokens
+        crammed = self._characters > self._tokens * _MAX_CHARACTERS_PER_TOKEN
+        tokens = estimate_tokens(self._characters) if crammed else self._tokens
         estimated = crammed
         if self._untokenized_characters:
-            tokens += by_length(self._untokenized_characters)
+            tokens += estimate_tokens(self._untokenized_characters)
             estimated = True
         prompt = self._prompt_tokens
         if prompt is None:
-            prompt, guessed = _prompt_tokens(self._request)
+            prompt, guessed = _count_prompt_tokens(self._request)
             estimated = estimated or guessed
         return Usage(prompt, tokens, None, None, "estimated" if estimated else "counted")
 
 
-def counted(request: Request, pieces: Sequence[Piece]) -> Piece:
+def add_usage(request: Request, pieces: Sequence[StreamItem]) -> StreamItem:
     """All of an answer as one piece, with usage before Done if there was none."""
     if len(pieces) == 1:
         data, said = pieces[0]
-        return data or None, said if _ends_told(said) else Count(request).apply(said)
-    count, body = Count(request), None
+        return data or None, said if _ends_with_usage(said) else UsageCounter(request).apply(said)
+    count, body = UsageCounter(request), None
     events: list[Event] = []
     for data, said in pieces:
         body = data or body
@@ -103,34 +103,34 @@ def counted(request: Request, pieces: Sequence[Piece]) -> Piece:
     return body, events
 
 
-def _ends_told(events: Sequence[Event]) -> bool:
+def _ends_with_usage(events: Sequence[Event]) -> bool:
     """Whether these are the last ones, and usage is told where it is looked for first."""
-    return [*map(type, events[-2:])] == _LAST
+    return [*map(type, events[-2:])] == _ENDING_WITH_USAGE
 
 
-def by_length(characters: int) -> int:
+def estimate_tokens(characters: int) -> int:
     """How many tokens a text of this length may have."""
-    return -(-characters // _PER_TOKEN)
+    return -(-characters // _CHARACTERS_PER_TOKEN)
 
 
-def _prompt_tokens(request: Request) -> tuple[int, bool]:
+def _count_prompt_tokens(request: Request) -> tuple[int, bool]:
     """The prompt's tokens, and whether they are a guess: ids are as many as they are."""
     tokens, guessed, before = 0, False, 0
     given: Sequence[Prompt] = ()
-    if type(request) is GenerateRequest:
+    if type(request) is GenerationRequest:
         given = request.prompts
         for message in request.messages:
             length = 0
             for part in message.parts:
                 if type(part) is TextPart:
                     length += len(part.text)
-            tokens += by_length(length)
+            tokens += estimate_tokens(length)
             guessed = True
-    elif isinstance(request, EmbedRequest):
+    elif isinstance(request, EmbeddingRequest):
         before, given = len(request.instruction or ""), request.inputs
     for one in given:
         if isinstance(one, str):
-            tokens += by_length(len(one) + before)
+            tokens += estimate_tokens(len(one) + before)
             guessed = True
         else:
             tokens += len(one)

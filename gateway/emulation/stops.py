@@ -6,55 +6,53 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.core.stops import StopFilter
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
     PromptEcho,
-    Refusal,
-    Request,
-    Stopping,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
 )
+from gateway.core.request import GenerationRequest, Request, StopConditions
+from gateway.core.stops import StopStringFilter
 
-PATHS: Final = frozenset({"stopping.stop", "stopping.include_stop"})
+STOP_STRING_FIELDS: Final = frozenset({"stopping.stop", "stopping.include_stop"})
 """The paths that are made up for here."""
 
-Said = PromptEcho | Text | Thought | Refusal | CallStart | CallArguments
+ChoiceEvent = PromptEcho | TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta
 """What a choice says before its end."""
 
 
-def without_stops(request: Request) -> Request:
+def remove_stop_strings(request: Request) -> Request:
     """The request for a worker that takes a stop string off though it was to stay."""
-    if not isinstance(request, GenerateRequest) or not request.stopping.include_stop:
+    if not isinstance(request, GenerationRequest) or not request.stopping.include_stop:
         return request
     return replace(request, stopping=replace(request.stopping, stop=(), include_stop=None))
 
 
-def effective(stops: Sequence[str]) -> tuple[str, ...]:
+def select_effective_stops(stops: Sequence[str]) -> tuple[str, ...]:
     """The stop strings that can end a text: without those in which another is complete earlier."""
     said = tuple(filter(None, stops))
     return tuple(stop for stop in said if not any(other in stop[:-1] for other in said))
 
 
-class Stops:
+class StopStringEmulator:
     """Ends each choice where its text first completes a stop string, and never sends that string.
 
     Events are held back whole while it is undecided whether a stop string begins in them; so tokens
     stay with their text. What a choice says after its end here is dropped.
     """
 
-    def __init__(self, stopping: Stopping, choices: int) -> None:
+    def __init__(self, stopping: StopConditions, choices: int) -> None:
         """``choices``: how many the answer has."""
-        self._stops = effective(stopping.stop)
+        self._stops = select_effective_stops(stopping.stop)
         self._include_stop = bool(stopping.include_stop)
         self._choices_left = choices
-        self._open_choices: dict[int, _Choice] = {}
+        self._open_choices: dict[int, _ChoiceBuffer] = {}
         self._ended_choices: set[int] = set()
         self._stopped: set[int] = set()
 
@@ -68,34 +66,43 @@ class Stops:
         out: list[Event] = []
         for event in events:
             match event:
-                case End(_, index):
+                case ChoiceEnd(_, index):
                     self._stopped.discard(index)
                     if index not in self._ended_choices:
                         out += self._get_choice(index).flush()
                         out.append(event)
                         self._end_choice(index)
-                case PromptEcho() | Text() | Thought() | Refusal() | CallStart() | CallArguments():
+                case (
+                    PromptEcho()
+                    | TextDelta()
+                    | ReasoningDelta()
+                    | RefusalDelta()
+                    | ToolCallStart()
+                    | ToolCallDelta()
+                ):
                     if event.index not in self._ended_choices:
                         self._add_event(event, out)
-                case Done():
+                case StreamEnd():
                     self._stopped.clear()
                     out.append(event)
                 case _:
                     out.append(event)
         return out
 
-    def _add_event(self, event: Said, out: list[Event]) -> None:
+    def _add_event(self, event: ChoiceEvent, out: list[Event]) -> None:
         choice = self._get_choice(event.index)
         out += choice.add_event(event)
         if choice.matched_stop is not None:
-            out.append(End("stop", event.index, choice.matched_stop))
+            out.append(ChoiceEnd("stop", event.index, choice.matched_stop))
             self._stopped.add(event.index)
             self._end_choice(event.index)
 
-    def _get_choice(self, index: int) -> "_Choice":
+    def _get_choice(self, index: int) -> "_ChoiceBuffer":
         choice = self._open_choices.get(index)
         if choice is None:
-            choice = self._open_choices[index] = _Choice(self._stops, include=self._include_stop)
+            choice = self._open_choices[index] = _ChoiceBuffer(
+                self._stops, include=self._include_stop
+            )
         return choice
 
     def _end_choice(self, index: int) -> None:
@@ -104,19 +111,19 @@ class Stops:
         self._choices_left -= 1
 
 
-class _Choice:
+class _ChoiceBuffer:
     """One choice's events, until it ends."""
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
-        self._filter = StopFilter(stops, include=include)
-        self._pending_events: deque[Said] = deque()
+        self._filter = StopStringFilter(stops, include=include)
+        self._pending_events: deque[ChoiceEvent] = deque()
         self._sendable_characters = 0
         """How many characters of what is held may be sent."""
         self.matched_stop: str | None = None
 
-    def add_event(self, event: Said) -> list[Event]:
+    def add_event(self, event: ChoiceEvent) -> list[Event]:
         """What may be passed on after ``event``. A match is left in ``matched``."""
-        if not isinstance(event, Text):
+        if not isinstance(event, TextDelta):
             if not self._pending_events:
                 return [event]
             self._pending_events.append(event)
@@ -134,23 +141,23 @@ class _Choice:
         out: list[Event] = []
         while self._pending_events:
             first = self._pending_events[0]
-            if isinstance(first, Text):
+            if isinstance(first, TextDelta):
                 if len(first.text) > self._sendable_characters:
                     if self.matched_stop is not None and self._sendable_characters:
-                        out.append(shortened(first, self._sendable_characters))
+                        out.append(shorten_delta(first, self._sendable_characters))
                     break
                 self._sendable_characters -= len(first.text)
             out.append(self._pending_events.popleft())
         return out
 
 
-def shortened(event: Text, length: int) -> Text:
+def shorten_delta(event: TextDelta, length: int) -> TextDelta:
     """The first ``length`` characters, with the tokens that begin within them.
 
     Ids and logprobs that can't be told apart are left out.
     """
     text = event.text[:length]
-    kept = _beginning_within(event, length)
+    kept = _count_tokens_within(event, length)
     if kept is not None:
         ids = event.token_ids if len(event.token_ids) == len(event.logprobs) else ()
         return replace(
@@ -162,7 +169,7 @@ def shortened(event: Text, length: int) -> Text:
     return replace(event, text=text, tokens=share, token_ids=(), logprobs=())
 
 
-def _beginning_within(event: Text, length: int) -> int | None:
+def _count_tokens_within(event: TextDelta, length: int) -> int | None:
     """How many tokens begin before ``length``; None where the logprobs do not spell the text."""
     if "".join(one.token for one in event.logprobs) != event.text:
         return None

@@ -11,23 +11,23 @@ from msgspec.structs import replace
 
 from gateway.auth import Principal
 from gateway.core.context import Clock
-from gateway.core.errors import MethodNotAllowed, PathNotFound, TooLarge
+from gateway.core.errors import MethodNotAllowed, PathNotFound, RequestTooLarge
 from gateway.core.ports import Headers
-from gateway.paths import Found
-from gateway.server import Server
-from gateway.telemetry import Record
-from gateway.watching.account import Answered, Explanation
-from gateway.watching.kept import Kept
-from gateway.watching.question import Question
-from gateway.watching.watch import HEADER, Foretold, Watch
+from gateway.paths import EndpointMatch
+from gateway.server import RequestHandler
+from gateway.telemetry import RequestRecord
+from gateway.watching.account import ExplainedResponse, Explanation
+from gateway.watching.kept import ExplanationStore
+from gateway.watching.question import ExplainRequest
+from gateway.watching.watch import EXPLAIN_HEADER, DryRunComplete, ExplainRecorder
 
-_NEVER_TRIED: Final = ("stop", "tokenize")
+_UNEXPLAINED_TASKS: Final = ("stop", "tokenize")
 """The tasks that would do something."""
-_NOT_SHOWN: Final = frozenset({HEADER, "x-request-id"})
+_OMITTED_HEADERS: Final = frozenset({EXPLAIN_HEADER, "x-request-id"})
 
 
-class _Http(Struct):
-    """A ``gateway.seam.Request``."""
+class _DryRequest(Struct):
+    """A ``gateway.seam.HttpRequest``."""
 
     method: str
     path: str
@@ -39,12 +39,12 @@ class _Http(Struct):
 
     async def body(self, limit: int) -> bytes:
         if len(self.content) > limit:
-            raise TooLarge(f"the body is larger than {limit} bytes", limit=limit)
+            raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
         return self.content
 
 
-class _Sink:
-    """A ``gateway.seam.Sink`` whose answer nobody gets."""
+class _DryRunSink:
+    """A ``gateway.seam.ResponseWriter`` whose answer nobody gets."""
 
     needs_drain = False
 
@@ -72,42 +72,44 @@ class _Sink:
         """There is nobody to wait."""
 
 
-class _Dry:
+class _DryRunRecorder:
     """What is kept of a request that is served dry; called as an ``Explain``."""
 
     def __init__(self, clock: Clock, draw: float) -> None:
         self._clock = clock
         self._draw = draw
-        self.record = Record("")
-        self.recorder: Watch | None = None
+        self.record = RequestRecord("")
+        self.recorder: ExplainRecorder | None = None
 
     def __call__(
-        self, record: Record, principal: Principal | None, *, open_to_all: bool
-    ) -> Watch | None:
+        self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
+    ) -> ExplainRecorder | None:
         del principal, open_to_all
-        self.recorder = Watch(record, self._clock, lambda: self._draw, dry=True)
+        self.recorder = ExplainRecorder(record, self._clock, lambda: self._draw, dry=True)
         return self.recorder
 
-    def record_request(self, record: Record) -> None:
-        """See ``gateway.telemetry.Observer``."""
+    def record_request(self, record: RequestRecord) -> None:
+        """See ``gateway.telemetry.RecordObserver``."""
         self.record = record
 
 
-Servers = Mapping[str, Server]
+ServersByListener = Mapping[str, RequestHandler]
 """By the address of their listener, in the order of the configuration."""
 
 
-async def explain(question: Question, servers: Servers, clock: Clock) -> Explanation:
+async def run_dry(
+    question: ExplainRequest, servers: ServersByListener, clock: Clock
+) -> Explanation:
     """What would become of a request.
 
     Raises LookupError, with its text, for a listener or a key that there is not.
     """
-    address, server, found = entrance(question, servers)
+    address, server, found = find_endpoint(question, servers)
     path, _, query = question.path.partition("?")
     told = Explanation(
         id="", dry=True, listener=address, method=question.method, path=path, key=question.key or ""
     )
-    if found is not None and found.endpoint.task in _NEVER_TRIED:
+    if found is not None and found.endpoint.task in _UNEXPLAINED_TASKS:
         told.dialect = found.mount.adapter.name
         told.endpoint, told.task = found.endpoint.path, found.endpoint.task
         return told
@@ -115,8 +117,10 @@ async def explain(question: Question, servers: Servers, clock: Clock) -> Explana
     content = question.body_bytes
     if content:
         headers.setdefault("content-type", "application/json")
-    http = _Http(question.method, path, query, headers | {HEADER: "1"}, question.peer, content)
-    sink, dry = _Sink(), _Dry(clock, question.draw)
+    http = _DryRequest(
+        question.method, path, query, headers | {EXPLAIN_HEADER: "1"}, question.peer, content
+    )
+    sink, dry = _DryRunSink(), _DryRunRecorder(clock, question.draw)
     try:
         server = server.for_dry_run(question.key, dry, dry.record_request)
     except KeyError:
@@ -125,13 +129,17 @@ async def explain(question: Question, servers: Servers, clock: Clock) -> Explana
     if dry.recorder is not None:
         told = replace(dry.recorder.build_explanation(), listener=address)
     told.dialect = dry.record.dialect
-    told.answer = None if dry.record.error == Foretold.__name__ else _answer(dry.record, sink)
+    told.answer = (
+        None if dry.record.error == DryRunComplete.__name__ else _explain_answer(dry.record, sink)
+    )
     return told
 
 
-def entrance(question: Question, servers: Servers) -> tuple[str, Server, Found | None]:
+def find_endpoint(
+    question: ExplainRequest, servers: ServersByListener
+) -> tuple[str, RequestHandler, EndpointMatch | None]:
     """Where a request comes in, and the endpoint that it finds there first. Raises LookupError."""
-    asked = meant(question, servers)
+    asked = select_servers(question, servers)
     path = question.path.partition("?")[0]
     for name, server in asked.items():
         try:
@@ -142,7 +150,7 @@ def entrance(question: Question, servers: Servers) -> tuple[str, Server, Found |
     return name, server, None
 
 
-def meant(question: Question, servers: Servers) -> Servers:
+def select_servers(question: ExplainRequest, servers: ServersByListener) -> ServersByListener:
     """Those of the listener that is named; all where none is. Raises LookupError."""
     if (address := question.listener) is None:
         return servers
@@ -152,23 +160,25 @@ def meant(question: Question, servers: Servers) -> Servers:
     return {address: servers[address]}
 
 
-def _answer(record: Record, sink: _Sink) -> Answered:
-    headers = [(name, text) for name, text in sink.headers if name not in _NOT_SHOWN]
+def _explain_answer(record: RequestRecord, sink: _DryRunSink) -> ExplainedResponse:
+    headers = [(name, text) for name, text in sink.headers if name not in _OMITTED_HEADERS]
     body = sink.body.decode(errors="replace")
-    return Answered(record.status, record.outcome, record.error, body, headers)
+    return ExplainedResponse(record.status, record.outcome, record.error, body, headers)
 
 
-class Explainer:
+class ExplainService:
     """Tells of requests: of the last that asked to be explained, and of any, dry.
 
     ``servers`` gives those that serve now.
     """
 
-    def __init__(self, kept: Kept, servers: Callable[[], Servers], clock: Clock) -> None:
+    def __init__(
+        self, kept: ExplanationStore, servers: Callable[[], ServersByListener], clock: Clock
+    ) -> None:
         self.find_explanation = kept.find_explanation
         self._get_servers = servers
         self._clock = clock
 
-    async def explain_request(self, question: Question) -> Explanation:
+    async def explain_request(self, question: ExplainRequest) -> Explanation:
         """What would become of a request now. Raises LookupError."""
-        return await explain(question, self._get_servers(), self._clock)
+        return await run_dry(question, self._get_servers(), self._clock)

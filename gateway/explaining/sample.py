@@ -6,30 +6,32 @@ from typing import Final
 from msgspec.structs import replace
 
 from gateway.core.errors import ClientError
-from gateway.core.ports import WireRequest, WorkerDialect
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
+from gateway.core.ports import UpstreamAdapter, UpstreamRequest
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
     Message,
     Request,
-    Stopping,
+    StopConditions,
     TextPart,
 )
-from gateway.paths import Mount, Paths
+from gateway.paths import AdapterMount, PathRouter
 
-_HELLO: Final = "Hello"
+_SAMPLE_TEXT: Final = "Hello"
 
 
-def sample(mount: Mount, model: str, variant: str | None, *, stream: bool) -> WireRequest | None:
+def build_sample_request(
+    mount: AdapterMount, model: str, variant: str | None, *, stream: bool
+) -> UpstreamRequest | None:
     """A request for ``model``, to an endpoint of this variant, or else to the first that will do.
 
     None where none can be made up.
     """
     dialect = mount.adapter
-    if not isinstance(dialect, WorkerDialect):
+    if not isinstance(dialect, UpstreamAdapter):
         return None
-    paths = Paths([mount])
-    for request in _requests(model, stream=stream):
+    paths = PathRouter([mount])
+    for request in _list_sample_requests(model, stream=stream):
         try:
             wire = dialect.encode_request(request)
             wire = replace(wire, path=mount.prefix + wire.path)
@@ -41,11 +43,11 @@ def sample(mount: Mount, model: str, variant: str | None, *, stream: bool) -> Wi
     return None
 
 
-def _requests(model: str, *, stream: bool) -> Iterator[Request]:
-    conversation = (Message("user", (TextPart(_HELLO),)),)
-    yield GenerateRequest(kind="chat", model=model, messages=conversation, stream=stream)
-    stopping = Stopping(max_tokens=16)
-    yield GenerateRequest(
-        kind="completion", model=model, prompts=(_HELLO,), stopping=stopping, stream=stream
+def _list_sample_requests(model: str, *, stream: bool) -> Iterator[Request]:
+    conversation = (Message("user", (TextPart(_SAMPLE_TEXT),)),)
+    yield GenerationRequest(kind="chat", model=model, messages=conversation, stream=stream)
+    stopping = StopConditions(max_tokens=16)
+    yield GenerationRequest(
+        kind="completion", model=model, prompts=(_SAMPLE_TEXT,), stopping=stopping, stream=stream
     )
-    yield EmbedRequest(model=model, inputs=(_HELLO,))
+    yield EmbeddingRequest(model=model, inputs=(_SAMPLE_TEXT,))

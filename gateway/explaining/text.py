@@ -3,46 +3,48 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from gateway.core.loss import Loss
-from gateway.core.watching import Candidate, Choice
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.watching import WorkerCandidate, WorkerSelection
 from gateway.watching.account import (
-    Answered,
-    Default,
+    ExplainedAttempt,
+    ExplainedDefault,
+    ExplainedLimits,
+    ExplainedResponse,
+    ExplainedRule,
+    ExplainedSplit,
+    ExplainedStickySource,
+    ExplainedTarget,
+    ExplainedUpstreamRequest,
     Explanation,
-    Limits,
-    Sent,
-    Split,
-    Sticky,
-    Target,
-    Tried,
-    Try,
 )
 
-_WIDTH: Final = 11
-_CAN: Final = {
+_LABEL_WIDTH: Final = 11
+_AVAILABILITY_TEXTS: Final = {
     "yes": "may be asked",
     "no": "is passed over",
     "full": "has no place free",
     "tried": "failed at it",
 }
-Line = tuple[str, str]
+LabelledLine = tuple[str, str]
 
 
-def text(told: Explanation) -> str:
+def format_explanation(told: Explanation) -> str:
     """The whole, with a line's end at its end."""
-    return "".join(f"{name:<{_WIDTH}}{said}".rstrip() + "\n" for name, said in _lines(told))
+    return "".join(
+        f"{name:<{_LABEL_WIDTH}}{said}".rstrip() + "\n" for name, said in _format_lines(told)
+    )
 
 
-def _lines(told: Explanation) -> Iterator[Line]:
-    yield from _request(told)
+def _format_lines(told: Explanation) -> Iterator[LabelledLine]:
+    yield from _format_request(told)
     for rule in told.rules:
-        yield "rule", f"{rule.name}: {_rule(rule)}"
+        yield "rule", f"{rule.name}: {_format_rule(rule)}"
     for source in told.sticky:
-        yield "sticky", f"{source.source}: {_said(source)}"
+        yield "sticky", f"{source.source}: {_format_sticky_source(source)}"
     if told.split is not None:
-        yield from _split(told.split)
+        yield from _format_split(told.split)
     if told.target is not None:
-        yield "target", _target(told.target)
+        yield "target", _format_target(told.target)
     for after in told.fallbacks:
         over = f", passed over: {after.passed_over}" if after.passed_over else ""
         yield "fallback", f"{after.target}{over}"
@@ -51,14 +53,14 @@ def _lines(told: Explanation) -> Iterator[Line]:
     for one in told.fell_back:
         yield "fell back", one
     for attempt in told.tries:
-        yield from _try(attempt, told)
+        yield from _format_attempt(attempt, told)
     if told.answer is not None:
-        yield from _answer(told.answer)
+        yield from _format_response(told.answer)
     if told.seconds:
-        yield "seconds", _seconds(told.seconds)
+        yield "seconds", _format_seconds(told.seconds)
 
 
-def _request(told: Explanation) -> Iterator[Line]:
+def _format_request(told: Explanation) -> Iterator[LabelledLine]:
     on = f" on {told.listener}" if told.listener else ""
     yield "request", f"{told.method} {told.path}{on}"
     if told.endpoint:
@@ -72,7 +74,7 @@ def _request(told: Explanation) -> Iterator[Line]:
         yield "model", f"{told.model}{named}{pin}"
 
 
-def _rule(rule: Tried) -> str:
+def _format_rule(rule: ExplainedRule) -> str:
     if rule.unmet and rule.unmet != "share":
         return f"not followed, {rule.unmet} is not {rule.wanted!r}"
     share = ""
@@ -85,13 +87,13 @@ def _rule(rule: Tried) -> str:
     return f"followed to {', '.join(filter(None, leads))}{share}"
 
 
-def _said(source: Sticky) -> str:
+def _format_sticky_source(source: ExplainedStickySource) -> str:
     if source.said is not None:
         return repr(source.said)
     return "present" if source.present else "nothing"
 
 
-def _split(split: Split) -> Iterator[Line]:
+def _format_split(split: ExplainedSplit) -> Iterator[LabelledLine]:
     drawn = "" if split.drawn is None else f", {split.drawn:.4f} drawn"
     yield "split", f"{split.name}, by {split.by}{drawn}"
     for arm in split.arms:
@@ -100,47 +102,47 @@ def _split(split: Split) -> Iterator[Line]:
         yield "", f"{arm.version}: weight {arm.weight} ({arm.share:.2%}){score}: {mark}"
 
 
-def _target(target: Target) -> str:
+def _format_target(target: ExplainedTarget) -> str:
     return f"{target.model}@{target.version}: {target.backend}, as {target.served}"
 
 
-def _try(attempt: Try, told: Explanation) -> Iterator[Line]:
+def _format_attempt(attempt: ExplainedAttempt, told: Explanation) -> Iterator[LabelledLine]:
     if attempt.target != told.target:
-        yield "instead", _target(attempt.target)
+        yield "instead", _format_target(attempt.target)
     yield "way", "passed on as it is" if attempt.relayed else "translated"
     if attempt.parts > 1:
         yield "parts", f"{attempt.parts} requests are made of the one"
-    yield from (("loss", _loss(one, attempt.on_loss)) for one in attempt.losses)
-    yield from (("default", _default(one)) for one in attempt.defaults)
-    yield "limits", _limits(attempt.limits)
+    yield from (("loss", _format_loss(one, attempt.on_loss)) for one in attempt.losses)
+    yield from (("default", _format_default(one)) for one in attempt.defaults)
+    yield "limits", _format_limits(attempt.limits)
     for choice in attempt.choices:
-        yield from _choice(choice)
+        yield from _format_choice(choice)
     for sent in attempt.sent:
-        yield from _sent(sent)
+        yield from _format_upstream_request(sent)
     if told.dry and not attempt.choices:
         yield "upstream", "none, since the backend has no workers"
 
 
-def _loss(one: Loss, on_loss: str) -> str:
+def _format_loss(one: UnsupportedParameter, on_loss: str) -> str:
     untold = " (not told)" if on_loss == "ignore" else ""
     return f"{one.field} {one.reason}{f': {one.detail}' if one.detail else ''}{untold}"
 
 
-def _default(one: Default) -> str:
+def _format_default(one: ExplainedDefault) -> str:
     return f"{one.field} {one.value}{'' if one.applied else ', not applied'}"
 
 
-def _limits(limits: Limits) -> str:
+def _format_limits(limits: ExplainedLimits) -> str:
     tokens = [("context", limits.context), ("max_tokens", limits.max_tokens)]
     told = [f"{name} {most}" for name, most in tokens if most is not None]
     return ", ".join([f"body {limits.body} bytes", *told, f"total {limits.total:.6g} s"])
 
 
-def _choice(choice: Choice) -> Iterator[Line]:
-    yield "timeouts", _seconds(choice.timeouts)
+def _format_choice(choice: WorkerSelection) -> Iterator[LabelledLine]:
+    yield "timeouts", _format_seconds(choice.timeouts)
     yield (
         "retries",
-        f"{choice.max_retries}, within {choice.retry_budget:.0%} of requests, on {_list(choice.retryable_failures)}",
+        f"{choice.max_retries}, within {choice.retry_budget:.0%} of requests, on {_join_names(choice.retryable_failures)}",
     )
     yield (
         "queue",
@@ -150,20 +152,20 @@ def _choice(choice: Choice) -> Iterator[Line]:
     by = least.get(choice.score_rule, "the least score of two drawn")
     yield "policy", f"{choice.policy}: {by}"
     for one in choice.candidates:
-        yield "worker", _candidate(one, choice.expected_url)
+        yield "worker", _format_candidate(one, choice.expected_url)
     if not choice.candidates:
         yield "worker", "none is known yet"
 
 
-def _candidate(one: Candidate, likely: str) -> str:
+def _format_candidate(one: WorkerCandidate, likely: str) -> str:
     load = f"{one.in_flight} in flight" + ("" if one.limit is None else f" of {one.limit}")
     known = "" if one.latency is None else f", {one.latency:.6g} s to a token"
     score = "" if one.score is None else f", score {one.score:.6g}"
-    mark = ": is taken" if one.url == likely else f": {_CAN[one.availability]}"
+    mark = ": is taken" if one.url == likely else f": {_AVAILABILITY_TEXTS[one.availability]}"
     return f"{one.url} {one.state}, weight {one.weight:.6g}, {load}{known}{score}{mark}"
 
 
-def _sent(sent: Sent) -> Iterator[Line]:
+def _format_upstream_request(sent: ExplainedUpstreamRequest) -> Iterator[LabelledLine]:
     yield "upstream", f"{sent.method} {sent.url}{sent.path}"
     yield from (("", f"{name}: {value}") for name, value in sent.headers)
     kept = " in base64" if sent.base64 else ""
@@ -173,7 +175,7 @@ def _sent(sent: Sent) -> Iterator[Line]:
         yield "failed", sent.error
 
 
-def _answer(answer: Answered) -> Iterator[Line]:
+def _format_response(answer: ExplainedResponse) -> Iterator[LabelledLine]:
     error = f", {answer.error}" if answer.error else ""
     took = f", {answer.duration:.6g} s" if answer.duration else ""
     yield "answer", f"{answer.status} {answer.outcome}{error}{took}"
@@ -185,9 +187,9 @@ def _answer(answer: Answered) -> Iterator[Line]:
     yield from (("", line) for line in answer.body.splitlines())
 
 
-def _seconds(told: Mapping[str, float]) -> str:
+def _format_seconds(told: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {seconds:.6g} s" for name, seconds in told.items())
 
 
-def _list(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(names)

@@ -5,30 +5,30 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from gateway.front.limits import Limits
-from gateway.seam import Request, Sink
+from gateway.front.limits import ConnectionLimits
+from gateway.seam import HttpRequest, ResponseWriter
 
-FRONTS: Final[Mapping[str, str]] = {
-    "native": "gateway.front.native:Front",
-    "reference": "gateway.front.reference:Front",
+LISTENER_CLASSES: Final[Mapping[str, str]] = {
+    "native": "gateway.front.native:NativeListener",
+    "reference": "gateway.front.reference:AiohttpListener",
 }
 """By the name that a listener's configuration gives; each is imported where it is used."""
 
-Serve = Callable[[Request, Sink], Awaitable[None]]
+HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
 
 
-class Front(Protocol):
+class Listener(Protocol):
     """One listening address.
 
     ``serve`` is called for each request, in a task that is cancelled when the client leaves. It may
     be put in another's place at any time: a request that runs keeps the one that it began with.
     """
 
-    handle_request: Serve
+    handle_request: HandleRequest
     is_draining: bool
     """Whether each answer is the last of its connection."""
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: ConnectionLimits) -> None:
         """What new connections are held to, and how many there may be."""
 
     def set_tls_context(self, tls: ssl.SSLContext | None) -> None:

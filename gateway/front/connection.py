@@ -4,58 +4,58 @@ import asyncio
 from collections import Counter, deque
 from typing import Final, Literal, Protocol, cast
 
-from gateway.core.outbox import Outbox
-from gateway.front import Serve
-from gateway.front.heads import head
-from gateway.front.incoming import Incoming
-from gateway.front.limits import Limits
-from gateway.front.outgoing import Outgoing
-from gateway.front.reader import Reader, Refused
+from gateway.core.outbox import WriteBatcher
+from gateway.front import HandleRequest
+from gateway.front.heads import render_head
+from gateway.front.incoming import IncomingRequest
+from gateway.front.limits import ConnectionLimits
+from gateway.front.outgoing import Http1ResponseWriter
+from gateway.front.reader import BadRequest, RequestParser
 
-_QUEUED: Final = 8
+_MAX_PIPELINED: Final = 8
 """Requests that may wait behind another before no more is read."""
-_WRITE_HIGH: Final = 64 << 10
+_WRITE_HIGH_WATER: Final = 64 << 10
 """Bytes that a client has not taken before writing waits."""
 
 
-State = Literal["head", "body", "answer", "ending", "lingering"]
+ConnectionState = Literal["head", "body", "answer", "ending", "lingering"]
 """What a connection waits for: a request, the rest of its body, its answer, the client to take the
 end of that, or the client to read what refuses it."""
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Whose connections they are."""
 
-    handle_request: Serve
+    handle_request: HandleRequest
     is_draining: bool
-    limits: Limits
-    write_batcher: Outbox
+    limits: ConnectionLimits
+    write_batcher: WriteBatcher
     loop_time: float
     """By the loop's clock, as of the last look at who takes too long."""
     malformed_by_status: Counter[int]
     """What could not be read as a request, by the status that says so."""
 
-    def on_connection_open(self, connection: "Connection") -> bool:
+    def on_connection_open(self, connection: "ClientConnection") -> bool:
         """Whether there is room for one more."""
 
-    def on_connection_close(self, connection: "Connection") -> None:
+    def on_connection_close(self, connection: "ClientConnection") -> None:
         """It is over."""
 
-    def on_request_start(self, connection: "Connection") -> None:
+    def on_request_start(self, connection: "ClientConnection") -> None:
         """A request of this connection is served."""
 
-    def on_request_end(self, connection: "Connection") -> None:
+    def on_request_end(self, connection: "ClientConnection") -> None:
         """It is over."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Reads requests and serves them in their order. Ends when its client does."""
 
-    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._loop = loop
         self._limits = owner.limits
-        self._state: State = "head"
+        self._state: ConnectionState = "head"
         self.peer = ""
         """The client's address."""
         self._state_since = owner.loop_time
@@ -63,11 +63,11 @@ class Connection(asyncio.Protocol):
         self._unsent_bytes = 0
         """Bytes that the client had not taken when it was last looked at."""
         self._transport: asyncio.Transport | None = None
-        self._parser = Reader(
+        self._parser = RequestParser(
             owner.limits.max_header_size, loop, self._on_request, self._resume_body
         )
-        self._queue: deque[Incoming | Refused] = deque()
-        self._writer: Outgoing | None = None
+        self._queue: deque[IncomingRequest | BadRequest] = deque()
+        self._writer: Http1ResponseWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_reading_paused = False
 
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         if not self._owner.on_connection_open(self):
             self._transport.abort()
             return
-        self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -177,18 +177,18 @@ class Connection(asyncio.Protocol):
     def _limit_reading(self) -> None:
         """Read no more than is wanted."""
         body = self._parser.body_request
-        wanted = len(self._queue) <= _QUEUED and not (body is not None and body.is_full)
+        wanted = len(self._queue) <= _MAX_PIPELINED and not (body is not None and body.is_full)
         if self._transport is not None and not self._is_reading_paused and not wanted:
             self._is_reading_paused = True
             self._transport.pause_reading()
 
     # --- serving --------------------------------------------------------------------------------
 
-    def _on_request(self, one: Incoming | Refused) -> None:
+    def _on_request(self, one: IncomingRequest | BadRequest) -> None:
         """Serve a request, or say why it is none, when no other is served any more."""
         if self._task is not None:
             self._queue.append(one)
-        elif type(one) is Refused:
+        elif type(one) is BadRequest:
             self._send_bad_request(one)
         elif (transport := self._transport) is not None:
             owner = self._owner
@@ -197,13 +197,13 @@ class Connection(asyncio.Protocol):
                 self._state = "answer"
             else:
                 self._set_state("body")
-            sink = self._writer = Outgoing(transport, owner, one, one.method == "HEAD")
+            sink = self._writer = Http1ResponseWriter(transport, owner, one, one.method == "HEAD")
             owner.on_request_start(self)
             self._task = asyncio.Task(
                 self._handle_request(one, sink), loop=self._loop, name="exchange"
             )
 
-    async def _handle_request(self, request: Incoming, sink: Outgoing) -> None:
+    async def _handle_request(self, request: IncomingRequest, sink: Http1ResponseWriter) -> None:
         owner = self._owner
         serve = owner.handle_request
         try:
@@ -213,7 +213,7 @@ class Connection(asyncio.Protocol):
             owner.on_request_end(self)
             self._on_response_done(request, sink)
 
-    def _on_response_done(self, request: Incoming, sink: Outgoing) -> None:
+    def _on_response_done(self, request: IncomingRequest, sink: Http1ResponseWriter) -> None:
         """An answer is over: go on, or end."""
         if not sink.finished:
             self.abort()
@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._set_state("head")
 
-    def _send_bad_request(self, refused: Refused) -> None:
+    def _send_bad_request(self, refused: BadRequest) -> None:
         self._owner.malformed_by_status[refused.status] += 1
         body = f"{refused.message}\n".encode()
         lines = (
@@ -238,7 +238,9 @@ class Connection(asyncio.Protocol):
             "Connection: close",
         )
         if self._transport is not None:
-            self._owner.write_batcher.send(self._transport, head(refused.status, lines) + body)
+            self._owner.write_batcher.send(
+                self._transport, render_head(refused.status, lines) + body
+            )
         self._linger()
 
     def _linger(self) -> None:
@@ -253,7 +255,7 @@ class Connection(asyncio.Protocol):
             else:  # with TLS one side can't end alone
                 self._transport.close()
 
-    def _set_state(self, state: State) -> None:
+    def _set_state(self, state: ConnectionState) -> None:
         self._state = state
         self._state_since = self._owner.loop_time
 

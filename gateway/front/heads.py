@@ -9,15 +9,17 @@ from typing import Final
 
 from gateway.core.ports import Headers
 
-_OURS: Final = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
+_LISTENER_HEADERS: Final = frozenset(
+    {"connection", "content-length", "date", "server", "transfer-encoding"}
+)
 """What the front says itself, whatever the answer has."""
-_STREAMED: Final = frozenset({"cache-control", "x-accel-buffering"})
+_STREAM_HEADERS: Final = frozenset({"cache-control", "x-accel-buffering"})
 """What it says itself of a stream, too."""
-_KNOWN: Final = 1024
+_MAX_CACHED_NAMES: Final = 1024
 """Names that are remembered, before all of them are forgotten."""
 
 
-class Starts(dict[str, str]):
+class HeaderPrefixCache(dict[str, str]):
     """What the line of a header begins with, by its name: "" where the front says it itself."""
 
     def __init__(self, ours: frozenset[str]) -> None:
@@ -28,18 +30,20 @@ class Starts(dict[str, str]):
         if not name.isprintable():
             raise ValueError("a header's name holds what none can")
         start = "" if name.lower() in self._omitted else f"{name}: "
-        if len(self) >= _KNOWN:
+        if len(self) >= _MAX_CACHED_NAMES:
             self.clear()
         self[name] = start
         return start
 
 
-WHOLE: Final = Starts(_OURS)
+UNARY_PREFIXES: Final = HeaderPrefixCache(_LISTENER_HEADERS)
 """In an answer that is sent as a whole."""
-STREAM: Final = Starts(_OURS | _STREAMED)
+STREAM_PREFIXES: Final = HeaderPrefixCache(_LISTENER_HEADERS | _STREAM_HEADERS)
 
 
-def told(headers: Headers, starts: Starts) -> tuple[list[str], tuple[str, ...]]:
+def render_headers(
+    headers: Headers, starts: HeaderPrefixCache
+) -> tuple[list[str], tuple[str, ...]]:
     """The lines of an answer's own headers, and the names, in lower case, that have none.
 
     Raises ValueError for a header that would be two.
@@ -57,14 +61,14 @@ def told(headers: Headers, starts: Starts) -> tuple[list[str], tuple[str, ...]]:
     return lines, silent
 
 
-def head(status: int, lines: Sequence[str]) -> bytes:
+def render_head(status: int, lines: Sequence[str]) -> bytes:
     """The status line, these lines, and what is said of every answer."""
-    said = (_line(status), *lines, _date(int(time.monotonic())))
+    said = (_render_status_line(status), *lines, _render_date(int(time.monotonic())))
     return "\r\n".join(said).encode("utf-8", "surrogateescape")
 
 
 @functools.cache
-def _line(status: int) -> str:
+def _render_status_line(status: int) -> str:
     try:
         phrase = http.HTTPStatus(status).phrase
     except ValueError:
@@ -73,7 +77,7 @@ def _line(status: int) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _date(second: int) -> str:
+def _render_date(second: int) -> str:
     """Made anew each second; with the empty line that ends a head."""
     del second
     return f"Date: {formatdate(usegmt=True)}\r\n\r\n"

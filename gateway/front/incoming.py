@@ -6,14 +6,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.core.errors import Malformed, TooLarge
+from gateway.core.errors import MalformedRequest, RequestTooLarge
 
-UNASKED: Final = 64 << 10
+MAX_UNREAD_BODY: Final = 64 << 10
 """Bytes of a body that are held before anybody asks for it."""
 
 
-class Incoming(Struct, eq=False):
-    """A gateway.seam.Request. ``_go_on`` lets more of the body come."""
+class IncomingRequest(Struct, eq=False):
+    """A gateway.seam.HttpRequest. ``_go_on`` lets more of the body come."""
 
     _loop: asyncio.AbstractEventLoop
     _resume_body: Callable[[], None]
@@ -40,26 +40,26 @@ class Incoming(Struct, eq=False):
     @property
     def is_full(self) -> bool:
         """Whether no more of the body is wanted for now."""
-        return self.body_size > (UNASKED if self._limit is None else self._limit)
+        return self.body_size > (MAX_UNREAD_BODY if self._limit is None else self._limit)
 
     async def body(self, limit: int) -> bytes:
-        """See ``gateway.seam.Request``. Raises Malformed for one that did not arrive whole."""
+        """See ``gateway.seam.HttpRequest``. Raises Malformed for one that did not arrive whole."""
         self._limit = limit
         if not self.is_complete:
             await self._wait_for_body(limit)
         if self.body_size > limit:
-            raise _too_large(limit)
+            raise _build_too_large(limit)
         return b"".join(self.body_parts)
 
     async def _wait_for_body(self, limit: int) -> None:
         """Wait for the rest of the body, but not of one that is too large."""
         if "content-length" in self.headers and int(self.headers["content-length"]) > limit:
-            raise _too_large(limit)
+            raise _build_too_large(limit)
         while not self.is_complete:
             if self.is_broken:
-                raise Malformed("the body did not arrive whole")
+                raise MalformedRequest("the body did not arrive whole")
             if self.is_full:
-                raise _too_large(limit)
+                raise _build_too_large(limit)
             self._resume_body()
             self._waiter = self._loop.create_future()
             try:
@@ -73,5 +73,5 @@ class Incoming(Struct, eq=False):
             self._waiter.set_result(None)
 
 
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {limit} bytes", limit=limit)
+def _build_too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 
-class Limits(Struct, frozen=True):
+class ConnectionLimits(Struct, frozen=True):
     """Times in seconds, sizes in bytes. What opens after a change is held to the new ones."""
 
     max_header_size: int = 16 << 10

@@ -6,34 +6,34 @@ import ssl
 from collections import Counter
 from collections.abc import Sequence
 
-from gateway.core.outbox import Outbox
-from gateway.door import Door
-from gateway.front import Serve
-from gateway.front.connection import Connection
-from gateway.front.limits import Limits
+from gateway.core.outbox import WriteBatcher
+from gateway.door import ListenSockets
+from gateway.front import HandleRequest
+from gateway.front.connection import ClientConnection
+from gateway.front.limits import ConnectionLimits
 
 
-class Front:
-    """A ``gateway.front.Front`` of our own.
+class NativeListener:
+    """A ``gateway.front.Listener`` of our own.
 
     Where all connections are taken, the one that has waited longest for a request makes room for
     a new one. Past an address's own number a connection is closed at once.
     """
 
-    def __init__(self, serve: Serve, limits: Limits) -> None:
+    def __init__(self, serve: HandleRequest, limits: ConnectionLimits) -> None:
         self.serve = serve
         self.is_draining = False
         self.now = 0.0
         self.limits = limits
-        self.write_batcher = Outbox(asyncio.get_running_loop)
-        self._connections: dict[Connection, None] = {}
+        self.write_batcher = WriteBatcher(asyncio.get_running_loop)
+        self._connections: dict[ClientConnection, None] = {}
         self._connections_per_address: dict[str, int] = {}
         """How many connections each has."""
-        self._idle_connections: dict[Connection, None] = {}
+        self._idle_connections: dict[ClientConnection, None] = {}
         """Those that wait for a request; who has waited longest stands first."""
-        self._sockets = Door(lambda: Connection(self, asyncio.get_running_loop()))
+        self._sockets = ListenSockets(lambda: ClientConnection(self, asyncio.get_running_loop()))
         self.malformed_by_status = Counter[int]()
-        """See ``gateway.front.Front``."""
+        """See ``gateway.front.Listener``."""
         self._active_requests = 0
         self._idle_event: asyncio.Event | None = None
         """That nothing is served, once somebody waits for it."""
@@ -42,7 +42,7 @@ class Front:
         self._all_closed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: ConnectionLimits) -> None:
         """What new connections are held to, and how many there may be."""
         self.limits = limits
 
@@ -59,7 +59,7 @@ class Front:
         reuse_port: bool = False,
         given: Sequence[socket.socket] = (),
     ) -> int:
-        """See ``gateway.front.Front``."""
+        """See ``gateway.front.Listener``."""
         loop = asyncio.get_running_loop()
         self.now = loop.time()
         bound = await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
@@ -106,9 +106,9 @@ class Front:
             await self._all_closed.wait()
         await self._wait_idle()
 
-    # --- see gateway.front.connection.Owner -----------------------------------------------------
+    # --- see gateway.front.connection.ConnectionOwner -----------------------------------------------------
 
-    def opened(self, connection: Connection) -> bool:
+    def opened(self, connection: ClientConnection) -> bool:
         """See Owner."""
         limits, at = self.limits, connection.peer
         here = self._connections_per_address[at] = self._connections_per_address.get(at, 0) + 1
@@ -119,7 +119,7 @@ class Front:
         self._connections[connection] = self._idle_connections[connection] = None
         return room
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ClientConnection) -> None:
         """See Owner."""
         del self._connections[connection]
         self._idle_connections.pop(connection, None)
@@ -129,13 +129,13 @@ class Front:
         if not self._connections:
             self._all_closed.set()
 
-    def began(self, connection: Connection) -> None:
+    def began(self, connection: ClientConnection) -> None:
         """See Owner."""
         if connection in self._idle_connections:
             del self._idle_connections[connection]
         self._active_requests += 1
 
-    def ended(self, connection: Connection) -> None:
+    def ended(self, connection: ClientConnection) -> None:
         """See Owner."""
         if connection in self._connections:
             self._idle_connections[connection] = None

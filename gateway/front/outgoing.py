@@ -5,37 +5,37 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core.outbox import Outbox
+from gateway.core.outbox import WriteBatcher
 from gateway.core.ports import Headers
-from gateway.front.heads import STREAM, WHOLE, head, told
-from gateway.front.incoming import Incoming
+from gateway.front.heads import STREAM_PREFIXES, UNARY_PREFIXES, render_head, render_headers
+from gateway.front.incoming import IncomingRequest
 
-_STREAMED: Final = ("Cache-Control: no-cache", "X-Accel-Buffering: no")
-_CHUNKED: Final = "Transfer-Encoding: chunked"
-_CLOSE: Final = "Connection: close"
-_KEEP: Final = "Connection: keep-alive"
-_LAST: Final = b"0\r\n\r\n"
-_BODILESS: Final = (204, 304)
+_STREAM_HEADER_LINES: Final = ("Cache-Control: no-cache", "X-Accel-Buffering: no")
+_CHUNKED_LINE: Final = "Transfer-Encoding: chunked"
+_CLOSE_LINE: Final = "Connection: close"
+_KEEP_ALIVE_LINE: Final = "Connection: keep-alive"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+_BODILESS_STATUSES: Final = (204, 304)
 
 
-class Leaving(Protocol):
+class ResponseOwner(Protocol):
     """What may close its connections."""
 
     is_draining: bool
-    write_batcher: Outbox
+    write_batcher: WriteBatcher
     """By which all of them are written to."""
 
 
-class Outgoing(Struct, eq=False):
-    """A gateway.seam.Sink over a transport.
+class Http1ResponseWriter(Struct, eq=False):
+    """A gateway.seam.ResponseWriter over a transport.
 
     Of an answer in pieces, what is written before the first ``drain`` is sent with the head; with
     the end too, where that comes first. After it each ``write`` is sent as it comes.
     """
 
     _transport: asyncio.Transport
-    _owner: Leaving
-    _request: Incoming
+    _owner: ResponseOwner
+    _request: IncomingRequest
     _is_head_only: bool
     """The client wants no body."""
     started: bool = False
@@ -43,7 +43,7 @@ class Outgoing(Struct, eq=False):
     closes_connection: bool = False
     """The connection ends with this answer: told with its head."""
     needs_drain: bool = True
-    """See ``gateway.seam.Sink``."""
+    """See ``gateway.seam.ResponseWriter``."""
     _is_chunked: bool = False
     _head_sent: bool = False
     _status: int = 0
@@ -52,15 +52,15 @@ class Outgoing(Struct, eq=False):
     _writable: asyncio.Future[None] | None = None
 
     def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        """See ``gateway.seam.Sink``."""
+        """See ``gateway.seam.ResponseWriter``."""
         self.started = True
-        lines, silent = told(headers, WHOLE)
-        if status in _BODILESS:
+        lines, silent = render_headers(headers, UNARY_PREFIXES)
+        if status in _BODILESS_STATUSES:
             body = b""
         elif "transfer-encoding" in silent and not self._request.is_http10:
             self._is_chunked = True
-            lines.append(_CHUNKED)
-            body = self._frame_chunk(body) + _LAST
+            lines.append(_CHUNKED_LINE)
+            body = self._frame_chunk(body) + _LAST_CHUNK
         else:
             lines.append(f"Content-Length: {len(body)}")
         if "connection" in silent:
@@ -70,29 +70,29 @@ class Outgoing(Struct, eq=False):
         self.finished = True
 
     def start(self, status: int, headers: Headers) -> None:
-        """See ``gateway.seam.Sink``."""
+        """See ``gateway.seam.ResponseWriter``."""
         self.started = True
         self._status = status
         self._headers = headers
 
     def write(self, data: bytes) -> None:
-        """See ``gateway.seam.Sink``."""
+        """See ``gateway.seam.ResponseWriter``."""
         if not self._head_sent:
             self._buffer.append(data)
         elif framed := self._frame_chunk(data):
             self._owner.write_batcher.send(self._transport, framed)
 
     def finish(self) -> None:
-        """See ``gateway.seam.Sink``."""
+        """See ``gateway.seam.ResponseWriter``."""
         if self._head_sent:
             if self._is_chunked:
-                self._owner.write_batcher.send(self._transport, _LAST)
+                self._owner.write_batcher.send(self._transport, _LAST_CHUNK)
         else:
-            self._send_head(_LAST)
+            self._send_head(_LAST_CHUNK)
         self.finished = True
 
     async def drain(self) -> None:
-        """See ``gateway.seam.Sink``."""
+        """See ``gateway.seam.ResponseWriter``."""
         if not self._head_sent:
             self._send_head()
         if self._writable is not None:
@@ -114,11 +114,11 @@ class Outgoing(Struct, eq=False):
 
     def _send_head(self, last: bytes = b"") -> None:
         """Begin a stream; and end it, with ``last`` where that is told."""
-        lines, silent = told(self._headers, STREAM)
-        lines += _STREAMED
+        lines, silent = render_headers(self._headers, STREAM_PREFIXES)
+        lines += _STREAM_HEADER_LINES
         http10 = self._request.is_http10
         if not http10:
-            lines.append(_CHUNKED)
+            lines.append(_CHUNKED_LINE)
         self._is_chunked = not http10 and not self._is_head_only
         self.closes_connection = http10 or "connection" in silent
         top = self._build_head(self._status, lines)
@@ -143,10 +143,10 @@ class Outgoing(Struct, eq=False):
             or not (request.keep_alive and request.is_complete)
         ):
             self.closes_connection = True
-            lines.append(_CLOSE)
+            lines.append(_CLOSE_LINE)
         elif request.is_http10:
-            lines.append(_KEEP)
-        return head(status, lines)
+            lines.append(_KEEP_ALIVE_LINE)
+        return render_head(status, lines)
 
     def _frame_chunk(self, data: bytes) -> bytes:
         if self._is_head_only or not data:

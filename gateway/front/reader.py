@@ -7,22 +7,22 @@ from typing import Final, final
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
 
-from gateway.front.incoming import Incoming
+from gateway.front.incoming import IncomingRequest
 
-_HEADERS: Final = 128
-_HEADS: Final = 8
+_MAX_HEADERS: Final = 128
+_HEAD_SIZE_FACTOR: Final = 8
 """How many lines as long as one may be a head may take."""
 
 
 @final
-class Refused(Struct, frozen=True):
+class BadRequest(Struct, frozen=True):
     """A request that can't be read: what is answered, before the connection ends."""
 
     status: int
     message: str
 
 
-class Reader:
+class RequestParser:
     """Reads the requests of one connection.
 
     ``arrived`` is called with each, in their order; after one that is refused nothing more is read.
@@ -33,13 +33,13 @@ class Reader:
         self,
         line: int,
         loop: asyncio.AbstractEventLoop,
-        arrived: Callable[[Incoming | Refused], None],
+        arrived: Callable[[IncomingRequest | BadRequest], None],
         go_on: Callable[[], None],
     ) -> None:
         """``line`` is how many bytes the target and each header may have."""
         self.in_head = False
         """A head has begun, and not ended."""
-        self.body_request: Incoming | None = None
+        self.body_request: IncomingRequest | None = None
         """The request whose body comes."""
         self.is_stopped = False
         """Nothing that comes is read any more."""
@@ -58,8 +58,8 @@ class Reader:
         """Bytes that came since some time before the head began: no part of it has more."""
         self._framing_bytes = 0
         """How many bytes came since the last piece of the body: sizes of chunks, trailers."""
-        self._error: Refused | None = None
-        self._upgrade_request: Incoming | None = None
+        self._error: BadRequest | None = None
+        self._upgrade_request: IncomingRequest | None = None
         """The request whose head offers another protocol."""
         self._is_replay = False
         """The head is one that was read before."""
@@ -85,10 +85,10 @@ class Reader:
             except HttpParserError:
                 self._handle_parse_error()
             break
-        if self.in_head and self._head_size > _HEADS * self._max_line_size:
+        if self.in_head and self._head_size > _HEAD_SIZE_FACTOR * self._max_line_size:
             self.reject(431, "the request's head is too large")
         if self.body_request is not None:
-            if self._framing_bytes > _HEADS * self._max_line_size:
+            if self._framing_bytes > _HEAD_SIZE_FACTOR * self._max_line_size:
                 self.abort_body()
             self.body_request.notify()
 
@@ -97,7 +97,7 @@ class Reader:
         if not self.is_stopped:
             self.is_stopped = True
             self.in_head = False
-            self._on_request(self._error or Refused(status, text))
+            self._on_request(self._error or BadRequest(status, text))
 
     def abort_body(self) -> None:
         """Nothing more of the body is worth waiting for."""
@@ -131,7 +131,7 @@ class Reader:
             self._max_part_size > self._max_line_size
             and len(name) + len(value) > self._max_line_size
         )
-        if large or self._header_count > _HEADERS:
+        if large or self._header_count > _MAX_HEADERS:
             self._set_error(431, "the request's headers are too large or too many")
             return
         known, headers = name.decode("latin-1").lower(), self._headers
@@ -199,9 +199,9 @@ class Reader:
             self.reject(400, "the request is not HTTP")
 
     def _set_error(self, status: int, text: str) -> None:
-        self._error = self._error or Refused(status, text)
+        self._error = self._error or BadRequest(status, text)
 
-    def _build_request(self) -> Incoming:
+    def _build_request(self) -> IncomingRequest:
         parser, headers = self._parser, self._headers
         method, version = parser.get_method().decode(), parser.get_http_version()
         http10 = version != "1.1"
@@ -213,10 +213,10 @@ class Reader:
             http10 or headers["transfer-encoding"].lower() != "chunked"
         ):
             self._set_error(400, "the body's transfer encoding is not one that is read here")
-        path, query = _target(self._url)
+        path, query = _split_target(self._url)
         keeps = parser.should_keep_alive() and method != "CONNECT"
         expects = "expect" in headers and not http10 and headers["expect"].lower() == "100-continue"
-        return Incoming(
+        return IncomingRequest(
             self._loop,
             self._resume_body,
             method,
@@ -229,13 +229,13 @@ class Reader:
         )
 
 
-def _target(url: bytes) -> tuple[str, str]:
+def _split_target(url: bytes) -> tuple[str, str]:
     """Path and query of a request's target."""
     target, _, query = url.decode("utf-8", "surrogateescape").partition("?")
-    return target if target[:1] == "/" else _path(target), query
+    return target if target[:1] == "/" else _strip_origin(target), query
 
 
-def _path(target: str) -> str:
+def _strip_origin(target: str) -> str:
     """The path of a target that may name the host before it (RFC 9112, 3.2.2)."""
     scheme, found, rest = target.partition("://")
     if found and scheme.lower() in ("http", "https"):

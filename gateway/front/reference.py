@@ -9,20 +9,20 @@ from typing import Any
 
 from aiohttp import HttpVersion11, hdrs, web
 
-from gateway.core.errors import Malformed, TooLarge
+from gateway.core.errors import MalformedRequest, RequestTooLarge
 from gateway.core.ports import Headers
-from gateway.door import Door
-from gateway.front import Serve
-from gateway.front.limits import Limits
+from gateway.door import ListenSockets
+from gateway.front import HandleRequest
+from gateway.front.limits import ConnectionLimits
 
-_LAST_WORDS = 0.1
+_SHUTDOWN_TIMEOUT = 0.1
 """Seconds that an answer has after it was told that it is cut."""
 
-Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+AiohttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class _Request:
-    """A gateway.seam.Request."""
+class _AiohttpRequest:
+    """A gateway.seam.HttpRequest."""
 
     head = None
     __slots__ = ("_raw", "headers", "method", "path", "peer", "query")
@@ -39,31 +39,31 @@ class _Request:
     async def body(self, limit: int) -> bytes:
         declared = self._raw.content_length
         if declared is not None and declared > limit:
-            raise _too_large(limit)
+            raise _build_too_large(limit)
         pieces: list[bytes] = []
         size = 0
         try:
             while piece := await self._raw.content.readany():
                 size += len(piece)
                 if size > limit:
-                    raise _too_large(limit)
+                    raise _build_too_large(limit)
                 pieces.append(piece)
         except web.RequestPayloadError:
-            raise Malformed("the body did not arrive whole") from None
+            raise MalformedRequest("the body did not arrive whole") from None
         return b"".join(pieces)
 
 
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {limit} bytes", limit=limit)
+def _build_too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
 
 
-class _Sink:
-    """A gateway.seam.Sink. Nothing is sent before ``drain``, so a short answer is one write."""
+class _AiohttpResponseWriter:
+    """A gateway.seam.ResponseWriter. Nothing is sent before ``drain``, so a short answer is one write."""
 
     needs_drain = True
     _is_stream = False
 
-    def __init__(self, raw: web.BaseRequest, front: "Front") -> None:
+    def __init__(self, raw: web.BaseRequest, front: "AiohttpListener") -> None:
         self._raw = raw
         self._listener = front
         self._response: web.StreamResponse | None = None
@@ -137,21 +137,23 @@ class _Sink:
         return response
 
 
-class _Capped(web.Server):
+class _LimitedServer(web.Server):
     """Closes connections past a number of them at once: it has nothing to say to them in HTTP."""
 
-    def __init__(self, answer: Answer, limits: Limits, **kwargs: Any) -> None:
+    def __init__(self, answer: AiohttpHandler, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(answer, **kwargs)
         self.set_limits(limits)
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        most, at = self._limits.max_per_address, _address(transport)
-        here = sum(_address(one.transport) == at for one in self.connections) if most else 0
+        most, at = self._limits.max_per_address, _get_peer_address(transport)
+        here = (
+            sum(_get_peer_address(one.transport) == at for one in self.connections) if most else 0
+        )
         if len(self.connections) > self._limits.max_connections or (most and here > most):
             transport.abort()
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: ConnectionLimits) -> None:
         """Hold new connections to these. Of the times it knows how long a connection may wait."""
         self._limits = limits
         size = limits.max_header_size
@@ -163,19 +165,19 @@ class _Capped(web.Server):
         self._kwargs.update(told)
 
 
-def _address(transport: asyncio.BaseTransport | None) -> Any:
+def _get_peer_address(transport: asyncio.BaseTransport | None) -> Any:
     peer = None if transport is None else transport.get_extra_info("peername")
     return peer and peer[0]
 
 
-class Front:
-    """A ``gateway.front.Front`` on aiohttp. It has no time for a head or a body."""
+class AiohttpListener:
+    """A ``gateway.front.Listener`` on aiohttp. It has no time for a head or a body."""
 
-    def __init__(self, serve: Serve, limits: Limits) -> None:
+    def __init__(self, serve: HandleRequest, limits: ConnectionLimits) -> None:
         self.serve = serve
         self.leaving = False
         """Whether connections end with the answer that they have."""
-        self._server = _Capped(
+        self._server = _LimitedServer(
             self._handle,
             limits,
             handler_cancellation=True,
@@ -183,14 +185,14 @@ class Front:
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
         )
-        self._sockets = Door(self._server)
+        self._sockets = ListenSockets(self._server)
         self.malformed_by_status: Mapping[int, int] = {}
-        """See ``gateway.front.Front``: the library does not tell."""
+        """See ``gateway.front.Listener``: the library does not tell."""
         self._active_requests = 0
         self._idle_event = asyncio.Event()
         self._idle_event.set()
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: ConnectionLimits) -> None:
         """What new connections are held to, and how many there may be."""
         self._server.set_limits(limits)
 
@@ -207,7 +209,7 @@ class Front:
         reuse_port: bool = False,
         given: Sequence[socket.socket] = (),
     ) -> int:
-        """See ``gateway.front.Front``."""
+        """See ``gateway.front.Listener``."""
         return await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
 
     @property
@@ -238,14 +240,14 @@ class Front:
     async def close(self) -> None:
         """Cut what is left."""
         await self._sockets.wait_closed()
-        await self._server.shutdown(_LAST_WORDS)
+        await self._server.shutdown(_SHUTDOWN_TIMEOUT)
 
     async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
-        sink = _Sink(raw, self)
+        sink = _AiohttpResponseWriter(raw, self)
         self._active_requests += 1
         self._idle_event.clear()
         try:
-            await self.serve(_Request(raw), sink)
+            await self.serve(_AiohttpRequest(raw), sink)
             return await sink.close()
         finally:
             self._active_requests -= 1

@@ -4,7 +4,7 @@
 verifies what they have signed.
 """
 
-from gateway.identity.issuer import Issuer
-from gateway.identity.tokens import Rules, Tokens
+from gateway.identity.issuer import JwksClient
+from gateway.identity.tokens import JwtPolicy, JwtVerifier
 
-__all__ = ["Issuer", "Rules", "Tokens"]
+__all__ = ["JwksClient", "JwtPolicy", "JwtVerifier"]

@@ -18,36 +18,36 @@ import msgspec
 from jwt import PyJWK
 from msgspec import Struct
 
-from gateway.config.identity import Identity
-from gateway.identity.keys import Keys, read
+from gateway.config.identity import JwtConfig
+from gateway.identity.keys import KeySet, parse_key_set
 
 log = logging.getLogger("interlingua")
 
-_PAUSE: Final = 30.0
+_MIN_REFRESH_INTERVAL: Final = 30.0
 """Seconds between two fetches."""
-_EMPTY_PAUSE: Final = 5.0
+_MIN_REFRESH_INTERVAL_EMPTY: Final = 5.0
 """The same, as long as there are no keys at all."""
-_OLD: Final = 300.0
+_REFRESH_AFTER: Final = 300.0
 """Seconds after which keys are fetched anew, if somebody uses them."""
-_PATIENCE: Final = 3.0
+_FETCH_TIMEOUT: Final = 3.0
 """Seconds in which he must answer, and a request waits for a key."""
-_LARGEST: Final = 1 << 18
+_MAX_BODY_BYTES: Final = 1 << 18
 
-Fetch = Callable[[], Awaitable[bytes]]
+JwksFetch = Callable[[], Awaitable[bytes]]
 """Gives the set of keys. Raises ValueError or OSError with why it can't be had."""
 
 
-class Issuer:
+class JwksClient:
     """The keys of one."""
 
     def __init__(
-        self, told: Identity, clock: Callable[[], float], fetch: Fetch | None = None
+        self, told: JwtConfig, clock: Callable[[], float], fetch: JwksFetch | None = None
     ) -> None:
         """``clock`` goes evenly, in seconds. ``fetch`` is for tests."""
         self._settings = told
         self._clock = clock
-        self._fetch = fetch or Fetching(told).fetch_keys
-        self._keys = Keys({})
+        self._fetch = fetch or JwksFetcher(told).fetch_keys
+        self._keys = KeySet({})
         self._fetched_at = 0.0
         self._next_fetch_at = clock()
         """When it may be asked again."""
@@ -57,12 +57,12 @@ class Issuer:
     def refresh_if_old(self) -> int:
         """Mind the age of the keys; gives how often they have changed."""
         age = self._clock() - self._fetched_at
-        if age >= _OLD and self._keys.by_name:
+        if age >= _REFRESH_AFTER and self._keys.by_name:
             if age >= self._settings.keep:
                 log.warning(
                     "identity: %s can't be asked; its keys are too old", self._settings.issuer
                 )
-                self._store_keys(Keys({}))
+                self._store_keys(KeySet({}))
             if self.is_refreshing:
                 self._start_refresh()
         return self._version
@@ -100,55 +100,59 @@ class Issuer:
 
     async def _refresh_keys(self) -> None:
         try:
-            async with asyncio.timeout(_PATIENCE):
-                keys = read(await self._fetch(), self._settings.algorithms)
+            async with asyncio.timeout(_FETCH_TIMEOUT):
+                keys = parse_key_set(await self._fetch(), self._settings.algorithms)
         except (OSError, ValueError, RecursionError, httpx.HTTPError, httpx.InvalidURL) as error:
-            why = str(error) or f"no answer within {_PATIENCE:g} s"
+            why = str(error) or f"no answer within {_FETCH_TIMEOUT:g} s"
             log.warning("identity: the keys of %s can't be had: %s", self._settings.issuer, why)
         else:
             self._fetched_at = self._clock()
             self._store_keys(keys)
-        self._next_fetch_at = self._clock() + (_PAUSE if self._keys.by_name else _EMPTY_PAUSE)
+        self._next_fetch_at = self._clock() + (
+            _MIN_REFRESH_INTERVAL if self._keys.by_name else _MIN_REFRESH_INTERVAL_EMPTY
+        )
 
-    def _store_keys(self, keys: Keys) -> None:
+    def _store_keys(self, keys: KeySet) -> None:
         if keys.source != self._keys.source:
             self._keys = keys
             self._version += 1
 
 
-class _Discovered(Struct):
+class _DiscoveryDocument(Struct):
     """What OpenID Connect Discovery 1.0 calls it, section 4.2."""
 
     issuer: str
     jwks_uri: str
 
 
-class Fetching:
+class JwksFetcher:
     """Over HTTP, without redirects: from where the file says, or where the issuer does."""
 
-    def __init__(self, told: Identity) -> None:
+    def __init__(self, told: JwtConfig) -> None:
         self._settings = told
         self._tls = ssl.create_default_context(cafile=told.tls.ca if told.tls else None)
 
     async def fetch_keys(self) -> bytes:
         """See Fetch."""
         told = self._settings
-        async with httpx.AsyncClient(verify=self._tls, timeout=_PATIENCE) as client:
+        async with httpx.AsyncClient(verify=self._tls, timeout=_FETCH_TIMEOUT) as client:
             url = told.jwks
             if url is None:
                 place = f"{told.issuer.rstrip('/')}/.well-known/openid-configuration"
                 try:
-                    found = msgspec.json.decode(await _body(client, place), type=_Discovered)
+                    found = msgspec.json.decode(
+                        await _fetch_body(client, place), type=_DiscoveryDocument
+                    )
                 except msgspec.DecodeError:
                     raise ValueError(f"{place} tells nothing of keys") from None
                 if found.issuer != told.issuer:
                     raise ValueError(f"{place} is another's: {found.issuer[:100]!r}")
                 if urlsplit(url := found.jwks_uri).scheme != urlsplit(told.issuer).scheme:
                     raise ValueError(f"{place} has its keys at {url[:100]!r}")
-            return await _body(client, url)
+            return await _fetch_body(client, url)
 
 
-async def _body(client: httpx.AsyncClient, url: str) -> bytes:
+async def _fetch_body(client: httpx.AsyncClient, url: str) -> bytes:
     """Raises ValueError and httpx.HTTPError."""
     body = bytearray()
     async with client.stream("GET", url) as answer:
@@ -156,6 +160,6 @@ async def _body(client: httpx.AsyncClient, url: str) -> bytes:
             raise ValueError(f"{url} answers {answer.status_code}")
         async for piece in answer.aiter_bytes():
             body += piece
-            if len(body) > _LARGEST:
-                raise ValueError(f"{url} gives more than {_LARGEST} bytes")
+            if len(body) > _MAX_BODY_BYTES:
+                raise ValueError(f"{url} gives more than {_MAX_BODY_BYTES} bytes")
     return bytes(body)

@@ -8,22 +8,27 @@ from jwt import PyJWK
 from jwt.exceptions import PyJWKError, PyJWTError
 from msgspec import Struct
 
-_MOST: Final = 100
-_RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-_CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
+_MAX_KEYS: Final = 100
+_RSA_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_CURVE_ALGORITHMS: Final = {
+    "P-256": "ES256",
+    "P-384": "ES384",
+    "P-521": "ES512",
+    "Ed25519": "EdDSA",
+}
 
-Named = tuple[str, str]
+KeyName = tuple[str, str]
 """A key's name and an algorithm."""
 
 
-class _Set(Struct):
+class _JwkSet(Struct):
     keys: list[dict[str, Any]]
 
 
-class Keys(Struct, frozen=True):
+class KeySet(Struct, frozen=True):
     """Those that verify something, by their names and what they verify. "" is a lone key's."""
 
-    by_name: Mapping[Named, PyJWK]
+    by_name: Mapping[KeyName, PyJWK]
     source: bytes = b""
     """As they came, to know whether others did."""
 
@@ -35,15 +40,15 @@ class Keys(Struct, frozen=True):
         return found[0] if len(found) == 1 else None
 
 
-def read(body: bytes, algorithms: Collection[str]) -> Keys:
+def parse_key_set(body: bytes, algorithms: Collection[str]) -> KeySet:
     """The keys of a set that can be used with these algorithms. Raises ValueError without any."""
     try:
-        told = msgspec.json.decode(body, type=_Set).keys[:_MOST]
+        told = msgspec.json.decode(body, type=_JwkSet).keys[:_MAX_KEYS]
     except msgspec.DecodeError:
         raise ValueError("it gives no set of keys") from None
-    found: dict[Named, PyJWK] = {}
+    found: dict[KeyName, PyJWK] = {}
     for one in told:
-        for algorithm in _verifies(one):
+        for algorithm in _list_algorithms(one):
             if algorithm in algorithms:
                 try:
                     found[str(one.get("kid", "")), algorithm] = PyJWK(one, algorithm)
@@ -51,13 +56,17 @@ def read(body: bytes, algorithms: Collection[str]) -> Keys:
                     continue
     if not found:
         raise ValueError(f"it has no key for {', '.join(algorithms)}")
-    return Keys(found, body)
+    return KeySet(found, body)
 
 
-def _verifies(key: Mapping[str, Any]) -> Iterator[str]:
+def _list_algorithms(key: Mapping[str, Any]) -> Iterator[str]:
     """The algorithms of a key, which is public and made for signatures; a secret has none here."""
     if key.get("use", "sig") != "sig":
         return
-    fits = _RSA if key.get("kty") == "RSA" else (_CURVES.get(str(key.get("crv")), ""),)
+    fits = (
+        _RSA_ALGORITHMS
+        if key.get("kty") == "RSA"
+        else (_CURVE_ALGORITHMS.get(str(key.get("crv")), ""),)
+    )
     said = key.get("alg")
     yield from (one for one in fits if one and said in (None, one))

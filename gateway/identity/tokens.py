@@ -13,18 +13,18 @@ from jwt.exceptions import (
 )
 from msgspec import Struct
 
-from gateway.auth import Principal, Unsettled
-from gateway.config.identity import Identity
+from gateway.auth import KeysPending, Principal
+from gateway.config.identity import JwtConfig
 from gateway.core.errors import Unauthorized
-from gateway.identity.issuer import Issuer
+from gateway.identity.issuer import JwksClient
 
-_TOKEN: Final = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
-_LONGEST: Final = 8192
-_KNOWN: Final = 4096
+_JWT_PATTERN: Final = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
+_MAX_TOKEN_LENGTH: Final = 8192
+_MAX_CACHED_TOKENS: Final = 4096
 """Tokens that are remembered."""
-_NAME: Final = re.compile(r"[\x20-\x7e]{1,200}")
-_TAG: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_OPTIONS: Final[Any] = {
+_NAME_PATTERN: Final = re.compile(r"[\x20-\x7e]{1,200}")
+_TAG_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_DECODE_OPTIONS: Final[Any] = {
     "require": ["exp", "aud", "iss"],
     "verify_exp": False,  # by the gateway's own clock, below
     "verify_nbf": False,
@@ -33,28 +33,28 @@ _OPTIONS: Final[Any] = {
 }
 
 
-class Rules(Struct, frozen=True):
+class JwtPolicy(Struct, frozen=True):
     """What a token must be. ``aliases`` give the model that each stands for."""
 
-    settings: Identity
+    settings: JwtConfig
     aliases: Mapping[str, str]
 
 
-class _Known(Struct, frozen=True):
+class _CachedToken(Struct, frozen=True):
     """A token that was good."""
 
     principal: Principal
     expires_at: float
 
 
-class Tokens:
+class JwtVerifier:
     """Verifies them. ``now`` is in Unix seconds."""
 
-    def __init__(self, rules: Rules, issuer: Issuer, now: Callable[[], float]) -> None:
+    def __init__(self, rules: JwtPolicy, issuer: JwksClient, now: Callable[[], float]) -> None:
         self._policy = rules
         self._jwks = issuer
         self._now = now
-        self._cache: dict[str, _Known] = {}
+        self._cache: dict[str, _CachedToken] = {}
         self._keys_version = 0
         """The keys by which these were good."""
 
@@ -70,7 +70,7 @@ class Tokens:
             if self._now() < known.expires_at:
                 return known.principal
             del self._cache[digest]
-        if len(token) > _LONGEST or not _TOKEN.fullmatch(token):
+        if len(token) > _MAX_TOKEN_LENGTH or not _JWT_PATTERN.fullmatch(token):
             return None
         return self._verify_token(token, digest)
 
@@ -90,7 +90,7 @@ class Tokens:
         key = self._jwks.find_key(header.get("kid"), algorithm)
         if key is None:
             if self._jwks.is_refreshing:
-                raise Unsettled
+                raise KeysPending
             raise Unauthorized("nobody knows the key that has signed the token", missing=False)
         try:
             claims: dict[str, Any] = jwt.decode(
@@ -99,22 +99,22 @@ class Tokens:
                 algorithms=[algorithm],
                 audience=told.audience,
                 issuer=told.issuer,
-                options=_OPTIONS,
+                options=_DECODE_OPTIONS,
             )
         except (PyJWTError, RecursionError) as error:
-            raise Unauthorized(_why(error), missing=False) from None
+            raise Unauthorized(_describe_error(error), missing=False) from None
         until = self._get_expiry(claims)
         principal = self._build_principal(claims)
-        while len(self._cache) >= _KNOWN:
+        while len(self._cache) >= _MAX_CACHED_TOKENS:
             del self._cache[next(iter(self._cache))]
-        self._cache[digest] = _Known(principal, until)
+        self._cache[digest] = _CachedToken(principal, until)
         return principal
 
     def _get_expiry(self, claims: Mapping[str, Any]) -> float:
         """Until when it is good. Raises Unauthorized where it is not good now."""
         leeway, now = self._policy.settings.leeway, self._now()
         until, since = claims["exp"], claims.get("nbf", 0)
-        if not _is_time(until) or not _is_time(since):
+        if not _is_timestamp(until) or not _is_timestamp(since):
             raise Unauthorized("the token has no good times", missing=False)
         if now >= until + leeway:
             raise Unauthorized("the token has expired", missing=False)
@@ -124,20 +124,20 @@ class Tokens:
 
     def _build_principal(self, claims: Mapping[str, Any]) -> Principal:
         where = self._policy.settings.claims
-        name = _claim(claims, where.name)
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        name = _get_claim(claims, where.name)
+        if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
             raise Unauthorized("the token does not say whose it is", missing=False)
         models = None
         if where.models is not None:
-            listed = _texts(_claim(claims, where.models))
+            listed = _parse_texts(_get_claim(claims, where.models))
             aliases = self._policy.aliases
             models = None if "*" in listed else frozenset(aliases.get(one, one) for one in listed)
-        tags = () if where.tags is None else _texts(_claim(claims, where.tags))
-        good = frozenset(one for one in tags if _TAG.fullmatch(one))
+        tags = () if where.tags is None else _parse_texts(_get_claim(claims, where.tags))
+        good = frozenset(one for one in tags if _TAG_PATTERN.fullmatch(one))
         return Principal(f"jwt:{name}", "", models, tags=good)
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     match error:
         case InvalidAudienceError():
             return "the token is for somebody else"
@@ -149,11 +149,11 @@ def _why(error: Exception) -> str:
             return "the token's signature is not good"
 
 
-def _is_time(value: Any) -> bool:
+def _is_timestamp(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12  # noqa: PLR2004 - in no way near
 
 
-def _claim(claims: Mapping[str, Any], name: str) -> Any:
+def _get_claim(claims: Mapping[str, Any], name: str) -> Any:
     """What stands at a name, or where its dots lead."""
     found: Any = claims
     for step in (name,) if name in claims else name.split("."):
@@ -161,7 +161,7 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def _parse_texts(value: Any) -> tuple[str, ...]:
     """Those of a list, or of a text between its blanks."""
     if isinstance(value, str):
         return tuple(value.split())

@@ -9,45 +9,54 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 
 from gateway.core.context import Clock
-from gateway.limits.allowance import Counters, KeyRates, Rates
-from gateway.limits.counters import DAY, WEIGHING, Counter, Day, Rate, Scope, Slots, Spent
-from gateway.limits.lent import Amounts, Loan, Seats, Terms
-from gateway.limits.ports import Lender, Limit
+from gateway.limits.allowance import KeyRateLimits, ModelCounters, RateLimits
+from gateway.limits.counters import (
+    SECONDS_PER_DAY,
+    TOKEN_SCOPES,
+    BucketState,
+    ConcurrencyLimit,
+    DailyBudget,
+    LimitCounter,
+    LimitScope,
+    TokenBucket,
+)
+from gateway.limits.lent import Lease, LeasedBucket, LeasedSlots, LeaseTerms
+from gateway.limits.ports import LeaseStore, SharedLimit
 
 
-class Held(Struct, frozen=True):
+class KeyCounters(Struct, frozen=True):
     """What one key is held to."""
 
-    by_model: Mapping[str, Counters]
+    by_model: Mapping[str, ModelCounters]
     """What a request is counted by, by its model; "" stands for any other."""
-    limits_by_model: Mapping[str, Sequence[Counter]]
+    limits_by_model: Mapping[str, Sequence[LimitCounter]]
     """The same without those of every model."""
 
     @property
-    def counters(self) -> Iterator[Counter]:
+    def counters(self) -> Iterator[LimitCounter]:
         """All of them."""
         return itertools.chain.from_iterable(self.limits_by_model.values())
 
     @property
-    def daily_budgets(self) -> Mapping[str, Day]:
+    def daily_budgets(self) -> Mapping[str, DailyBudget]:
         """This process's part of the budgets, by the model."""
         found = {}
         for model, counters in self.limits_by_model.items():
             for one in counters:
-                part = one.local_counter if isinstance(one, Amounts) else one
-                if isinstance(part, Day):
+                part = one.local_counter if isinstance(one, LeasedBucket) else one
+                if isinstance(part, DailyBudget):
                     found[model] = part
         return found
 
 
-class Accounts:
+class CounterRegistry:
     """Makes counters: two of one name share what is used, whichever limits they have."""
 
     def __init__(
         self,
         clock: Clock,
         unix: Callable[[], float],
-        lender: Lender | None = None,
+        lender: LeaseStore | None = None,
         wake: Callable[[], object] = bool,
     ) -> None:
         """``unix`` gives Unix seconds. ``lender`` is who lends, where limits are shared.
@@ -58,76 +67,82 @@ class Accounts:
         self._unix_time = unix
         self._lease_store = lender
         self._wake = wake
-        self._bucket_states = WeakValueDictionary[str, Spent]()
-        self._leases = WeakValueDictionary[str, Loan]()
-        self._admission_counts: dict[tuple[Scope, ...], list[int]] = {}
-        self.rejections = Tally[Scope]()
+        self._bucket_states = WeakValueDictionary[str, BucketState]()
+        self._leases = WeakValueDictionary[str, Lease]()
+        self._admission_counts: dict[tuple[LimitScope, ...], list[int]] = {}
+        self.rejections = Tally[LimitScope]()
         """How many requests were, by what they lacked."""
-        self.recent_holders = OrderedDict[str, tuple[object, Held]]()
+        self.recent_holders = OrderedDict[str, tuple[object, KeyCounters]]()
         """Who has a token, by the name, and by which limiter; who asked last comes last."""
 
-    def build_key_counters(self, key: str, rates: KeyRates) -> Held:
+    def build_key_counters(self, key: str, rates: KeyRateLimits) -> KeyCounters:
         """What the holder of a key is held to."""
-        own: dict[str, list[Counter]] = {}
-        models: dict[str, Counters] = {}
+        own: dict[str, list[LimitCounter]] = {}
+        models: dict[str, ModelCounters] = {}
         for model, told in {"": rates.overall, **rates.models}.items():
             own[model] = made = list(self.build_counters(key, model, told))
             every = [*own[""], *made] if model else made
             tally = self._admission_counts.setdefault(tuple({one.scope: 0 for one in every}), [0])
-            models[model] = Counters(
+            models[model] = ModelCounters(
                 tuple(every),
-                min((one.amount for one in every if one.scope in WEIGHING), default=0),
+                min((one.amount for one in every if one.scope in TOKEN_SCOPES), default=0),
                 tally,
                 tuple(one for one in every if one.scope == "requests"),
                 tuple(one for one in every if one.scope == "tokens"),
             )
-        return Held(models, own)
+        return KeyCounters(models, own)
 
-    def build_counters(self, key: str, model: str, rates: Rates) -> Iterator[Counter]:
+    def build_counters(self, key: str, model: str, rates: RateLimits) -> Iterator[LimitCounter]:
         """What a key's requests for one model are counted by; "" stands for every model."""
-        for scope, limit in _limits(rates):
+        for scope, limit in _list_limits(rates):
             yield self._build_counter(f"{key}/{scope}/{model}", scope, limit, model)
 
-    def count_admitted(self) -> Mapping[Scope, int]:
+    def count_admitted(self) -> Mapping[LimitScope, int]:
         """How many requests were, by what they were counted by."""
-        found = Tally[Scope]()
+        found = Tally[LimitScope]()
         for scopes, [count] in self._admission_counts.items():
             found.update(dict.fromkeys(scopes, count))
         return found
 
-    def _build_counter(self, name: str, scope: Scope, limit: Limit, model: str) -> Counter:
+    def _build_counter(
+        self, name: str, scope: LimitScope, limit: SharedLimit, model: str
+    ) -> LimitCounter:
         of = f" of the model {model!r}" if model else ""
         lender = self._lease_store
         if lender is None:
             return self._build_local_counter(
-                scope, limit, self._bucket_states.setdefault(name, Spent()), of
+                scope, limit, self._bucket_states.setdefault(name, BucketState()), of
             )
-        loan = self._leases.setdefault(name, Loan())
+        loan = self._leases.setdefault(name, Lease())
         part = -(-limit.amount // lender.replicas)
         own = self._build_local_counter(
-            scope, Limit(limit.kind, part, limit.period), loan.local_state, of
+            scope, SharedLimit(limit.kind, part, limit.period), loan.local_state, of
         )
-        told = self._build_local_counter(scope, limit, Spent(), of).description
-        terms = Terms(name, limit, told, lender.policy, self._wake)
-        return Seats(terms, own, loan) if isinstance(own, Slots) else Amounts(terms, own, loan)
+        told = self._build_local_counter(scope, limit, BucketState(), of).description
+        terms = LeaseTerms(name, limit, told, lender.policy, self._wake)
+        return (
+            LeasedSlots(terms, own, loan)
+            if isinstance(own, ConcurrencyLimit)
+            else LeasedBucket(terms, own, loan)
+        )
 
     def _build_local_counter(
-        self, scope: Scope, limit: Limit, spent: Spent, of: str
-    ) -> Rate | Day | Slots:
+        self, scope: LimitScope, limit: SharedLimit, spent: BucketState, of: str
+    ) -> TokenBucket | DailyBudget | ConcurrencyLimit:
         if limit.kind == "slots":
-            return Slots(limit.amount, spent, of=of)
+            return ConcurrencyLimit(limit.amount, spent, of=of)
         if limit.kind == "day":
-            return Day(limit.amount, spent, self._unix_time, of=of)
-        return Rate(limit.amount, limit.period, spent, by_token=scope == "tokens", of=of)
+            return DailyBudget(limit.amount, spent, self._unix_time, of=of)
+        return TokenBucket(limit.amount, limit.period, spent, by_token=scope == "tokens", of=of)
 
 
-def _limits(rates: Rates) -> Iterator[tuple[Scope, Limit]]:
+def _list_limits(rates: RateLimits) -> Iterator[tuple[LimitScope, SharedLimit]]:
     """In the order in which they are looked at."""
     if rates.max_concurrency is not None:
-        yield "concurrency", Limit("slots", rates.max_concurrency, 0)
+        yield "concurrency", SharedLimit("slots", rates.max_concurrency, 0)
     if rates.requests is not None:
-        yield "requests", Limit("rate", *rates.requests)
+        yield "requests", SharedLimit("rate", *rates.requests)
     if rates.tokens is not None:
-        yield "tokens", Limit("rate", *rates.tokens)
+        yield "tokens", SharedLimit("rate", *rates.tokens)
     if rates.daily_budget is not None:
-        yield "budget", Limit("day", rates.daily_budget, DAY)
+        yield "budget", SharedLimit("day", rates.daily_budget, SECONDS_PER_DAY)

@@ -6,13 +6,13 @@ from typing import Protocol
 from msgspec import Struct
 
 from gateway.core.context import Clock
-from gateway.core.errors import GatewayError, Overloaded, QuotaExceeded, RateLimited
-from gateway.core.ports import Standing
-from gateway.core.types import Usage
-from gateway.limits.counters import SHUT, SOON, WEIGHING, Counter
+from gateway.core.errors import GatewayError, Overloaded, QuotaExceeded, RateLimitExceeded
+from gateway.core.events import Usage
+from gateway.core.ports import RateLimitStatus
+from gateway.limits.counters import MIN_RETRY_AFTER, NEVER_AVAILABLE, TOKEN_SCOPES, LimitCounter
 
 
-class Rates(Struct, frozen=True):
+class RateLimits(Struct, frozen=True):
     """So much may be taken; None is as much as there is.
 
     Requests and tokens in so many seconds, requests at a time, and tokens a day.
@@ -24,15 +24,15 @@ class Rates(Struct, frozen=True):
     daily_budget: int | None = None
 
 
-class KeyRates(Struct, frozen=True):
+class KeyRateLimits(Struct, frozen=True):
     """What a key may take of everything, and beside that of some models."""
 
-    overall: Rates
-    models: Mapping[str, Rates] = {}
+    overall: RateLimits
+    models: Mapping[str, RateLimits] = {}
 
 
-class Ended(Protocol):
-    """What is known of an exchange that is over: see ``gateway.telemetry.Record``."""
+class FinishedRequest(Protocol):
+    """What is known of an exchange that is over: see ``gateway.telemetry.RequestRecord``."""
 
     @property
     def usage(self) -> Usage | None:
@@ -47,19 +47,19 @@ class Ended(Protocol):
         """How it ended."""
 
 
-class Counters(Struct, frozen=True, eq=False):
+class ModelCounters(Struct, frozen=True, eq=False):
     """All that a request for one model is counted by."""
 
-    all: Sequence[Counter]
+    all: Sequence[LimitCounter]
     largest_weight: int
     """The tokens that may be taken at most, so that no request is too long for ever."""
     admissions: list[int]
     """How many requests were admitted: its one item."""
-    requests: Sequence[Counter]
-    tokens: Sequence[Counter]
+    requests: Sequence[LimitCounter]
+    tokens: Sequence[LimitCounter]
     """Those of these two scopes."""
 
-    def reserve(self, weight: int, now: float) -> tuple[Counter, float] | None:
+    def reserve(self, weight: int, now: float) -> tuple[LimitCounter, float] | None:
         """Take a request's part of each; else which has none left, and for how many seconds."""
         for number, one in enumerate(self.all):
             if wait := one.reserve(weight, now):
@@ -70,7 +70,7 @@ class Counters(Struct, frozen=True, eq=False):
         return None
 
 
-def least(counters: Sequence[Counter], now: float) -> Standing | None:
+def get_tightest_status(counters: Sequence[LimitCounter], now: float) -> RateLimitStatus | None:
     """What is left of these: of that which has the least."""
     found = None
     for one in counters:
@@ -80,13 +80,13 @@ def least(counters: Sequence[Counter], now: float) -> Standing | None:
     return found
 
 
-class Admitted:
+class Reservation:
     """A request that was let in. What it took is settled once, however it ends."""
 
     __slots__ = ("_reserved_at", "_clock", "_counters", "_prompt_tokens", "_weight")
 
     def __init__(
-        self, counters: Counters, weight: int, prompt: int, at: float, clock: Clock
+        self, counters: ModelCounters, weight: int, prompt: int, at: float, clock: Clock
     ) -> None:
         """``weight`` tokens were taken ``at`` that time, ``prompt`` of them for the prompt."""
         self._counters = counters
@@ -95,30 +95,30 @@ class Admitted:
         self._reserved_at = at
         self._clock = clock
 
-    def settle(self, ended: Ended) -> None:
+    def settle(self, ended: FinishedRequest) -> None:
         """It is over."""
         used, now = self._count_used_tokens(ended), self._clock()
         for one in self._counters.all:
             one.settle(self._weight, used, self._reserved_at, now)
 
-    def _count_used_tokens(self, ended: Ended) -> int:
+    def _count_used_tokens(self, ended: FinishedRequest) -> int:
         """The tokens that it took. What nobody told is guessed, but for what came to nothing."""
         if (usage := ended.usage) is not None:
             return usage.prompt_tokens + max(usage.completion_tokens, ended.tokens)
         return 0 if ended.outcome.endswith("_error") else self._prompt_tokens + ended.tokens
 
 
-def refusal(counter: Counter, wait: float, weight: int, now: float) -> GatewayError:
+def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float) -> GatewayError:
     """Why a request of this weight is not admitted."""
     told, scope = counter.description, counter.scope
-    if wait == SHUT:
+    if wait == NEVER_AVAILABLE:
         return Overloaded("the limits can't be checked now")
-    if scope == "budget" and wait > SOON:
+    if scope == "budget" and wait > MIN_RETRY_AFTER:
         left = counter.get_status(now).remaining
         return QuotaExceeded(
             f"the budget of {told} is spent: {left} are left, and this request may take {weight}"
         )
     message = f"at most {told} are allowed"
-    if scope in WEIGHING:
+    if scope in TOKEN_SCOPES:
         scope, message = "tokens", f"{message}, and this request may take {weight}"
-    return RateLimited(message, retry_after=wait, scope=scope)
+    return RateLimitExceeded(message, retry_after=wait, scope=scope)

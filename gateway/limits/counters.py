@@ -8,23 +8,23 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol
 
-from gateway.core.ports import Standing
+from gateway.core.ports import RateLimitStatus
 
-Scope = Literal["requests", "tokens", "concurrency", "budget"]
-WEIGHING: Final[Sequence[Scope]] = ("tokens", "budget")
+LimitScope = Literal["requests", "tokens", "concurrency", "budget"]
+TOKEN_SCOPES: Final[Sequence[LimitScope]] = ("tokens", "budget")
 """Those that a request's tokens are taken of."""
-DAY: Final = 86400
+SECONDS_PER_DAY: Final = 86400
 """Seconds."""
-SOON: Final = 1.0
+MIN_RETRY_AFTER: Final = 1.0
 """Seconds after which a request should be sent again, where nobody knows better."""
-SHUT: Final = math.inf
+NEVER_AVAILABLE: Final = math.inf
 """In the place of seconds to wait: nobody knows, since the limit can't be checked."""
 
 
-class Counter(Protocol):
+class LimitCounter(Protocol):
     """One limit, and what is used of it."""
 
-    scope: Scope
+    scope: LimitScope
     amount: int
     """How much there is at most."""
     description: str
@@ -42,11 +42,11 @@ class Counter(Protocol):
     def cancel_reservation(self, weight: int, at: float, now: float) -> None:
         """A request that took its part was not admitted after all."""
 
-    def get_status(self, now: float) -> Standing:
+    def get_status(self, now: float) -> RateLimitStatus:
         """How much is left."""
 
 
-class Spent:
+class BucketState:
     """What is used of a rate or of a day: all that outlives a configuration.
 
     It is kept as what is used, and not as what is left, so that it stays true of another limit.
@@ -65,7 +65,7 @@ class Spent:
         """In use now."""
 
 
-class Rate:
+class TokenBucket:
     """So much in each period, and no more than that at once: it comes back bit by bit.
 
     ``by_token``: a request takes its tokens; else it takes 1. Tokens that were used beyond what was
@@ -75,11 +75,11 @@ class Rate:
     __slots__ = ("_by_token", "_per_second", "_state", "amount", "scope", "description")
 
     def __init__(
-        self, amount: int, period: float, spent: Spent, *, by_token: bool, of: str = ""
+        self, amount: int, period: float, spent: BucketState, *, by_token: bool, of: str = ""
     ) -> None:
-        self.scope: Scope = "tokens" if by_token else "requests"
+        self.scope: LimitScope = "tokens" if by_token else "requests"
         self.amount = amount
-        self.description = f"{_many(amount, self.scope)} in {period:g} s{of}"
+        self.description = f"{_format_amount(amount, self.scope)} in {period:g} s{of}"
         self._per_second = amount / period
         self._by_token = by_token
         self._state = spent
@@ -111,24 +111,26 @@ class Rate:
         used = (used if used > 0 else 0.0) - amount
         spent.used, spent.used_at = used if used > 0 else 0.0, now
 
-    def get_status(self, now: float) -> Standing:
+    def get_status(self, now: float) -> RateLimitStatus:
         """See ``Counter``."""
         spent = self._state
         used = max(spent.used - (now - spent.used_at) * self._per_second, 0.0)
-        return Standing(self.amount, max(int(self.amount - used), 0), used / self._per_second)
+        return RateLimitStatus(
+            self.amount, max(int(self.amount - used), 0), used / self._per_second
+        )
 
 
-class Day:
+class DailyBudget:
     """So many tokens between 00:00 UTC and the next. ``unix`` gives Unix seconds."""
 
     __slots__ = ("_state", "_unix_time", "amount", "scope", "description")
 
     def __init__(
-        self, amount: int, spent: Spent, unix: Callable[[], float], *, of: str = ""
+        self, amount: int, spent: BucketState, unix: Callable[[], float], *, of: str = ""
     ) -> None:
-        self.scope: Scope = "budget"
+        self.scope: LimitScope = "budget"
         self.amount = amount
-        self.description = f"{_many(amount, 'tokens')} a day{of}"
+        self.description = f"{_format_amount(amount, 'tokens')} a day{of}"
         self._state = spent
         self._unix_time = unix
 
@@ -159,39 +161,39 @@ class Day:
     def return_unused(self, amount: int, at: float, now: float) -> None:
         """As that of a rate. What was taken yesterday is yesterday's."""
         left = self._start_new_day()
-        if now - at <= DAY - left:
+        if now - at <= SECONDS_PER_DAY - left:
             self._state.spent_today = max(self._state.spent_today - amount, 0)
 
-    def get_status(self, now: float) -> Standing:
+    def get_status(self, now: float) -> RateLimitStatus:
         """See ``Counter``."""
         del now
         left = self._start_new_day()
-        return Standing(self.amount, max(self.amount - self._state.spent_today, 0), left)
+        return RateLimitStatus(self.amount, max(self.amount - self._state.spent_today, 0), left)
 
     def _start_new_day(self) -> float:
         """Begin a new day if it is one; gives the seconds that are left of it."""
-        day, seconds = divmod(self._unix_time(), DAY)
+        day, seconds = divmod(self._unix_time(), SECONDS_PER_DAY)
         if day != self._state.day:
             self._state.day, self._state.spent_today = int(day), 0
-        return DAY - seconds
+        return SECONDS_PER_DAY - seconds
 
 
-class Slots:
+class ConcurrencyLimit:
     """So many at a time."""
 
     __slots__ = ("_state", "amount", "scope", "description")
 
-    def __init__(self, amount: int, spent: Spent, *, of: str = "") -> None:
-        self.scope: Scope = "concurrency"
+    def __init__(self, amount: int, spent: BucketState, *, of: str = "") -> None:
+        self.scope: LimitScope = "concurrency"
         self.amount = amount
-        self.description = f"{_many(amount, 'requests')} at a time{of}"
+        self.description = f"{_format_amount(amount, 'requests')} at a time{of}"
         self._state = spent
 
     def reserve(self, weight: int, now: float) -> float:
         """See ``Counter``."""
         del weight, now
         if self._state.slots_in_use >= self.amount:
-            return SOON
+            return MIN_RETRY_AFTER
         self._state.slots_in_use += 1
         return 0.0
 
@@ -204,11 +206,11 @@ class Slots:
         """See ``Counter``."""
         self.settle(weight, 0, at, now)
 
-    def get_status(self, now: float) -> Standing:
+    def get_status(self, now: float) -> RateLimitStatus:
         """See ``Counter``."""
         del now
-        return Standing(self.amount, max(self.amount - self._state.slots_in_use, 0), 0.0)
+        return RateLimitStatus(self.amount, max(self.amount - self._state.slots_in_use, 0), 0.0)
 
 
-def _many(amount: int, what: str) -> str:
+def _format_amount(amount: int, what: str) -> str:
     return f"{amount} {what if amount > 1 else what.removesuffix('s')}"

@@ -10,18 +10,20 @@ from gateway.core.catalog import ModelInfo
 
 BYTES_PER_TOKEN: Final = 4
 """Of JSON in English; other languages and escapes take more bytes for a token."""
-LONGEST_PROMPT: Final = 32_768
+MAX_ESTIMATED_PROMPT: Final = 32_768
 """In tokens, where the model's context is not known: a picture's bytes are no prompt."""
-ANSWER: Final = 256
+DEFAULT_COMPLETION_TOKENS: Final = 256
 """In tokens, where neither the client nor the model says how long an answer may be."""
-_LONGEST_ANSWER: Final = re.compile(rb'"max_(?:[a-z]{1,10}_)?tokens"\s{0,9}:\s{0,9}([0-9]{1,9})')
+_MAX_TOKENS_PATTERN: Final = re.compile(
+    rb'"max_(?:[a-z]{1,10}_)?tokens"\s{0,9}:\s{0,9}([0-9]{1,9})'
+)
 """Every dialect has a field of such a name. A text's own quotes are escaped, so that none fits."""
 
 
-def estimate(body: bytes, model: ModelInfo) -> tuple[int, int]:
+def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
     """The tokens of the prompt, and those of the answer."""
-    prompt = min(len(body) // BYTES_PER_TOKEN, model.context_length or LONGEST_PROMPT)
+    prompt = min(len(body) // BYTES_PER_TOKEN, model.context_length or MAX_ESTIMATED_PROMPT)
     if model.task == "embedding":
         return prompt, 0
-    said = _LONGEST_ANSWER.search(body)
-    return prompt, (model.max_tokens or ANSWER) if said is None else int(said[1])
+    said = _MAX_TOKENS_PATTERN.search(body)
+    return prompt, (model.max_tokens or DEFAULT_COMPLETION_TOKENS) if said is None else int(said[1])

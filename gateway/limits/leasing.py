@@ -6,23 +6,23 @@ from contextlib import suppress
 from typing import Final
 
 from gateway.core.context import Clock
-from gateway.limits.lent import Lent
-from gateway.limits.ports import Lender, LenderFailed
+from gateway.limits.lent import LeasedCounter
+from gateway.limits.ports import LeaseStore, LeaseStoreUnavailable
 
-EVERY: Final = 0.25
+RENEW_INTERVAL: Final = 0.25
 """Seconds between two askings, where nothing is wanted at once; a quarter more or less by luck, so
 that of several processes not always the same one comes first."""
-APART: Final = 0.025
+MIN_RENEW_INTERVAL: Final = 0.025
 """Seconds between two at least."""
 
 
-class Leasing:
+class LeaseRenewer:
     """Keeps the counters of the configuration that is served supplied."""
 
     def __init__(
         self,
-        lender: Lender,
-        counters: Callable[[], Sequence[Lent]],
+        lender: LeaseStore,
+        counters: Callable[[], Sequence[LeasedCounter]],
         bell: asyncio.Event,
         clock: Clock,
         draw: Callable[[], float],
@@ -55,7 +55,7 @@ class Leasing:
             return
         try:
             grants = await self._store.request_leases([wish for _, wish in pairs])
-        except LenderFailed:
+        except LeaseStoreUnavailable:
             now = self._clock()
             for one in counters:
                 one.revoke_lease(now)
@@ -67,8 +67,8 @@ class Leasing:
     async def _renew_periodically(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY * (0.75 + self._draw() / 2)):
+                async with asyncio.timeout(RENEW_INTERVAL * (0.75 + self._draw() / 2)):
                     await self._wake_event.wait()
             self._wake_event.clear()
             await self.renew_leases()
-            await asyncio.sleep(APART)
+            await asyncio.sleep(MIN_RENEW_INTERVAL)

@@ -13,21 +13,30 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core.ports import Standing
-from gateway.limits.counters import SHUT, SOON, Counter, Day, Rate, Scope, Slots, Spent
-from gateway.limits.ports import Grant, Limit, Policy, Wish
+from gateway.core.ports import RateLimitStatus
+from gateway.limits.counters import (
+    MIN_RETRY_AFTER,
+    NEVER_AVAILABLE,
+    BucketState,
+    ConcurrencyLimit,
+    DailyBudget,
+    LimitCounter,
+    LimitScope,
+    TokenBucket,
+)
+from gateway.limits.ports import LeaseGrant, LeaseRequest, SharedLimit, StoreFailurePolicy
 
-RATE_PART: Final = 0.5
+RATE_LEASE_SHARE: Final = 0.5
 """A loan is this much of a process's part of a rate, or of the requests at a time;"""
-DAY_PART: Final = 0.01
+DAILY_LEASE_SHARE: Final = 0.01
 """and this much of a whole day's budget. What is wanted more is asked for as it is used."""
-RENEW: Final = 1.0
+RENEW_BEFORE: Final = 1.0
 """A loan is asked for again so many seconds before it ends;"""
-IDLE: Final = 10.0
+LEASE_IDLE_TIMEOUT: Final = 10.0
 """but not where nothing was asked of it for so many. A large request's wish is kept as long."""
 
 
-class Loan:
+class Lease:
     """What is held of one limit, and used of it: all that outlives a configuration."""
 
     __slots__ = (
@@ -63,18 +72,22 @@ class Loan:
         """What one request wanted at most, where that is more than a loan,"""
         self.largest_request_at = -math.inf
         """and when."""
-        self.retry_after = SOON
+        self.retry_after = MIN_RETRY_AFTER
         self.store_failed = False
         """Whether the lender did, when it was asked last."""
         self.changed_at = -math.inf
         """Since when that is so."""
-        self.local_state = Spent()
+        self.local_state = BucketState()
         """What is used of the process's own part, and its slots in use."""
 
-    def apply_grant(self, grant: Grant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
         """It holds from when it was asked for."""
         self.expires_at = asked + grant.seconds
-        self.retry_after = max(grant.retry_after, SOON) if grant.amount < self.requested else SOON
+        self.retry_after = (
+            max(grant.retry_after, MIN_RETRY_AFTER)
+            if grant.amount < self.requested
+            else MIN_RETRY_AFTER
+        )
         if self.store_failed:
             self.store_failed, self.changed_at = False, now
 
@@ -91,33 +104,33 @@ class Loan:
         self.available = min(self.available, 0)
 
 
-class Lent(Counter, Protocol):
+class LeasedCounter(LimitCounter, Protocol):
     """A counter of what was lent."""
 
-    def build_lease_request(self, now: float, *, last: bool = False) -> Wish | None:
+    def build_lease_request(self, now: float, *, last: bool = False) -> LeaseRequest | None:
         """What to ask of the lender; None where that is nothing.
 
         With ``last`` nothing is to be held any more.
         """
 
-    def apply_grant(self, grant: Grant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
         """The answer to what was asked at that time."""
 
     def revoke_lease(self, now: float) -> None:
         """The lender failed: nothing is lent any more."""
 
 
-class Terms(Struct, frozen=True):
+class LeaseTerms(Struct, frozen=True):
     """What a counter is to know beside its limit. ``wake``: have the lender asked at once."""
 
     name: str
-    limit: Limit
+    limit: SharedLimit
     description: str
-    policy: Policy
+    policy: StoreFailurePolicy
     wake: Callable[[], object]
 
 
-class Amounts:
+class LeasedBucket:
     """Of a rate, or of a day's budget. A budget's own part counts all that this process uses."""
 
     __slots__ = (
@@ -132,16 +145,16 @@ class Amounts:
         "description",
     )
 
-    def __init__(self, terms: Terms, own: Rate | Day, loan: Loan) -> None:
+    def __init__(self, terms: LeaseTerms, own: TokenBucket | DailyBudget, loan: Lease) -> None:
         """``own`` is this process's part of the limit, as a counter."""
-        self.scope: Scope = own.scope
+        self.scope: LimitScope = own.scope
         self.amount = own.amount
         self.description = terms.description
         self.local_counter = own
         limit = terms.limit
         self._by_token = own.scope != "requests"
         self._is_daily = limit.kind == "day"
-        size = limit.amount * DAY_PART if self._is_daily else own.amount * RATE_PART
+        size = limit.amount * DAILY_LEASE_SHARE if self._is_daily else own.amount * RATE_LEASE_SHARE
         self._lease_size = min(math.ceil(size), own.amount)
         self._lease = loan
         self._terms = terms
@@ -176,20 +189,20 @@ class Amounts:
         """See ``Counter``."""
         self._return_unused(weight if self._by_token else 1, at, now)
 
-    def get_status(self, now: float) -> Standing:
+    def get_status(self, now: float) -> RateLimitStatus:
         """See ``Counter``. Told is what this process holds."""
         loan = self._lease
         if loan.store_failed:
             return self.local_counter.get_status(now)
-        return Standing(self._terms.limit.amount, max(loan.available, 0), loan.retry_after)
+        return RateLimitStatus(self._terms.limit.amount, max(loan.available, 0), loan.retry_after)
 
-    def build_lease_request(self, now: float, *, last: bool = False) -> Wish | None:
+    def build_lease_request(self, now: float, *, last: bool = False) -> LeaseRequest | None:
         """See ``Lent``."""
         loan = self._lease
         if now >= loan.expires_at:
             loan.expire()
         used, held = loan.leased - loan.available, max(loan.available, 0)
-        if now - loan.largest_request_at > IDLE:
+        if now - loan.largest_request_at > LEASE_IDLE_TIMEOUT:
             loan.largest_request = 0
         most = 0 if last else max(self._lease_size, 2 * used, loan.largest_request)
         target = min(most, self.amount)
@@ -197,15 +210,17 @@ class Amounts:
             target - held if 2 * held < target or held < min(loan.largest_request, target) else 0
         )
         excess = max(held - 2 * target, 0)
-        idle = now - loan.used_at > IDLE and not used
-        if not last and (idle or (not wanted and not excess and loan.expires_at - now > RENEW)):
+        idle = now - loan.used_at > LEASE_IDLE_TIMEOUT and not used
+        if not last and (
+            idle or (not wanted and not excess and loan.expires_at - now > RENEW_BEFORE)
+        ):
             return None
         loan.available -= excess
         loan.leased -= excess
         loan.available_at_request, loan.requested = loan.available, wanted
-        return Wish(self._terms.name, self._terms.limit, wanted, held - excess, used)
+        return LeaseRequest(self._terms.name, self._terms.limit, wanted, held - excess, used)
 
-    def apply_grant(self, grant: Grant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
         """See ``Lent``."""
         loan = self._lease
         loan.apply_grant(grant, asked, now)
@@ -219,7 +234,7 @@ class Amounts:
     def _reserve_locally(self, weight: int, now: float) -> float:
         policy = self._terms.policy
         if policy == "closed":
-            return SHUT
+            return NEVER_AVAILABLE
         if policy == "local" and (wait := self.local_counter.reserve(weight, now)):
             return wait
         if self._is_daily:
@@ -243,7 +258,7 @@ class Amounts:
             self.local_counter.return_unused(amount, at, now)
 
 
-class Seats:
+class LeasedSlots:
     """So many requests at a time. The own part counts all that this process uses."""
 
     __slots__ = (
@@ -256,13 +271,13 @@ class Seats:
         "description",
     )
 
-    def __init__(self, terms: Terms, own: Slots, loan: Loan) -> None:
+    def __init__(self, terms: LeaseTerms, own: ConcurrencyLimit, loan: Lease) -> None:
         """``own`` is this process's part of the limit, as a counter."""
-        self.scope: Scope = own.scope
+        self.scope: LimitScope = own.scope
         self.amount = own.amount
         self.description = terms.description
         self._local_counter = own
-        self._lease_size = math.ceil(own.amount * RATE_PART)
+        self._lease_size = math.ceil(own.amount * RATE_LEASE_SHARE)
         self._lease = loan
         self._terms = terms
 
@@ -276,7 +291,7 @@ class Seats:
         if not live or spent.slots_in_use >= loan.available:
             self._terms.wake()
             if spent.slots_in_use >= (loan.available if live else self._lease_size):
-                return SOON
+                return MIN_RETRY_AFTER
         spent.slots_in_use += 1
         return 0.0
 
@@ -288,28 +303,30 @@ class Seats:
         """See ``Counter``."""
         self._local_counter.cancel_reservation(weight, at, now)
 
-    def get_status(self, now: float) -> Standing:
+    def get_status(self, now: float) -> RateLimitStatus:
         """See ``Counter``. Told is what this process holds."""
         loan = self._lease
         if loan.store_failed:
             return self._local_counter.get_status(now)
-        return Standing(
+        return RateLimitStatus(
             self._terms.limit.amount, max(loan.available - loan.local_state.slots_in_use, 0), 0.0
         )
 
-    def build_lease_request(self, now: float, *, last: bool = False) -> Wish | None:
+    def build_lease_request(self, now: float, *, last: bool = False) -> LeaseRequest | None:
         """See ``Lent``."""
         loan, limit = self._lease, self._terms.limit
         if now >= loan.expires_at:
             loan.expire()
         used = 0 if last else loan.local_state.slots_in_use
         wanted = 0 if last else min(used + self._lease_size, max(limit.amount, used))
-        idle = now - loan.used_at > IDLE and not used
-        if not last and (idle or (wanted == loan.available and loan.expires_at - now > RENEW)):
+        idle = now - loan.used_at > LEASE_IDLE_TIMEOUT and not used
+        if not last and (
+            idle or (wanted == loan.available and loan.expires_at - now > RENEW_BEFORE)
+        ):
             return None
-        return Wish(self._terms.name, limit, wanted, used)
+        return LeaseRequest(self._terms.name, limit, wanted, used)
 
-    def apply_grant(self, grant: Grant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
         """See ``Lent``."""
         self._lease.apply_grant(grant, asked, now)
         self._lease.available = grant.amount
@@ -321,7 +338,7 @@ class Seats:
     def _reserve_locally(self, weight: int, now: float) -> float:
         policy = self._terms.policy
         if policy == "closed":
-            return SHUT
+            return NEVER_AVAILABLE
         if policy == "local":
             return self._local_counter.reserve(weight, now)
         self._lease.local_state.slots_in_use += 1

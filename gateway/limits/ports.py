@@ -11,23 +11,23 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-Kind = Literal["rate", "day", "slots"]
+LimitKind = Literal["rate", "day", "slots"]
 """``rate``: so much in each period, and no more than that at once; it comes back bit by bit.
 ``day``: so much between 00:00 UTC and the next. ``slots``: so many at a time."""
-Policy = Literal["local", "open", "closed"]
+StoreFailurePolicy = Literal["local", "open", "closed"]
 """While the lender fails: each process takes its part of every limit (``local``), everything is
 admitted (``open``), or nothing is (``closed``)."""
 
 
-class Limit(Struct, frozen=True):
+class SharedLimit(Struct, frozen=True):
     """How much there is. ``period`` is in seconds: 86400 for ``day``, 0 for ``slots``."""
 
-    kind: Kind
+    kind: LimitKind
     amount: int
     period: float
 
 
-class Wish(Struct, frozen=True):
+class LeaseRequest(Struct, frozen=True):
     """What a process asks of one counter, by the counter's ``name``.
 
     Of ``rate`` and ``day``: ``wanted`` is how much more, at most. ``held`` is what it keeps of what
@@ -42,13 +42,13 @@ class Wish(Struct, frozen=True):
     """
 
     name: str
-    limit: Limit
+    limit: SharedLimit
     requested: int
     retained: int = 0
     used: int = 0
 
 
-class Grant(Struct, frozen=True):
+class LeaseGrant(Struct, frozen=True):
     """The answer to a wish.
 
     Of ``rate`` and ``day``: ``amount`` is how much more there is to use, from 0 to what was wanted.
@@ -64,21 +64,21 @@ class Grant(Struct, frozen=True):
     retry_after: float = 1.0
 
 
-class LenderFailed(Exception):
+class LeaseStoreUnavailable(Exception):
     """It can't be asked now, or did not answer in time.
 
     What was used since the last answer is to be told again.
     """
 
 
-class Lender(Protocol):
+class LeaseStore(Protocol):
     """Knows what all processes together have used."""
 
-    policy: Policy
+    policy: StoreFailurePolicy
     replicas: int
     """How many processes share the limits: each one's part, where they can't ask."""
 
-    async def request_leases(self, wishes: Sequence[Wish]) -> Sequence[Grant]:
+    async def request_leases(self, wishes: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
         """One grant for each wish, in their order.
 
         Raises LenderFailed, at the latest when there was no answer for 250 ms.

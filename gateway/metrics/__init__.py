@@ -9,7 +9,7 @@ vllm        the same figures by the names that vLLM has for them
 Nothing here is asked for an answer's pieces: an exchange is counted once, at its end.
 """
 
-from gateway.metrics.exchanges import Metrics
-from gateway.metrics.workers import Crew
+from gateway.metrics.exchanges import MetricsCollector
+from gateway.metrics.workers import PoolStats
 
-__all__ = ["Crew", "Metrics"]
+__all__ = ["PoolStats", "MetricsCollector"]

@@ -15,156 +15,177 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.core.histogram import Histogram
-from gateway.figures import Arm, Figures, alike, answered, left
-from gateway.metrics.workers import Crew, Workers
-from gateway.telemetry import Observer, Record
-from gateway.told import Told
+from gateway.figures import (
+    RequestStats,
+    StatsKey,
+    build_diverted_key,
+    build_stats_key,
+    group_by_labels,
+)
+from gateway.metrics.workers import PoolCollector, PoolStats
+from gateway.telemetry import RecordObserver, RequestRecord
+from gateway.told import MetricDefinition
 
-_OTHER: Final = "_other"
+_OVERFLOW_LABEL: Final = "_other"
 """Stands for whatever comes when a table is full: a model ``*`` takes any name."""
-_MOST: Final = 10_000
+_MAX_LABEL_SETS: Final = 10_000
 """The entries of the table of fallbacks."""
-_MOST_ARMS: Final = 500
-_TOGETHER: Final = 64
+_MAX_STATS_KEYS: Final = 500
+_BATCH_SIZE: Final = 64
 """So many exchanges are counted at once: each takes half the time, and no answer waits for long."""
-_ARM: Final = ("model", "version", "split")
-_Figures = Figures[Histogram]
+_STATS_LABELS: Final = ("model", "version", "split")
+_HistogramStats = RequestStats[Histogram]
 
 
-class _Of(Struct, frozen=True):
+class _RequestMetric(Struct, frozen=True):
     """A metric: of each arm's figures, what ``of`` gives."""
 
-    definition: Told
-    read_value: Callable[[_Figures], Any]
+    definition: MetricDefinition
+    read_value: Callable[[_HistogramStats], Any]
 
 
-def _counter(name: str, help_: str, of: Callable[[_Figures], Any], *labels: str) -> _Of:
+def _define_counter(
+    name: str, help_: str, of: Callable[[_HistogramStats], Any], *labels: str
+) -> _RequestMetric:
     """``labels`` are those beside the arm's."""
-    return _Of(Told(f"interlingua_{name}", "counter", help_, (*_ARM, *labels)), of)
+    return _RequestMetric(
+        MetricDefinition(f"interlingua_{name}", "counter", help_, (*_STATS_LABELS, *labels)), of
+    )
 
 
-def _histogram(name: str, help_: str, of: Callable[[_Figures], Histogram]) -> _Of:
-    return _Of(Told(f"interlingua_{name}", "histogram", help_, _ARM), of)
+def _define_histogram(
+    name: str, help_: str, of: Callable[[_HistogramStats], Histogram]
+) -> _RequestMetric:
+    return _RequestMetric(
+        MetricDefinition(f"interlingua_{name}", "histogram", help_, _STATS_LABELS), of
+    )
 
 
-_COUNTERS: Final = (
-    _counter(
+_REQUEST_COUNTERS: Final = (
+    _define_counter(
         "requests",
         "Exchanges, by how they ended.",
         lambda one: one.outcomes,
         *("dialect", "backend", "outcome"),
     ),
-    _counter(
+    _define_counter(
         "errors",
         "Exchanges that failed, by the class of the error.",
         lambda one: one.errors,
         "error",
     ),
-    _counter(
+    _define_counter(
         "losses",
         "What targets could not honour, by the internal field.",
         lambda one: one.unsupported_parameters,
         *("field", "reason"),
     ),
-    _counter(
+    _define_counter(
         "lossy_requests",
         "Exchanges of which something was lost.",
         lambda one: {(): one.lossy_requests},
     ),
-    _counter(
+    _define_counter(
         "tokens",
         "Tokens, and who counted them: cached ones are part of the input, reasoning of the output.",
         lambda one: one.tokens,
         *("direction", "source"),
     ),
-    _counter(
+    _define_counter(
         "wasted_tokens",
         "Tokens passed on of streams that did not come to their end.",
         lambda one: {(): one.wasted_tokens},
     ),
-    _counter("finishes", "Why choices ended.", lambda one: one.finishes, "reason"),
-    _counter(
+    _define_counter("finishes", "Why choices ended.", lambda one: one.finishes, "reason"),
+    _define_counter(
         "stream_aborts",
         "Streams that did not come to their end: client, worker or gateway, and the error's class.",
         lambda one: one.aborts,
         *("side", "reason"),
     ),
-    _counter(
+    _define_counter(
         "diversions", "Exchanges that another target answered.", lambda one: {(): one.diversions}
     ),
 )
-_HISTOGRAMS: Final = (
-    _histogram(
+_REQUEST_HISTOGRAMS: Final = (
+    _define_histogram(
         "time_to_first_token_seconds",
         "Of streams, until something was said.",
         lambda one: one.first_token,
     ),
-    _histogram(
+    _define_histogram(
         "request_duration_seconds",
         "Of answers that came to their end.",
         lambda one: one.duration,
     ),
-    _histogram(
+    _define_histogram(
         "time_per_output_token_seconds",
         "Of streams, after their first token: one mean for each.",
         lambda one: one.per_token,
     ),
-    _histogram(
+    _define_histogram(
         "overhead_seconds",
         "The gateway's own time on a request, until a worker, or a place at one, was asked for.",
         lambda one: one.overhead,
     ),
-    _histogram(
+    _define_histogram(
         "prompt_tokens", "The length of prompts that were answered.", lambda one: one.prompt_tokens
     ),
-    _histogram("completion_tokens", "The length of answers.", lambda one: one.completion_tokens),
+    _define_histogram(
+        "completion_tokens", "The length of answers.", lambda one: one.completion_tokens
+    ),
 )
-_FALLBACKS: Final = Told(
+_FALLBACK_COUNTER: Final = MetricDefinition(
     "interlingua_fallbacks",
     "counter",
     "Targets in whose stead another was asked.",
     ("target", "error"),
 )
-TOLD: Final = (*(one.definition for one in (*_COUNTERS, *_HISTOGRAMS)), _FALLBACKS)
+REQUEST_METRICS: Final = (
+    *(one.definition for one in (*_REQUEST_COUNTERS, *_REQUEST_HISTOGRAMS)),
+    _FALLBACK_COUNTER,
+)
 
 
 @runtime_checkable
-class Lines(Protocol):
+class TextCollector(Protocol):
     """What a collector may also be: one that writes its histograms by itself."""
 
     def format_histograms(self) -> Iterator[str]:
         """In Prometheus's text format."""
 
 
-class Metrics(Collector):
+class MetricsCollector(Collector):
     """Counts records, in plain dictionaries: nothing is looked up or locked for an exchange."""
 
-    def __init__(self, following: Observer, crews: Callable[[], Mapping[str, Crew]]) -> None:
+    def __init__(
+        self, following: RecordObserver, crews: Callable[[], Mapping[str, PoolStats]]
+    ) -> None:
         """``following`` is told of each record, too; ``crews`` gives each backend's workers."""
         self._next_observer = following
-        self._pending: list[Record] = []
+        self._pending: list[RequestRecord] = []
         """What is not counted yet."""
-        self._stats: dict[Arm, _Figures] = {}
+        self._stats: dict[StatsKey, _HistogramStats] = {}
         self._fallbacks = Counter[tuple[str, ...]]()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._text_collectors: list[Lines] = []
+        self._text_collectors: list[TextCollector] = []
         self.register(self)
-        self.register(Workers(crews))
+        self.register(PoolCollector(crews))
 
     def register(self, collector: Collector) -> None:
         """Tell on the page what this tells, too."""
         self._registry.register(collector)
-        if isinstance(collector, Lines):
+        if isinstance(collector, TextCollector):
             self._text_collectors.append(collector)
 
-    def record_request(self, record: Record) -> None:
+    def record_request(self, record: RequestRecord) -> None:
         """Count an exchange: together with others, or as soon as somebody asks."""
         self._pending.append(record)
-        if len(self._pending) >= _TOGETHER:
+        if len(self._pending) >= _BATCH_SIZE:
             self._count_pending()
         self._next_observer(record)
 
-    def collect_stats(self) -> Mapping[Arm, _Figures]:
+    def collect_stats(self) -> Mapping[StatsKey, _HistogramStats]:
         """What is counted of each, with all that was observed."""
         self._count_pending()
         return self._stats
@@ -177,19 +198,19 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         arms = self.collect_stats()
-        for one in _COUNTERS:
+        for one in _REQUEST_COUNTERS:
             yield one.definition.build_family(
                 ((*arm, *key), count)
                 for arm, figures in arms.items()
                 for key, count in one.read_value(figures).items()
                 if count
             )
-        yield _FALLBACKS.build_family(self._fallbacks.items())
+        yield _FALLBACK_COUNTER.build_family(self._fallbacks.items())
 
     def format_histograms(self) -> Iterator[str]:
         """See Lines."""
         arms = self.collect_stats()
-        for one in _HISTOGRAMS:
+        for one in _REQUEST_HISTOGRAMS:
             yield from one.definition.format_histogram_lines(
                 (arm, one.read_value(its)) for arm, its in arms.items()
             )
@@ -197,26 +218,26 @@ class Metrics(Collector):
     def _count_pending(self) -> None:
         """Count what waits."""
         waiting, self._pending = self._pending, []
-        for records in alike(waiting):
+        for records in group_by_labels(waiting):
             any_ = records[0]
-            self._get_stats(answered(any_)).add_records(*records)
+            self._get_stats(build_stats_key(any_)).add_records(*records)
             if any_.diverted:
-                self._get_stats(left(any_)).diversions += len(records)
+                self._get_stats(build_diverted_key(any_)).diversions += len(records)
         for record in waiting:
             for told in record.fell_back:
                 model, _, rest = told.rpartition("@")
                 version, _, why = rest.partition(" ")
                 self._count_fallback(f"{model}@{version}", why)
 
-    def _get_stats(self, arm: Arm) -> _Figures:
+    def _get_stats(self, arm: StatsKey) -> _HistogramStats:
         figures = self._stats.get(arm)
         if figures is None:
-            if len(self._stats) >= _MOST_ARMS:
-                arm = (_OTHER, _OTHER, _OTHER)
-            figures = self._stats.setdefault(arm, Figures(Histogram))
+            if len(self._stats) >= _MAX_STATS_KEYS:
+                arm = (_OVERFLOW_LABEL, _OVERFLOW_LABEL, _OVERFLOW_LABEL)
+            figures = self._stats.setdefault(arm, RequestStats(Histogram))
         return figures
 
     def _count_fallback(self, *key: str) -> None:
-        if key not in self._fallbacks and len(self._fallbacks) >= _MOST:
-            key = (_OTHER,) * len(key)
+        if key not in self._fallbacks and len(self._fallbacks) >= _MAX_LABEL_SETS:
+            key = (_OVERFLOW_LABEL,) * len(key)
         self._fallbacks[key] += 1

@@ -15,40 +15,55 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.core.histogram import Histogram
-from gateway.told import Told
+from gateway.told import MetricDefinition
 
-_EVERY: Final = 0.25
+_LAG_CHECK_INTERVAL: Final = 0.25
 """Seconds between two looks at how late the loop is."""
-_EDGES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_DESCRIPTORS: Final = Path("/proc/self/fd")
-_MEMORY: Final = Path("/proc/self/statm")
+_LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_FD_DIRECTORY: Final = Path("/proc/self/fd")
+_STATM_FILE: Final = Path("/proc/self/statm")
 
-LAG: Final = Told(
+EVENT_LOOP_LAG: Final = MetricDefinition(
     "interlingua_event_loop_lag_seconds",
     "histogram",
-    f"How much later than it was to the event loop came to a timer, {1 / _EVERY:g} times a second.",
+    f"How much later than it was to the event loop came to a timer, {1 / _LAG_CHECK_INTERVAL:g} times a second.",
 )
-CONNECTIONS: Final = Told(
+OPEN_CLIENT_CONNECTIONS: Final = MetricDefinition(
     "interlingua_open_client_connections", "gauge", "Connections of clients.", ("listener",)
 )
-MALFORMED: Final = Told(
+MALFORMED_REQUESTS: Final = MetricDefinition(
     "interlingua_malformed_requests",
     "counter",
     "What came to a listener and was no request that can be served, by what was wrong with it.",
     ("listener", "kind"),
 )
-DESCRIPTORS: Final = Told("interlingua_open_fds", "gauge", "File descriptors that are open.")
-MOST_DESCRIPTORS: Final = Told("interlingua_max_fds", "gauge", "File descriptors that may be open.")
-MEMORY: Final = Told("interlingua_memory_bytes", "gauge", "Resident memory.")
-PROCESSOR: Final = Told("interlingua_cpu_seconds", "counter", "Processor time, of all threads.")
-BUILD: Final = Told(
+OPEN_FDS: Final = MetricDefinition(
+    "interlingua_open_fds", "gauge", "File descriptors that are open."
+)
+MAX_FDS: Final = MetricDefinition(
+    "interlingua_max_fds", "gauge", "File descriptors that may be open."
+)
+MEMORY_BYTES: Final = MetricDefinition("interlingua_memory_bytes", "gauge", "Resident memory.")
+CPU_SECONDS: Final = MetricDefinition(
+    "interlingua_cpu_seconds", "counter", "Processor time, of all threads."
+)
+BUILD_INFO: Final = MetricDefinition(
     "interlingua_build_info", "gauge", "What runs: always 1.", ("version", "python"), "largest"
 )
-TOLD: Final = (
-    *(LAG, CONNECTIONS, MALFORMED, DESCRIPTORS, MOST_DESCRIPTORS, MEMORY, PROCESSOR, BUILD),
+PROCESS_METRICS: Final = (
+    *(
+        EVENT_LOOP_LAG,
+        OPEN_CLIENT_CONNECTIONS,
+        MALFORMED_REQUESTS,
+        OPEN_FDS,
+        MAX_FDS,
+        MEMORY_BYTES,
+        CPU_SECONDS,
+        BUILD_INFO,
+    ),
 )
 
-_KINDS: Final[Mapping[int, str]] = {
+_MALFORMED_KINDS: Final[Mapping[int, str]] = {
     HTTPStatus.BAD_REQUEST: "not_http",
     HTTPStatus.REQUEST_TIMEOUT: "slow_head",
     HTTPStatus.REQUEST_URI_TOO_LONG: "long_target",
@@ -57,7 +72,7 @@ _KINDS: Final[Mapping[int, str]] = {
 }
 
 
-class Met(Protocol):
+class ListenerStats(Protocol):
     """A listener."""
 
     @property
@@ -69,19 +84,21 @@ class Met(Protocol):
         """How often what came could not be read as a request, by the status that said so."""
 
 
-class Process(Collector):
+class ProcessCollector(Collector):
     """Looks after the loop from ``start`` to ``stop``; all else is asked at each look."""
 
-    def __init__(self, fronts: Callable[[], Mapping[str, Met]]) -> None:
+    def __init__(self, fronts: Callable[[], Mapping[str, ListenerStats]]) -> None:
         """``fronts`` gives the listeners there are now, by their addresses."""
         self._get_listeners = fronts
-        self._lag = Histogram(_EDGES)
+        self._lag = Histogram(_LAG_BUCKETS)
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Look how late the loop is, from now on."""
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_EVERY, self._measure_lag, loop, loop.time() + _EVERY)
+        self._timer = loop.call_later(
+            _LAG_CHECK_INTERVAL, self._measure_lag, loop, loop.time() + _LAG_CHECK_INTERVAL
+        )
 
     def stop(self) -> None:
         """Look no longer."""
@@ -92,26 +109,30 @@ class Process(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         fronts = self._get_listeners()
-        yield CONNECTIONS.build_family(((name,), one.connections) for name, one in fronts.items())
-        yield MALFORMED.build_family(
-            ((name, _KINDS.get(status, str(status))), count)
+        yield OPEN_CLIENT_CONNECTIONS.build_family(
+            ((name,), one.connections) for name, one in fronts.items()
+        )
+        yield MALFORMED_REQUESTS.build_family(
+            ((name, _MALFORMED_KINDS.get(status, str(status))), count)
             for name, one in fronts.items()
             for status, count in one.malformed_by_status.items()
         )
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        yield PROCESSOR.build_family([((), usage.ru_utime + usage.ru_stime)])
-        yield MOST_DESCRIPTORS.build_family([((), resource.getrlimit(resource.RLIMIT_NOFILE)[0])])
+        yield CPU_SECONDS.build_family([((), usage.ru_utime + usage.ru_stime)])
+        yield MAX_FDS.build_family([((), resource.getrlimit(resource.RLIMIT_NOFILE)[0])])
         with suppress(OSError):  # where there is no /proc
-            pages = int(_MEMORY.read_text("ascii").split()[1])
-            yield MEMORY.build_family([((), pages * os.sysconf("SC_PAGE_SIZE"))])
-            yield DESCRIPTORS.build_family([((), len([*_DESCRIPTORS.iterdir()]))])
-        yield BUILD.build_family([((__version__, platform.python_version()), 1)])
+            pages = int(_STATM_FILE.read_text("ascii").split()[1])
+            yield MEMORY_BYTES.build_family([((), pages * os.sysconf("SC_PAGE_SIZE"))])
+            yield OPEN_FDS.build_family([((), len([*_FD_DIRECTORY.iterdir()]))])
+        yield BUILD_INFO.build_family([((__version__, platform.python_version()), 1)])
 
     def format_histograms(self) -> Iterator[str]:
-        """See ``gateway.metrics.exchanges.Lines``."""
-        return LAG.format_histogram_lines([((), self._lag)])
+        """See ``gateway.metrics.exchanges.TextCollector``."""
+        return EVENT_LOOP_LAG.format_histogram_lines([((), self._lag)])
 
     def _measure_lag(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         now = loop.time()
         self._lag.add(now - due)
-        self._timer = loop.call_later(_EVERY, self._measure_lag, loop, now + _EVERY)
+        self._timer = loop.call_later(
+            _LAG_CHECK_INTERVAL, self._measure_lag, loop, now + _LAG_CHECK_INTERVAL
+        )

@@ -2,15 +2,15 @@
 
 from typing import Final
 
-from gateway.told import Told
+from gateway.told import MetricDefinition
 
-PROCESSES: Final = Told(
+SERVING_PROCESSES: Final = MetricDefinition(
     "interlingua_processes", "gauge", "Processes that serve.", merge_mode="supervisor"
 )
-RESTARTS: Final = Told(
+PROCESS_RESTARTS: Final = MetricDefinition(
     "interlingua_process_restarts",
     "counter",
     "Processes that were started in the place of one that ended.",
     merge_mode="supervisor",
 )
-TOLD: Final = (PROCESSES, RESTARTS)
+SUPERVISOR_METRICS: Final = (SERVING_PROCESSES, PROCESS_RESTARTS)

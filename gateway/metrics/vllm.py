@@ -12,27 +12,35 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.core.histogram import Histogram
-from gateway.figures import Arm, Figures
-from gateway.told import Samples, Told
+from gateway.figures import RequestStats, StatsKey
+from gateway.told import MetricDefinition, MetricSamples
 
-_LABELS: Final = ("model_name", "engine")
-_ENGINE: Final = "0"
-_REASONS: Final[Mapping[str, str]] = {"eos": "stop", "tool_calls": "stop"}
+_VLLM_LABELS: Final = ("model_name", "engine")
+_ENGINE_INDEX: Final = "0"
+_FINISH_REASONS: Final[Mapping[str, str]] = {"eos": "stop", "tool_calls": "stop"}
 """What vLLM calls an end, where it has another word."""
 
-RUNNING: Final = Told("vllm:num_requests_running", "gauge", "Requests being answered.", _LABELS)
-WAITING: Final = Told("vllm:num_requests_waiting", "gauge", "Requests that wait.", _LABELS)
-PROMPTS: Final = Told("vllm:prompt_tokens", "counter", "Tokens of prompts.", _LABELS)
-GENERATED: Final = Told("vllm:generation_tokens", "counter", "Tokens of answers.", _LABELS)
-SUCCESS: Final = Told(
+REQUESTS_RUNNING: Final = MetricDefinition(
+    "vllm:num_requests_running", "gauge", "Requests being answered.", _VLLM_LABELS
+)
+REQUESTS_WAITING: Final = MetricDefinition(
+    "vllm:num_requests_waiting", "gauge", "Requests that wait.", _VLLM_LABELS
+)
+PROMPT_TOKENS: Final = MetricDefinition(
+    "vllm:prompt_tokens", "counter", "Tokens of prompts.", _VLLM_LABELS
+)
+GENERATION_TOKENS: Final = MetricDefinition(
+    "vllm:generation_tokens", "counter", "Tokens of answers.", _VLLM_LABELS
+)
+REQUEST_SUCCESS: Final = MetricDefinition(
     "vllm:request_success",
     "counter",
     "Choices that ended, by the reason.",
-    (*_LABELS, "finished_reason"),
+    (*_VLLM_LABELS, "finished_reason"),
 )
-_Of = Callable[[Figures[Histogram]], Histogram]
-_HISTOGRAMS: Final[tuple[tuple[Told, _Of], ...]] = tuple(
-    (Told(f"vllm:{name}", "histogram", help_, _LABELS), of)
+_HistogramGetter = Callable[[RequestStats[Histogram]], Histogram]
+_VLLM_HISTOGRAMS: Final[tuple[tuple[MetricDefinition, _HistogramGetter], ...]] = tuple(
+    (MetricDefinition(f"vllm:{name}", "histogram", help_, _VLLM_LABELS), of)
     for name, help_, of in (
         ("time_to_first_token_seconds", "To the first token.", lambda one: one.first_token),
         (
@@ -50,18 +58,18 @@ _HISTOGRAMS: Final[tuple[tuple[Told, _Of], ...]] = tuple(
         ("request_generation_tokens", "The length of answers.", lambda one: one.completion),
     )
 )
-TOLD: Final = (
-    *(RUNNING, WAITING, PROMPTS, GENERATED, SUCCESS),
-    *(told for told, _ in _HISTOGRAMS),
+VLLM_METRICS: Final = (
+    *(REQUESTS_RUNNING, REQUESTS_WAITING, PROMPT_TOKENS, GENERATION_TOKENS, REQUEST_SUCCESS),
+    *(told for told, _ in _VLLM_HISTOGRAMS),
 )
 
 
-class Vllm(Collector):
+class VllmCollector(Collector):
     """Adds up what is counted of a model's arms. Nothing is kept here."""
 
     def __init__(
         self,
-        arms: Callable[[], Mapping[Arm, Figures[Histogram]]],
+        arms: Callable[[], Mapping[StatsKey, RequestStats[Histogram]]],
         running: Callable[[], Mapping[tuple[str, str], int]],
     ) -> None:
         """``arms`` gives figures, ``running`` how many exchanges run, by model and phase."""
@@ -75,23 +83,23 @@ class Vllm(Collector):
             waiting[model] = running[model] = 0
         for (model, phase), count in self._count_running().items():
             (waiting if phase == "queued" else running)[model] += count
-        yield RUNNING.build_family(_labelled(running))
-        yield WAITING.build_family(_labelled(waiting))
-        yield PROMPTS.build_family(_labelled(self._count_tokens("input")))
-        yield GENERATED.build_family(_labelled(self._count_tokens("output")))
-        yield SUCCESS.build_family(self._count_finishes().items())
+        yield REQUESTS_RUNNING.build_family(_add_labels(running))
+        yield REQUESTS_WAITING.build_family(_add_labels(waiting))
+        yield PROMPT_TOKENS.build_family(_add_labels(self._count_tokens("input")))
+        yield GENERATION_TOKENS.build_family(_add_labels(self._count_tokens("output")))
+        yield REQUEST_SUCCESS.build_family(self._count_finishes().items())
 
     def format_histograms(self) -> Iterator[str]:
-        """See ``gateway.metrics.exchanges.Lines``."""
-        for told, of in _HISTOGRAMS:
+        """See ``gateway.metrics.exchanges.TextCollector``."""
+        for told, of in _VLLM_HISTOGRAMS:
             yield from told.format_histogram_lines(
-                ((model, _ENGINE), _sum(map(of, figures)))
+                ((model, _ENGINE_INDEX), _sum_histograms(map(of, figures)))
                 for model, figures in self._group_by_model().items()
             )
 
-    def _group_by_model(self) -> Mapping[str, list[Figures[Histogram]]]:
+    def _group_by_model(self) -> Mapping[str, list[RequestStats[Histogram]]]:
         """The figures of each model's arms. What came to no model is none."""
-        found: dict[str, list[Figures[Histogram]]] = {}
+        found: dict[str, list[RequestStats[Histogram]]] = {}
         for (model, _, _), figures in self._get_stats().items():
             if model:
                 found.setdefault(model, []).append(figures)
@@ -110,15 +118,15 @@ class Vllm(Collector):
         for model, every in self._group_by_model().items():
             for figures in every:
                 for (reason,), count in figures.finishes.items():
-                    found[model, _ENGINE, _REASONS.get(reason, reason)] += count
+                    found[model, _ENGINE_INDEX, _FINISH_REASONS.get(reason, reason)] += count
         return found
 
 
-def _labelled(counts: Mapping[str, int]) -> Samples:
-    return (((model, _ENGINE), count) for model, count in counts.items())
+def _add_labels(counts: Mapping[str, int]) -> MetricSamples:
+    return (((model, _ENGINE_INDEX), count) for model, count in counts.items())
 
 
-def _sum(histograms: Iterable[Histogram]) -> Histogram:
+def _sum_histograms(histograms: Iterable[Histogram]) -> Histogram:
     """All of them as one: they have the same edges."""
     first, *others = histograms
     found = Histogram(first.edges)

@@ -9,10 +9,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.core.histogram import Histogram
-from gateway.told import Samples, Told
+from gateway.told import MetricDefinition, MetricSamples
 
 
-class Tally(Protocol):
+class PoolCounters(Protocol):
     """What a pool counts; see ``backends.pool.tally``, which has the fields' meaning."""
 
     retries: Counter[str]
@@ -26,11 +26,11 @@ class Tally(Protocol):
 
 
 @runtime_checkable
-class Crew(Protocol):
+class PoolStats(Protocol):
     """The workers of a backend."""
 
     @property
-    def metrics(self) -> Tally:
+    def metrics(self) -> PoolCounters:
         """What is counted of them."""
 
     @property
@@ -53,72 +53,84 @@ class Crew(Protocol):
         """How each worker is: its ``url``, ``state``, ``in_flight``, ``limit`` and ``latency``."""
 
 
-class _Of(Struct, frozen=True):
+class _PoolMetric(Struct, frozen=True):
     """A metric: of a pool, by the labels beside ``backend``, what ``of`` gives."""
 
-    definition: Told
-    read_samples: Callable[[Crew], Samples]
+    definition: MetricDefinition
+    read_samples: Callable[[PoolStats], MetricSamples]
 
 
-def _counter(name: str, help_: str, of: Callable[[Crew], Samples], *labels: str) -> _Of:
-    return _Of(Told(f"interlingua_{name}", "counter", help_, ("backend", *labels)), of)
+def _define_pool_counter(
+    name: str, help_: str, of: Callable[[PoolStats], MetricSamples], *labels: str
+) -> _PoolMetric:
+    return _PoolMetric(
+        MetricDefinition(f"interlingua_{name}", "counter", help_, ("backend", *labels)), of
+    )
 
 
-def _gauge(name: str, help_: str, of: Callable[[Crew], Samples], *labels: str) -> _Of:
-    return _Of(Told(f"interlingua_{name}", "gauge", help_, ("backend", *labels)), of)
+def _define_pool_gauge(
+    name: str, help_: str, of: Callable[[PoolStats], MetricSamples], *labels: str
+) -> _PoolMetric:
+    return _PoolMetric(
+        MetricDefinition(f"interlingua_{name}", "gauge", help_, ("backend", *labels)), of
+    )
 
 
-def _largest(name: str, help_: str, of: Callable[[Crew], Samples], *labels: str) -> _Of:
+def _define_largest_gauge(
+    name: str, help_: str, of: Callable[[PoolStats], MetricSamples], *labels: str
+) -> _PoolMetric:
     """A gauge that is in all processes what it is in the one where it is the largest."""
-    return _Of(Told(f"interlingua_{name}", "gauge", help_, ("backend", *labels), "largest"), of)
+    return _PoolMetric(
+        MetricDefinition(f"interlingua_{name}", "gauge", help_, ("backend", *labels), "largest"), of
+    )
 
 
-def _by_name(counts: Mapping[str, int]) -> Samples:
+def _label_by_name(counts: Mapping[str, int]) -> MetricSamples:
     return (((name,), count) for name, count in counts.items())
 
 
-def _by_worker(name: str, crew: Crew) -> Iterable[tuple[Sequence[str], float]]:
+def _read_worker_values(name: str, crew: PoolStats) -> Iterable[tuple[Sequence[str], float]]:
     """What is known of each worker; nothing of one of which it is not known."""
     known = ((one.url, getattr(one, name)) for one in crew.report_workers())
     return (((url,), value) for url, value in known if value is not None)
 
 
-_OF_A_POOL: Final = (
-    _largest(
+_POOL_METRICS: Final = (
+    _define_largest_gauge(
         "worker_up",
         "Whether it is asked.",
         lambda crew: (((one.url,), float(one.state != "out")) for one in crew.report_workers()),
         "worker",
     ),
-    _gauge(
+    _define_pool_gauge(
         "worker_in_flight",
         "The requests that it has.",
-        lambda crew: _by_worker("in_flight", crew),
+        lambda crew: _read_worker_values("in_flight", crew),
         "worker",
     ),
-    _gauge(
+    _define_pool_gauge(
         "worker_limit",
         "The most that it is given at a time, where there is a most.",
-        lambda crew: _by_worker("limit", crew),
+        lambda crew: _read_worker_values("limit", crew),
         "worker",
     ),
-    _largest(
+    _define_largest_gauge(
         "worker_latency_seconds",
         "To the first token of late, where that is known.",
-        lambda crew: _by_worker("latency", crew),
+        lambda crew: _read_worker_values("latency", crew),
         "worker",
     ),
-    _largest(
+    _define_largest_gauge(
         "backend_panic",
         "Whether health is ignored, since too few workers are well.",
         lambda crew: (((), float(crew.in_panic)),),
     ),
-    _gauge(
+    _define_pool_gauge(
         "queue_length",
         "Requests that wait for a place.",
         lambda crew: (((), len(crew.queued_request_ids)),),
     ),
-    _gauge(
+    _define_pool_gauge(
         "upstream_connections",
         "Connections to workers: busy or resting.",
         lambda crew: (
@@ -127,7 +139,7 @@ _OF_A_POOL: Final = (
         ),
         "state",
     ),
-    _counter(
+    _define_pool_counter(
         "upstream_connects",
         "Connections made to workers, or tried in vain.",
         lambda crew: (
@@ -136,43 +148,43 @@ _OF_A_POOL: Final = (
         ),
         "result",
     ),
-    _counter(
+    _define_pool_counter(
         "upstream_failures",
         "What workers failed with: connect, first_token, idle, total, cut, garbage, or a status.",
-        lambda crew: _by_name(crew.metrics.failures),
+        lambda crew: _label_by_name(crew.metrics.failures),
         "kind",
     ),
-    _counter(
+    _define_pool_counter(
         "cancelled_upstream",
         "Answers that were ended at their worker, since nobody waited for them.",
         lambda crew: (((), crew.metrics.abandoned),),
     ),
-    _counter(
+    _define_pool_counter(
         "retries",
         "Further workers that were asked for a request, by what the one before failed with.",
-        lambda crew: _by_name(crew.metrics.retries),
+        lambda crew: _label_by_name(crew.metrics.retries),
         "reason",
     ),
-    _counter(
+    _define_pool_counter(
         "retry_budget_exhausted",
         "Requests that were not tried again, since too many had been.",
         lambda crew: (((), crew.metrics.exhausted),),
     ),
-    _counter(
+    _define_pool_counter(
         "shed",
         "Requests that got no worker: queue_full, queue_wait, or no_worker where there is none.",
-        lambda crew: _by_name(crew.metrics.shed),
+        lambda crew: _label_by_name(crew.metrics.shed),
         "reason",
     ),
-    _counter(
+    _define_pool_counter(
         "discovery_failures",
         "Looks that found no workers.",
         lambda crew: (((), crew.discovery_failures),),
     ),
 )
-_HISTOGRAMS: Final[tuple[tuple[Told, Callable[[Crew], Histogram]], ...]] = (
+_POOL_HISTOGRAMS: Final[tuple[tuple[MetricDefinition, Callable[[PoolStats], Histogram]], ...]] = (
     (
-        Told(
+        MetricDefinition(
             "interlingua_upstream_request_duration_seconds",
             "histogram",
             "Of each try at a worker, to its end.",
@@ -181,7 +193,7 @@ _HISTOGRAMS: Final[tuple[tuple[Told, Callable[[Crew], Histogram]], ...]] = (
         lambda crew: crew.metrics.request_durations,
     ),
     (
-        Told(
+        MetricDefinition(
             "interlingua_queue_wait_seconds",
             "histogram",
             "For a place at a worker, of the requests that had to wait.",
@@ -190,7 +202,7 @@ _HISTOGRAMS: Final[tuple[tuple[Told, Callable[[Crew], Histogram]], ...]] = (
         lambda crew: crew.metrics.queue_times,
     ),
     (
-        Told(
+        MetricDefinition(
             "interlingua_longest_pause_seconds",
             "histogram",
             "Of streams that came to their end, the longest time from one read to the next.",
@@ -199,20 +211,23 @@ _HISTOGRAMS: Final[tuple[tuple[Told, Callable[[Crew], Histogram]], ...]] = (
         lambda crew: crew.metrics.stream_gaps,
     ),
 )
-TOLD: Final = (*(one.definition for one in _OF_A_POOL), *(told for told, _ in _HISTOGRAMS))
+UPSTREAM_METRICS: Final = (
+    *(one.definition for one in _POOL_METRICS),
+    *(told for told, _ in _POOL_HISTOGRAMS),
+)
 
 
-class Workers(Collector):
+class PoolCollector(Collector):
     """Nothing is kept here."""
 
-    def __init__(self, crews: Callable[[], Mapping[str, Crew]]) -> None:
+    def __init__(self, crews: Callable[[], Mapping[str, PoolStats]]) -> None:
         """``crews`` gives those there are now, by their backends' names."""
         self._get_pools = crews
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         crews = self._get_pools()
-        for one in _OF_A_POOL:
+        for one in _POOL_METRICS:
             yield one.definition.build_family(
                 ((name, *labels), value)
                 for name, crew in crews.items()
@@ -220,8 +235,8 @@ class Workers(Collector):
             )
 
     def format_histograms(self) -> Iterator[str]:
-        """See ``gateway.metrics.exchanges.Lines``."""
-        for told, of in _HISTOGRAMS:
+        """See ``gateway.metrics.exchanges.TextCollector``."""
+        for told, of in _POOL_HISTOGRAMS:
             yield from told.format_histogram_lines(
                 ((name,), of(crew)) for name, crew in self._get_pools().items()
             )

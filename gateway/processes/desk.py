@@ -16,27 +16,27 @@ from msgspec import Struct
 from yarl import URL
 
 from gateway.config.addresses import split_address
-from gateway.door import Door
-from gateway.processes.member import Member
-from gateway.processes.merging import Page, cancelled, joined
-from gateway.processes.passing import pass_on
+from gateway.door import ListenSockets
+from gateway.processes.member import ServingProcess
+from gateway.processes.merging import MetricsPage, merge_cancelled, merge_responses
+from gateway.processes.passing import proxy_request
 
-_BODY: Final = 64 << 10
-_PATIENCE: Final = 10.0
+_MAX_BODY_SIZE: Final = 64 << 10
+_BODY_TIMEOUT: Final = 10.0
 """How many seconds a body may take."""
-_LONGEST: Final = 600.0
+_RELOAD_TIMEOUT: Final = 600.0
 """How many seconds an answer may take: a reload waits for what is new."""
-_NOBODY: Final = "no process serves now"
-_PLAYED: Final = "/-/play/"
+_NO_PROCESS_MESSAGE: Final = "no process serves now"
+_PLAYGROUND_PREFIX: Final = "/-/play/"
 """Below it the listeners answer, a piece at a time."""
-_ASKED: Final = (
+_REQUEST_HEADERS: Final = (
     hdrs.HOST,
     hdrs.AUTHORIZATION,
     hdrs.CONTENT_TYPE,
     hdrs.CONTENT_ENCODING,
     hdrs.ORIGIN,
 )
-_TOLD: Final = (
+_RESPONSE_HEADERS: Final = (
     hdrs.CONTENT_TYPE,
     hdrs.SERVER,
     hdrs.CACHE_CONTROL,
@@ -49,20 +49,20 @@ _TOLD: Final = (
 )
 
 
-class _Question(Struct, frozen=True):
+class _ProxyRequest(Struct, frozen=True):
     method: str
     url: URL
     headers: Mapping[str, str]
     body: bytes
 
 
-class _Said(Struct, frozen=True):
+class _ProxyResponse(Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-class Desk:
+class AdminProxy:
     """Listens at ``address``. ``members`` gives the processes; ``own``, what the supervisor counts.
 
     ``config`` tells the whole configuration, of which each process has a part. What a process
@@ -72,7 +72,7 @@ class Desk:
     def __init__(
         self,
         address: str,
-        members: Callable[[], Sequence[Member]],
+        members: Callable[[], Sequence[ServingProcess]],
         own: Callable[[], bytes],
         config: Callable[[], Awaitable[object]],
     ) -> None:
@@ -82,10 +82,10 @@ class Desk:
         self._list_processes = members
         self._render_own_metrics = own
         self._describe_config = config
-        self._retired_metrics = Page()
-        self._last_metrics: dict[Member, Page] = {}
-        self._sockets: Door | None = None
-        made = web.Application(client_max_size=_BODY)
+        self._retired_metrics = MetricsPage()
+        self._last_metrics: dict[ServingProcess, MetricsPage] = {}
+        self._sockets: ListenSockets | None = None
+        made = web.Application(client_max_size=_MAX_BODY_SIZE)
         made.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(
             made,
@@ -102,7 +102,7 @@ class Desk:
         host, port = split_address(self._address)
         await self._runner.setup()
         assert self._runner.server is not None  # noqa: S101 - it was set up
-        self._sockets = Door(self._runner.server)
+        self._sockets = ListenSockets(self._runner.server)
         bound = await self._sockets.listen(host, port)
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{bound}"
@@ -113,30 +113,32 @@ class Desk:
             await self._sockets.wait_closed()
         await self._runner.cleanup()
 
-    def forget_process(self, member: Member) -> None:
+    def forget_process(self, member: ServingProcess) -> None:
         """This one is gone."""
-        self._retired_metrics.merge(self._last_metrics.pop(member, Page()).select_counters())
+        self._retired_metrics.merge(self._last_metrics.pop(member, MetricsPage()).select_counters())
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path.startswith(_PLAYED):
+        if request.path.startswith(_PLAYGROUND_PREFIX):
             return await self._proxy_playground(request)  # its body is its listener's to bound
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_BODY_TIMEOUT):
                 body = await request.read()
         except TimeoutError:
-            return _refusal(HTTPStatus.REQUEST_TIMEOUT, "the body took too long")
+            return _error_response(HTTPStatus.REQUEST_TIMEOUT, "the body took too long")
         except web.HTTPRequestEntityTooLarge:
-            message = f"the body is larger than {_BODY} bytes"
-            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
-        headers = {str(name): request.headers[name] for name in _ASKED if name in request.headers}
+            message = f"the body is larger than {_MAX_BODY_SIZE} bytes"
+            return _error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+        headers = {
+            str(name): request.headers[name] for name in _REQUEST_HEADERS if name in request.headers
+        }
         url = URL(f"http://localhost{request.rel_url.raw_path_qs}", encoded=True)
-        said = await self._dispatch(_Question(request.method, url, headers, body), request.path)
+        said = await self._dispatch(_ProxyRequest(request.method, url, headers, body), request.path)
         if said is None:
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, _NOBODY)
-        told = {name: said.headers[name] for name in _TOLD if name in said.headers}
+            return _error_response(HTTPStatus.SERVICE_UNAVAILABLE, _NO_PROCESS_MESSAGE)
+        told = {name: said.headers[name] for name in _RESPONSE_HEADERS if name in said.headers}
         return web.Response(status=said.status, body=said.body, headers=told)
 
-    async def _dispatch(self, question: _Question, path: str) -> _Said | None:
+    async def _dispatch(self, question: _ProxyRequest, path: str) -> _ProxyResponse | None:
         match question.method, path:
             case "GET", "/metrics":
                 return await self._merge_metrics(question)
@@ -158,26 +160,28 @@ class Desk:
             case _:
                 return await self._query_first(question, None)
 
-    async def _merge_metrics(self, question: _Question) -> _Said | None:
+    async def _merge_metrics(self, question: _ProxyRequest) -> _ProxyResponse | None:
         answers = await self._query_all(question)
-        if not answers or (odd := _odd(answers)):
+        if not answers or (odd := _find_error(answers)):
             return odd if answers else None
-        self._last_metrics |= {member: Page(said.body.decode()) for member, said in answers.items()}
-        page = Page(self._render_own_metrics().decode())
+        self._last_metrics |= {
+            member: MetricsPage(said.body.decode()) for member, said in answers.items()
+        }
+        page = MetricsPage(self._render_own_metrics().decode())
         page.merge(self._retired_metrics)
         for one in self._last_metrics.values():
             page.merge(one)
         return msgspec.structs.replace(next(iter(answers.values())), body=page.render().encode())
 
-    async def _merge_json(self, question: _Question, path: str) -> _Said | None:
+    async def _merge_json(self, question: _ProxyRequest, path: str) -> _ProxyResponse | None:
         """One answer of all."""
         answers = await self._query_all(question)
-        if not answers or (odd := _odd(answers)):
+        if not answers or (odd := _find_error(answers)):
             return odd if answers else None
-        body = msgspec.json.encode(joined(path, [one.body for one in answers.values()]))
+        body = msgspec.json.encode(merge_responses(path, [one.body for one in answers.values()]))
         return msgspec.structs.replace(next(iter(answers.values())), body=body)
 
-    async def _get_config(self, question: _Question) -> _Said | None:
+    async def _get_config(self, question: _ProxyRequest) -> _ProxyResponse | None:
         """The configuration that each has a part of, if one of them would tell its own."""
         said = await self._query_first(question, None)
         if said is None or said.status != HTTPStatus.OK:
@@ -186,52 +190,56 @@ class Desk:
             said, body=msgspec.json.encode(await self._describe_config())
         )
 
-    async def _cancel_request(self, question: _Question) -> _Said | None:
+    async def _cancel_request(self, question: _ProxyRequest) -> _ProxyResponse | None:
         """Any may have some that are meant."""
         answers = (await self._query_all(question)).values()
         found = [one for one in answers if one.status == HTTPStatus.OK]
         if not found:
             return next(iter(answers), None)
-        body = msgspec.json.encode(cancelled([one.body for one in found]))
+        body = msgspec.json.encode(merge_cancelled([one.body for one in found]))
         return msgspec.structs.replace(found[0], body=body)
 
-    async def _set_draining(self, question: _Question) -> _Said | None:
+    async def _set_draining(self, question: _ProxyRequest) -> _ProxyResponse | None:
         """Also those that are started from now on."""
         answers = await self._query_all(question)
-        if answers and _odd(answers) is None:
+        if answers and _find_error(answers) is None:
             self.draining = question.method == hdrs.METH_POST
         return max(answers.values(), key=lambda one: one.status, default=None)
 
     async def _proxy_playground(self, request: web.Request) -> web.StreamResponse:
         """As the first process answers that serves."""
         first = next((one for one in self._list_processes() if one.ready_message), None)
-        answer = None if first is None else await pass_on(request, first.admin_socket)
-        return answer or _refusal(HTTPStatus.SERVICE_UNAVAILABLE, _NOBODY)
+        answer = None if first is None else await proxy_request(request, first.admin_socket)
+        return answer or _error_response(HTTPStatus.SERVICE_UNAVAILABLE, _NO_PROCESS_MESSAGE)
 
-    async def _query_all(self, question: _Question) -> Mapping[Member, _Said]:
+    async def _query_all(self, question: _ProxyRequest) -> Mapping[ServingProcess, _ProxyResponse]:
         """What each that serves says."""
         serving = [one for one in self._list_processes() if one.ready_message]
-        answers = await asyncio.gather(*(_ask(one, question) for one in serving))
+        answers = await asyncio.gather(*(_query_process(one, question) for one in serving))
         return {one: said for one, said in zip(serving, answers, strict=True) if said is not None}
 
-    async def _query_first(self, question: _Question, unlike: int | None) -> _Said | None:
+    async def _query_first(
+        self, question: _ProxyRequest, unlike: int | None
+    ) -> _ProxyResponse | None:
         """What the first says whose answer is no such status; or else what the last says."""
-        said: _Said | None = None
+        said: _ProxyResponse | None = None
         for member in [one for one in self._list_processes() if one.ready_message]:
-            said = await _ask(member, question) or said
+            said = await _query_process(member, question) or said
             if said is not None and said.status != unlike:
                 break
         return said
 
 
-def _odd(answers: Mapping[Member, _Said]) -> _Said | None:
+def _find_error(answers: Mapping[ServingProcess, _ProxyResponse]) -> _ProxyResponse | None:
     """One that is no answer to what was asked."""
     return next((one for one in answers.values() if one.status != HTTPStatus.OK), None)
 
 
-async def _ask(member: Member, question: _Question) -> _Said | None:
+async def _query_process(member: ServingProcess, question: _ProxyRequest) -> _ProxyResponse | None:
     """What it says; None when it is gone, or hangs."""
-    limits = aiohttp.ClientTimeout(total=_LONGEST if question.url.path == "/-/reload" else 10.0)
+    limits = aiohttp.ClientTimeout(
+        total=_RELOAD_TIMEOUT if question.url.path == "/-/reload" else 10.0
+    )
     connector = aiohttp.UnixConnector(member.admin_socket)
     try:
         async with (
@@ -244,12 +252,12 @@ async def _ask(member: Member, question: _Question) -> _Said | None:
                 allow_redirects=False,
             ) as answer,
         ):
-            return _Said(answer.status, answer.headers, await answer.read())
+            return _ProxyResponse(answer.status, answer.headers, await answer.read())
     except (aiohttp.ClientError, TimeoutError):
         return None
 
 
-def _refusal(status: HTTPStatus, message: str) -> web.Response:
+def _error_response(status: HTTPStatus, message: str) -> web.Response:
     body = msgspec.json.encode({"error": {"message": message, "field": None}})
     headers = {hdrs.SERVER: "interlingua", hdrs.CACHE_CONTROL: "no-store"}
     return web.Response(status=status, body=body, headers=headers, content_type="application/json")

@@ -2,18 +2,18 @@
 
 import asyncio
 
-from gateway.files import Watch
+from gateway.files import FileWatcher
 from gateway.reload import Reloader
 
 
-class Following:
+class ReloadTrigger:
     """Reloads whenever something has ``changed``: so a signal says, and the file ``watched``."""
 
     def __init__(self, reloader: Reloader, watched: str | None) -> None:
         self._reloader = reloader
         self._watched_files = () if watched is None else (watched,)
         self.reload_requested = asyncio.Event()
-        self._file_watcher = Watch(self._list_files, self.reload_requested.set)
+        self._file_watcher = FileWatcher(self._list_files, self.reload_requested.set)
 
     async def run(self) -> None:
         """Until cancelled. What has changed since this was made counts."""

@@ -17,14 +17,14 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from gateway.config import Complaint
-from gateway.processes.text import Text
-from gateway.reload import Told
+from gateway.config.complaints import ConfigIssue
+from gateway.processes.text import ConfigText
+from gateway.reload import ReloadResult
 
-_LENGTH = 4
+_LENGTH_BYTES = 4
 
 
-class Seated(Struct, frozen=True, array_like=True):
+class ListenerPort(Struct, frozen=True, array_like=True):
     """A listener's place and its port."""
 
     address: str
@@ -32,75 +32,85 @@ class Seated(Struct, frozen=True, array_like=True):
     port: int
 
 
-class Begin(Struct, frozen=True, tag=True):
+class StartCommand(Struct, frozen=True, tag=True):
     """Serve this, as one of so many. ``admin`` is the path of its admin socket, "" for none.
 
     ``draining``: tell whoever asks that no more requests should come.
     """
 
-    config_text: Text
+    config_text: ConfigText
     process_count: int
-    ports: Sequence[Seated]
+    ports: Sequence[ListenerPort]
     admin_socket: str = ""
     log_level: str = "INFO"
     draining: bool = False
 
 
-class Ready(Struct, frozen=True, tag=True):
+class ProcessReady(Struct, frozen=True, tag=True):
     """It serves."""
 
     urls: Sequence[str]
     models: Sequence[str]
 
 
-class Failed(Struct, frozen=True, tag=True):
+class ProcessFailed(Struct, frozen=True, tag=True):
     """It can't, and ends."""
 
     reason: str
 
 
-class Prepare(Struct, frozen=True, tag=True):
+class PrepareReload(Struct, frozen=True, tag=True):
     """Get ready to serve this instead."""
 
-    config_text: Text
-    ports: Sequence[Seated]
+    config_text: ConfigText
+    ports: Sequence[ListenerPort]
 
 
-class Prepared(Struct, frozen=True, tag=True):
+class ReloadPrepared(Struct, frozen=True, tag=True):
     """It is ready to, unless there are complaints."""
 
-    issues: Sequence[Complaint] = ()
+    issues: Sequence[ConfigIssue] = ()
 
 
-class Verdict(Struct, frozen=True, tag=True):
+class CommitReload(Struct, frozen=True, tag=True):
     """Serve what was prepared, or leave it."""
 
     commit: bool
 
 
-class Done(Struct, frozen=True, tag=True):
+class ReloadDone(Struct, frozen=True, tag=True):
     """So it did."""
 
 
-class Wish(Struct, frozen=True, tag=True):
+class ReloadRequest(Struct, frozen=True, tag=True):
     """Somebody asks for a reload."""
 
     number: int
 
 
-class Outcome(Struct, frozen=True, tag=True):
+class ReloadReply(Struct, frozen=True, tag=True):
     """What came of it."""
 
     number: int
-    result: Told
+    result: ReloadResult
 
 
-Message = Begin | Ready | Failed | Prepare | Prepared | Verdict | Done | Wish | Outcome
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+IpcMessage = (
+    StartCommand
+    | ProcessReady
+    | ProcessFailed
+    | PrepareReload
+    | ReloadPrepared
+    | CommitReload
+    | ReloadDone
+    | ReloadRequest
+    | ReloadReply
+)
+_decoder: msgspec.msgpack.Decoder[IpcMessage] = msgspec.msgpack.Decoder(IpcMessage)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Line:
+class IpcChannel:
     """One end of it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,15 +122,15 @@ class Line:
         """Over this end of a pair of sockets."""
         return cls(*await asyncio.open_connection(sock=end))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: IpcMessage) -> None:
         """Tell the other end. What nobody can hear any more is lost."""
         data = _encode(message)
-        self._writer.write(len(data).to_bytes(_LENGTH, "big") + data)
+        self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
-    async def receive(self) -> Message | None:
+    async def receive(self) -> IpcMessage | None:
         """What the other end tells next; None when it is gone."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            size = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
+            size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
             return _decoder.decode(await self._reader.readexactly(size))
         return None
 

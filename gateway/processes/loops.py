@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 
 
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def get_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Makes uvloop's loop where it is installed; None stands for the library's own."""
     if importlib.util.find_spec("uvloop") is None:
         return None
@@ -16,7 +16,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def settle() -> None:
+def tune_gc() -> None:
     """Let the collector look less often, and no more at what is there to stay.
 
     A request leaves hardly a cycle behind, and by its own rule it would look after each few.

@@ -9,19 +9,27 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Self
 
-from gateway.processes.line import Begin, Failed, Line, Message, Outcome, Ready, Wish
-from gateway.reload import Told
+from gateway.processes.line import (
+    IpcChannel,
+    IpcMessage,
+    ProcessFailed,
+    ProcessReady,
+    ReloadReply,
+    ReloadRequest,
+    StartCommand,
+)
+from gateway.reload import ReloadResult
 
 
-class Member:
+class ServingProcess:
     """It runs from ``born`` on. ``ready`` is what it said when it began to serve."""
 
-    def __init__(self, process: Process, line: Line, admin: str) -> None:
+    def __init__(self, process: Process, line: IpcChannel, admin: str) -> None:
         self.process = process
         self.admin_socket = admin
-        self.ready_message: Ready | None = None
+        self.ready_message: ProcessReady | None = None
         self._channel = line
-        self._replies = asyncio.Queue[Message | None]()
+        self._replies = asyncio.Queue[IpcMessage | None]()
         self._is_gone = False
 
     @classmethod
@@ -38,20 +46,22 @@ class Member:
                 pass_fds=[theirs.fileno()],
                 process_group=0,
             )
-        return cls(process, await Line.connect(ours), admin)
+        return cls(process, await IpcChannel.connect(ours), admin)
 
-    async def start_serving(self, begin: Begin) -> str:
+    async def start_serving(self, begin: StartCommand) -> str:
         """Let it serve; why it does not, or ""."""
         match await self.send_request(begin):
-            case Ready() as ready:
+            case ProcessReady() as ready:
                 self.ready_message = ready
                 return ""
-            case Failed(why):
+            case ProcessFailed(why):
                 return why
             case _:
                 return f"it ended at once, with {await self.wait_exit()}"
 
-    async def send_request(self, message: Message, within: float | None = None) -> Message | None:
+    async def send_request(
+        self, message: IpcMessage, within: float | None = None
+    ) -> IpcMessage | None:
         """What it replies to that; None when it is gone.
 
         One that says nothing for so many seconds is killed: it could come back with anything.
@@ -66,11 +76,11 @@ class Member:
             self.send_signal(signal.SIGKILL)
             return None
 
-    async def read_messages(self, reload: Callable[[], Awaitable[Told]]) -> None:
+    async def read_messages(self, reload: Callable[[], Awaitable[ReloadResult]]) -> None:
         """Hear it until it is gone. Its wishes are told to ``reload``."""
         async with asyncio.TaskGroup() as tasks:
             while (told := await self._channel.receive()) is not None:
-                if isinstance(told, Wish):
+                if isinstance(told, ReloadRequest):
                     tasks.create_task(self._handle_reload(told.number, reload))
                 else:
                     self._replies.put_nowait(told)
@@ -90,5 +100,7 @@ class Member:
             with suppress(ProcessLookupError):
                 self.process.send_signal(which)
 
-    async def _handle_reload(self, number: int, reload: Callable[[], Awaitable[Told]]) -> None:
-        self._channel.send(Outcome(number, await reload()))
+    async def _handle_reload(
+        self, number: int, reload: Callable[[], Awaitable[ReloadResult]]
+    ) -> None:
+        self._channel.send(ReloadReply(number, await reload()))

@@ -7,7 +7,7 @@ import aiohttp
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
-_FRAMING: Final = (
+_HOP_BY_HOP_HEADERS: Final = (
     hdrs.CONNECTION,
     hdrs.CONTENT_LENGTH,
     hdrs.TRANSFER_ENCODING,
@@ -15,10 +15,10 @@ _FRAMING: Final = (
     hdrs.EXPECT,
 )
 """What belongs to one connection."""
-_LIMITS: Final = aiohttp.ClientTimeout(total=None, connect=10.0)
+_CLIENT_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, connect=10.0)
 
 
-async def pass_on(request: web.Request, path: str) -> web.StreamResponse | None:
+async def proxy_request(request: web.Request, path: str) -> web.StreamResponse | None:
     """Ask the listener at this Unix socket; None where it does not answer.
 
     The answer ends as that one does: whole, or cut.
@@ -28,18 +28,20 @@ async def pass_on(request: web.Request, path: str) -> web.StreamResponse | None:
     try:
         async with (
             aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path), timeout=_LIMITS, auto_decompress=False
+                connector=aiohttp.UnixConnector(path),
+                timeout=_CLIENT_TIMEOUT,
+                auto_decompress=False,
             ) as session,
             session.request(
                 request.method,
                 url,
-                headers=_kept(request.headers),
+                headers=_filter_headers(request.headers),
                 data=request.content if request.body_exists else None,
                 allow_redirects=False,
             ) as said,
         ):
             answer.set_status(said.status)
-            answer.headers.update(_kept(said.headers))
+            answer.headers.update(_filter_headers(said.headers))
             await answer.prepare(request)
             async for piece in said.content.iter_any():
                 await answer.write(piece)
@@ -52,8 +54,8 @@ async def pass_on(request: web.Request, path: str) -> web.StreamResponse | None:
     return answer
 
 
-def _kept(headers: Mapping[str, str]) -> CIMultiDict[str]:
+def _filter_headers(headers: Mapping[str, str]) -> CIMultiDict[str]:
     kept = CIMultiDict(headers)
-    for name in _FRAMING:
+    for name in _HOP_BY_HOP_HEADERS:
         kept.popall(name, None)
     return kept

@@ -18,135 +18,143 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from backends.aside import Aside
-from gateway.app import App, surroundings
-from gateway.config import Complaint, ConfigError, Loaded
-from gateway.config.complaints import START
+from backends.aside import BackgroundCall
+from gateway.app import Gateway, build_services
+from gateway.config.complaints import DOCUMENT_START, ConfigError, ConfigIssue
+from gateway.config.loading import LoadedConfig
 from gateway.core.errors import WorkerError
-from gateway.descriptors import raise_limit
+from gateway.descriptors import raise_fd_limit
 from gateway.processes.line import (
-    Begin,
-    Done,
-    Failed,
-    Line,
-    Outcome,
-    Prepare,
-    Prepared,
-    Ready,
-    Seated,
-    Verdict,
-    Wish,
+    CommitReload,
+    IpcChannel,
+    ListenerPort,
+    PrepareReload,
+    ProcessFailed,
+    ProcessReady,
+    ReloadDone,
+    ReloadPrepared,
+    ReloadReply,
+    ReloadRequest,
+    StartCommand,
 )
-from gateway.processes.loops import loop_factory, settle
-from gateway.processes.shares import share
-from gateway.processes.stopping import Stopping
-from gateway.processes.text import Text
-from gateway.recording.lines import Lines, the_log
-from gateway.reload import Origin, Told
+from gateway.processes.loops import get_loop_factory, tune_gc
+from gateway.processes.shares import partition_config
+from gateway.processes.stopping import ShutdownSignal
+from gateway.processes.text import ConfigText
+from gateway.recording.lines import AccessLogWriter, open_access_log
+from gateway.reload import ConfigSource, ReloadResult
 
 log = logging.getLogger("interlingua")
 
 
-class _Overruled(Exception):
+class _ReloadAborted(Exception):
     """Another process can't serve what this one could."""
 
 
-class Among:
-    """The other processes, as the supervisor tells of them: see ``gateway.app.Among``."""
+class SupervisorLink:
+    """The other processes, as the supervisor tells of them: see ``gateway.app.ProcessGroup``."""
 
-    def __init__(self, line: Line, begin: Begin) -> None:
+    def __init__(self, line: IpcChannel, begin: StartCommand) -> None:
         self.channel = line
         self._process_count = begin.process_count
         self.admin_socket = begin.admin_socket
         self._commit = asyncio.get_running_loop().create_future()
-        self._pending_reloads: dict[int, asyncio.Future[Told]] = {}
+        self._pending_reloads: dict[int, asyncio.Future[ReloadResult]] = {}
         self._request_numbers = itertools.count()
 
-    def load_partition(self, text: Text, ports: Sequence[Seated]) -> Loaded:
+    def load_partition(self, text: ConfigText, ports: Sequence[ListenerPort]) -> LoadedConfig:
         """What this process serves of a text. Raises ConfigError."""
         whole = text.load()
         taken = {(one.address, one.number): one.port for one in ports}
-        return replace(whole, config=share(whole.config, self._process_count, taken))
+        return replace(whole, config=partition_config(whole.config, self._process_count, taken))
 
     async def confirm_reload(self) -> None:
         self._commit = asyncio.get_running_loop().create_future()
-        self.channel.send(Prepared())
+        self.channel.send(ReloadPrepared())
         if not await self._commit:
-            raise _Overruled
+            raise _ReloadAborted
 
-    async def reload(self) -> Told:
+    async def reload(self) -> ReloadResult:
         number = next(self._request_numbers)
         self._pending_reloads[number] = asyncio.get_running_loop().create_future()
-        self.channel.send(Wish(number))
+        self.channel.send(ReloadRequest(number))
         try:
             return await self._pending_reloads[number]
         finally:
             del self._pending_reloads[number]
 
-    async def follow_supervisor(self, app: App, gone: asyncio.Event) -> None:
+    async def follow_supervisor(self, app: Gateway, gone: asyncio.Event) -> None:
         """Do what the supervisor says until it is ``gone``."""
         async with asyncio.TaskGroup() as tasks:
             while (told := await self.channel.receive()) is not None:
                 match told:
-                    case Prepare(text, ports):
+                    case PrepareReload(text, ports):
                         tasks.create_task(self._apply_config(app, text, ports))
-                    case Verdict(go):
+                    case CommitReload(go):
                         self._commit.set_result(go)
-                    case Outcome(number, outcome) if number in self._pending_reloads:
+                    case ReloadReply(number, outcome) if number in self._pending_reloads:
                         self._pending_reloads[number].set_result(outcome)
                     case _:
                         """Who asked has left."""
             gone.set()
 
-    async def _apply_config(self, app: App, text: Text, ports: Sequence[Seated]) -> None:
+    async def _apply_config(
+        self, app: Gateway, text: ConfigText, ports: Sequence[ListenerPort]
+    ) -> None:
         try:
             await app.apply_config(
-                await Aside(partial(self.load_partition, text, ports)).wait_result()
+                await BackgroundCall(partial(self.load_partition, text, ports)).wait_result()
             )
-        except _Overruled:
-            self.channel.send(Done())
+        except _ReloadAborted:
+            self.channel.send(ReloadDone())
         except ConfigError as error:
-            self.channel.send(Prepared(error.issues))
+            self.channel.send(ReloadPrepared(error.issues))
         except Exception:
             log.exception("a reload failed")
-            bug = Complaint(START.line, START.column, "the gateway failed; its log has the cause")
-            self.channel.send(Prepared([bug]))
+            bug = ConfigIssue(
+                DOCUMENT_START.line,
+                DOCUMENT_START.column,
+                "the gateway failed; its log has the cause",
+            )
+            self.channel.send(ReloadPrepared([bug]))
         else:
-            self.channel.send(Done())
+            self.channel.send(ReloadDone())
 
 
-async def serve(end: socket.socket) -> int:
+async def serve_process(end: socket.socket) -> int:
     """Serve until told to stop; gives the process's exit code."""
-    line = await Line.connect(end)
+    line = await IpcChannel.connect(end)
     begin = await line.receive()
-    if not isinstance(begin, Begin):
+    if not isinstance(begin, StartCommand):
         return 1
     logging.basicConfig(level=begin.log_level, format="%(levelname)s %(name)s: %(message)s")
-    among = Among(line, begin)
+    among = SupervisorLink(line, begin)
     try:
         loaded = among.load_partition(begin.config_text, begin.ports)
     except ConfigError as error:
-        line.send(Failed(str(error)))
+        line.send(ProcessFailed(str(error)))
         return 1
     told = loaded.config.observe.access_log
-    with the_log(told.buffer, exchanges=told.format != "off") as lines:
-        return await _serve(loaded, among, lines, draining=begin.draining)
+    with open_access_log(told.buffer, exchanges=told.format != "off") as lines:
+        return await _run_gateway(loaded, among, lines, draining=begin.draining)
 
 
-async def _serve(loaded: Loaded, among: Among, lines: Lines, *, draining: bool) -> int:
-    loop, stopping = asyncio.get_running_loop(), Stopping()
-    origin = Origin(loaded, lambda: loaded)
-    app = App(loaded.config, surroundings(lines), origin=origin, among=among)
+async def _run_gateway(
+    loaded: LoadedConfig, among: SupervisorLink, lines: AccessLogWriter, *, draining: bool
+) -> int:
+    loop, stopping = asyncio.get_running_loop(), ShutdownSignal()
+    origin = ConfigSource(loaded, lambda: loaded)
+    app = Gateway(loaded.config, build_services(lines), origin=origin, among=among)
     app.set_draining(on=draining)
     try:
         urls = await app.start()
     except (OSError, WorkerError) as error:
-        among.channel.send(Failed(str(error)))
+        among.channel.send(ProcessFailed(str(error)))
         await app.stop()
         return 1
-    settle()
+    tune_gc()
     among.channel.send(
-        Ready([*filter(None, urls)], [info.name for info in app.router.list_models()])
+        ProcessReady([*filter(None, urls)], [info.name for info in app.router.list_models()])
     )
     following = loop.create_task(among.follow_supervisor(app, stopping.event))
     await stopping.wait()
@@ -160,9 +168,9 @@ async def _serve(loaded: Loaded, among: Among, lines: Lines, *, draining: bool) 
 def main() -> int:
     """Serve, with the descriptor that the command line names."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's to hear
-    raise_limit()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(serve(socket.socket(fileno=int(sys.argv[1]))))
+    raise_fd_limit()
+    with asyncio.Runner(loop_factory=get_loop_factory()) as runner:
+        return runner.run(serve_process(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":

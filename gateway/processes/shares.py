@@ -5,46 +5,48 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gateway import config as c
-from gateway.config.complaints import Steps
+from gateway.config import allowances, pools, shape
+from gateway.config import listeners as config_listeners
+from gateway.config import state as config_state
+from gateway.config.complaints import ConfigPath
 
-AllowanceT = TypeVar("AllowanceT", bound=c.Allowance)
-Ports = Mapping[c.ListenerId, int]
+RateLimitT = TypeVar("RateLimitT", bound=allowances.RateLimitConfig)
+ListenerPorts = Mapping[config_listeners.ListenerId, int]
 """The port of each listener."""
 
 
-def share(config: c.Config, processes: int, ports: Ports) -> c.Config:
+def partition_config(config: shape.Config, processes: int, ports: ListenerPorts) -> shape.Config:
     """What one of so many processes serves: a part of each limit, at the ports that all have.
 
     Parts are rounded up, so that none is 0.
     """
     listeners = [
         replace(listener, address=f"{listener.address.rpartition(':')[0]}:{ports[listener_id]}")
-        for listener_id, listener in c.listeners_by_id(config).items()
+        for listener_id, listener in config_listeners.listeners_by_id(config).items()
     ]
     limits = replace(
         config.limits,
-        connections=_part(config.limits.connections, processes),
-        connections_per_address=_most(config.limits.connections_per_address, processes),
+        connections=_divide(config.limits.connections, processes),
+        connections_per_address=_divide_optional(config.limits.connections_per_address, processes),
     )
-    backends = {name: _backend(one, processes) for name, one in config.backends.items()}
-    models = {name: _model(one, processes) for name, one in config.models.items()}
+    backends = {name: _partition_backend(one, processes) for name, one in config.backends.items()}
+    models = {name: _partition_model(one, processes) for name, one in config.models.items()}
     if config.state is None:
-        config = _keyed(config, processes)
+        config = _partition_all_key_limits(config, processes)
     return replace(
         config,
         listeners=tuple(listeners),
         limits=limits,
         backends=backends,
         models=models,
-        state=_state(config.state, processes),
+        state=_partition_state(config.state, processes),
     )
 
 
-def undivided(config: c.Config) -> Iterator[tuple[Steps, str]]:
+def find_unpartitionable(config: shape.Config) -> Iterator[tuple[ConfigPath, str]]:
     """What several processes can't share, and what to do instead."""
     for name, backend in config.backends.items():
-        if isinstance(backend, c.Torch):
+        if isinstance(backend, shape.TorchConfig):
             message = (
                 "each process would load this model; serve it with `interlingua worker` and name "
                 "that in a pool, or leave out --processes"
@@ -52,64 +54,74 @@ def undivided(config: c.Config) -> Iterator[tuple[Steps, str]]:
             yield ("backends", name), message
 
 
-def _part(whole: int, processes: int) -> int:
+def _divide(whole: int, processes: int) -> int:
     return -(-whole // processes)
 
 
-def _most(whole: int | None, processes: int) -> int | None:
-    return None if whole is None else _part(whole, processes)
+def _divide_optional(whole: int | None, processes: int) -> int | None:
+    return None if whole is None else _divide(whole, processes)
 
 
-def _state(state: c.State | None, processes: int) -> c.State | None:
+def _partition_state(
+    state: config_state.SharedStateConfig | None, processes: int
+) -> config_state.SharedStateConfig | None:
     return None if state is None else replace(state, replicas=state.replicas * processes)
 
 
-def _backend(backend: c.Backend, processes: int) -> c.Backend:
-    if not isinstance(backend, c.Pool):
+def _partition_backend(backend: shape.BackendConfig, processes: int) -> shape.BackendConfig:
+    if not isinstance(backend, pools.PoolConfig):
         return backend
     workers = (
-        replace(one, max_concurrency=_most(one.max_concurrency, processes))
+        replace(one, max_concurrency=_divide_optional(one.max_concurrency, processes))
         for one in backend.workers
     )
     return replace(
         backend,
         workers=tuple(workers),
-        max_concurrency=_most(backend.max_concurrency, processes),
-        total_concurrency=_most(backend.total_concurrency, processes),
-        queue=replace(backend.queue, max=_part(backend.queue.max, processes)),
+        max_concurrency=_divide_optional(backend.max_concurrency, processes),
+        total_concurrency=_divide_optional(backend.total_concurrency, processes),
+        queue=replace(backend.queue, max=_divide(backend.queue.max, processes)),
     )
 
 
-def _keyed(config: c.Config, processes: int) -> c.Config:
+def _partition_all_key_limits(config: shape.Config, processes: int) -> shape.Config:
     """With a part of what every key may take, where no state tells the processes of each other."""
-    keys = (replace(key, limits=_limits(key.limits, processes)) for key in config.keys)
-    defaults = replace(config.defaults, limits=_limits(config.defaults.limits, processes))
+    keys = (
+        replace(key, limits=_partition_key_limits(key.limits, processes)) for key in config.keys
+    )
+    defaults = replace(
+        config.defaults, limits=_partition_key_limits(config.defaults.limits, processes)
+    )
     return replace(config, keys=tuple(keys), defaults=defaults)
 
 
-def _limits(limits: c.KeyLimits | None, processes: int) -> c.KeyLimits | None:
+def _partition_key_limits(
+    limits: allowances.KeyRateLimitConfig | None, processes: int
+) -> allowances.KeyRateLimitConfig | None:
     if limits is None:
         return None
-    models = {name: _allowance(one, processes) for name, one in (limits.models or {}).items()}
-    return replace(_allowance(limits, processes), models=models or None)
+    models = {
+        name: _partition_rate_limit(one, processes) for name, one in (limits.models or {}).items()
+    }
+    return replace(_partition_rate_limit(limits, processes), models=models or None)
 
 
-def _allowance(told: AllowanceT, processes: int) -> AllowanceT:
+def _partition_rate_limit(told: RateLimitT, processes: int) -> RateLimitT:
     return replace(
         told,
-        requests=_rate(told.requests, processes),
-        tokens=_rate(told.tokens, processes),
-        concurrent=_most(told.concurrent, processes),
-        budget=_most(told.budget, processes),
+        requests=_divide_rate(told.requests, processes),
+        tokens=_divide_rate(told.tokens, processes),
+        concurrent=_divide_optional(told.concurrent, processes),
+        budget=_divide_optional(told.budget, processes),
     )
 
 
-def _rate(told: tuple[int, int] | None, processes: int) -> tuple[int, int] | None:
-    return None if told is None else (_part(told[0], processes), told[1])
+def _divide_rate(told: tuple[int, int] | None, processes: int) -> tuple[int, int] | None:
+    return None if told is None else (_divide(told[0], processes), told[1])
 
 
-def _model(model: c.Model, processes: int) -> c.Model:
+def _partition_model(model: shape.ModelConfig, processes: int) -> shape.ModelConfig:
     if model.shadow is None:
         return model
-    most = _part(model.shadow.max_concurrent, processes)
+    most = _divide(model.shadow.max_concurrent, processes)
     return replace(model, shadow=replace(model.shadow, max_concurrent=most))

@@ -4,7 +4,7 @@ import asyncio
 import signal
 
 
-class Stopping:
+class ShutdownSignal:
     """SIGTERM and SIGINT, and whatever else sets ``event``.
 
     SIGINT is somebody at a terminal: nobody sends requests here who would have to learn of it, so

@@ -20,38 +20,45 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway import config as c
-from gateway.admin.overview import shown
-from gateway.config import Complaint, ConfigError, Loaded
-from gateway.metrics.processes import PROCESSES, RESTARTS
-from gateway.processes.desk import Desk
-from gateway.processes.following import Following
-from gateway.processes.line import Begin, Prepare, Prepared, Seated, Verdict
-from gateway.processes.member import Member
-from gateway.processes.ports import Held
-from gateway.processes.shares import undivided
-from gateway.processes.text import Reading, Text
-from gateway.reload import Origin, Reloader
-from gateway.reloads import Reloads
+from gateway.admin.overview import describe_config
+from gateway.config import listeners
+from gateway.config.complaints import ConfigError, ConfigIssue
+from gateway.config.loading import LoadedConfig
+from gateway.metrics.processes import PROCESS_RESTARTS, SERVING_PROCESSES
+from gateway.processes.desk import AdminProxy
+from gateway.processes.following import ReloadTrigger
+from gateway.processes.line import (
+    CommitReload,
+    ListenerPort,
+    PrepareReload,
+    ReloadPrepared,
+    StartCommand,
+)
+from gateway.processes.member import ServingProcess
+from gateway.processes.ports import PortReservations
+from gateway.processes.shares import find_unpartitionable
+from gateway.processes.text import ConfigReader, ConfigText
+from gateway.reload import ConfigSource, Reloader
+from gateway.reloads import ReloadCollector
 
 log = logging.getLogger("interlingua")
 
-_MOST: Final = 5
+_MAX_START_FAILURES: Final = 5
 """So many starts fail in a row, and nobody serves: then no more are tried."""
-_PAUSE: Final = 0.1
-_LONGEST: Final = 30.0
+_MIN_RESTART_DELAY: Final = 0.1
+_MAX_RESTART_DELAY: Final = 30.0
 """Seconds before another takes a place: at first, and at most."""
-_STEADY: Final = 10.0
+_STABLE_AFTER: Final = 10.0
 """A process that lived for so many seconds was started well."""
-_SLACK: Final = 5.0
+_RELOAD_GRACE: Final = 5.0
 """Seconds that a process may take to reload, beside those that its backends may."""
 
 
-class Plan(Struct, frozen=True):
+class ServePlan(Struct, frozen=True):
     """What is served at first and by how many, what reads it anew, and the file that is watched."""
 
-    initial_config: Loaded
-    config_reader: Reading
+    initial_config: LoadedConfig
+    config_reader: ConfigReader
     process_count: int
     watched_file: str | None = None
     log_level: str = "INFO"
@@ -60,13 +67,13 @@ class Plan(Struct, frozen=True):
 class Supervisor(Collector):
     """Of the processes that ``plan`` asks for."""
 
-    def __init__(self, plan: Plan, folder: str) -> None:
+    def __init__(self, plan: ServePlan, folder: str) -> None:
         """``folder`` is for the processes' admin sockets: nobody else may enter it."""
         self._plan = plan
         self._folder = Path(folder)
         self._loaded_config, self._config_text = plan.initial_config, plan.config_reader.last_text
-        self._ports = Held()
-        self._processes: list[Member] = []
+        self._ports = PortReservations()
+        self._processes: list[ServingProcess] = []
         self._spawn_count = self._start_failures = 0
         self._lock = asyncio.Lock()
         """Whose it is may start a process, or change what they serve."""
@@ -74,9 +81,9 @@ class Supervisor(Collector):
         self._failure_reason = ""
         """What keeps all of it from going on."""
         self._tasks = asyncio.TaskGroup()
-        reloads = Reloads(plan.initial_config.hash, time.time)  # noqa: TID251 - here it is passed in
+        reloads = ReloadCollector(plan.initial_config.hash, time.time)  # noqa: TID251 - here it is passed in
         self._reloader = Reloader(
-            Origin(plan.initial_config, plan.config_reader),
+            ConfigSource(plan.initial_config, plan.config_reader),
             self._apply_config,
             reloads.record_reload,
         )
@@ -84,13 +91,15 @@ class Supervisor(Collector):
         registry.register(reloads)
         registry.register(self)
         admin, own = plan.initial_config.config.admin, partial(generate_latest, registry)
-        self._admin_proxy: Desk | None = None
+        self._admin_proxy: AdminProxy | None = None
         if admin is not None:
-            self._admin_proxy = Desk(admin.address, self._list_serving, own, self._describe_config)
+            self._admin_proxy = AdminProxy(
+                admin.address, self._list_serving, own, self._describe_config
+            )
 
     async def run(self) -> int:
         """Serve until told to stop; gives the command's exit code."""
-        following = Following(self._reloader, self._plan.watched_file)
+        following = ReloadTrigger(self._reloader, self._plan.watched_file)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._handle_signal, name)
@@ -110,15 +119,17 @@ class Supervisor(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         serving = len(self._list_serving())
-        yield PROCESSES.build_family([((), serving)])
-        yield RESTARTS.build_family([((), max(0, self._spawn_count - self._plan.process_count))])
+        yield SERVING_PROCESSES.build_family([((), serving)])
+        yield PROCESS_RESTARTS.build_family(
+            [((), max(0, self._spawn_count - self._plan.process_count))]
+        )
 
     async def _describe_config(self) -> object:
-        return await shown(
+        return await describe_config(
             self._loaded_config.config, self._loaded_config.hash, self._loaded_config.filename
         )
 
-    def _list_serving(self) -> list[Member]:
+    def _list_serving(self) -> list[ServingProcess]:
         return [one for one in self._processes if one.ready_message is not None]
 
     # --- from the start to the end ----------------------------------------------------------------
@@ -126,7 +137,7 @@ class Supervisor(Collector):
     async def _start_all(self) -> None:
         """Start all of them and listen, or give up."""
         try:
-            for listener_id in c.listeners_by_id(self._loaded_config.config):
+            for listener_id in listeners.listeners_by_id(self._loaded_config.config):
                 self._ports.reserve(listener_id)
             whys = await asyncio.gather(
                 *(self._spawn_process() for _ in range(self._plan.process_count))
@@ -186,26 +197,30 @@ class Supervisor(Collector):
         self._spawn_count += 1
         admin = "" if self._admin_proxy is None else str(self._folder / str(self._spawn_count))
         draining = self._admin_proxy is not None and self._admin_proxy.draining
-        member = await Member.spawn(admin)
+        member = await ServingProcess.spawn(admin)
         self._processes.append(member)
         self._tasks.create_task(member.read_messages(self._reloader.reload))
         count, level = self._plan.process_count, self._plan.log_level
-        begin = Begin(self._config_text, count, self._list_ports(), admin, level, draining)
+        begin = StartCommand(self._config_text, count, self._list_ports(), admin, level, draining)
         if self._stop_event.is_set():
             member.send_signal(signal.SIGTERM)
         return await member.start_serving(begin)
 
-    async def _keep_running(self, member: Member) -> None:
+    async def _keep_running(self, member: ServingProcess) -> None:
         """Start another in this one's place when it ends, and in that one's."""
         loop = asyncio.get_running_loop()
-        pause = _PAUSE
+        pause = _MIN_RESTART_DELAY
         while True:
             began = loop.time()
             end = await member.wait_exit()
             self._processes.remove(member)
             if self._admin_proxy is not None:
                 self._admin_proxy.forget_process(member)
-            pause = _PAUSE if loop.time() - began > _STEADY else min(2 * pause, _LONGEST)
+            pause = (
+                _MIN_RESTART_DELAY
+                if loop.time() - began > _STABLE_AFTER
+                else min(2 * pause, _MAX_RESTART_DELAY)
+            )
             log.error("a process ended with %s; another takes its place in %g s", end, pause)
             await asyncio.sleep(pause)
             async with self._lock:
@@ -214,61 +229,67 @@ class Supervisor(Collector):
             self._start_failures = self._start_failures + 1 if why else 0
             if why:
                 log.error("a process can't serve: %s", why)
-            if self._start_failures >= _MOST and not self._list_serving():
+            if self._start_failures >= _MAX_START_FAILURES and not self._list_serving():
                 self._fail(f"no process does any more, and the last one said: {why}")
 
     # --- another configuration --------------------------------------------------------------------
 
-    async def _apply_config(self, loaded: Loaded) -> None:
+    async def _apply_config(self, loaded: LoadedConfig) -> None:
         """Let all of them serve this from now on. Raises ConfigError, and all stays as it was."""
         if wrong := [
-            *c.restart_required(self._loaded_config.config, loaded.config),
-            *undivided(loaded.config),
+            *listeners.restart_required(self._loaded_config.config, loaded.config),
+            *find_unpartitionable(loaded.config),
         ]:
             raise loaded.build_error(*wrong)
         async with self._lock:
             self._reserve_ports(loaded)
             text = self._plan.config_reader.last_text
-            complaints = await self._commit_reload(text, loaded.config.limits.warm + _SLACK)
+            complaints = await self._commit_reload(text, loaded.config.limits.warm + _RELOAD_GRACE)
             if complaints:
-                self._ports.release_others(frozenset(c.listeners_by_id(self._loaded_config.config)))
+                self._ports.release_others(
+                    frozenset(listeners.listeners_by_id(self._loaded_config.config))
+                )
                 raise ConfigError(loaded.filename, complaints, loaded.files)
             self._loaded_config, self._config_text = loaded, text
-            self._ports.release_others(frozenset(c.listeners_by_id(loaded.config)))
+            self._ports.release_others(frozenset(listeners.listeners_by_id(loaded.config)))
 
-    def _reserve_ports(self, loaded: Loaded) -> None:
+    def _reserve_ports(self, loaded: LoadedConfig) -> None:
         """Hold the ports that are new. Raises ConfigError."""
-        for number, listener_id in enumerate(c.listeners_by_id(loaded.config)):
+        for number, listener_id in enumerate(listeners.listeners_by_id(loaded.config)):
             if listener_id in self._ports.ports:
                 continue
             try:
                 self._ports.reserve(listener_id)
             except OSError as error:
-                self._ports.release_others(frozenset(c.listeners_by_id(self._loaded_config.config)))
+                self._ports.release_others(
+                    frozenset(listeners.listeners_by_id(self._loaded_config.config))
+                )
                 why = f"the gateway can't listen there: {error.strerror or error}"
                 raise loaded.build_error((("listeners", number, "address"), why)) from None
 
-    async def _commit_reload(self, text: Text, within: float) -> Sequence[Complaint]:
+    async def _commit_reload(self, text: ConfigText, within: float) -> Sequence[ConfigIssue]:
         """Let all prepare this, and serve it if all can; what keeps one of them from it."""
         serving = self._list_serving()
-        prepare = Prepare(text, self._list_ports())
+        prepare = PrepareReload(text, self._list_ports())
         replies = await asyncio.gather(*(one.send_request(prepare, within) for one in serving))
         said = {
-            one: it for one, it in zip(serving, replies, strict=True) if isinstance(it, Prepared)
+            one: it
+            for one, it in zip(serving, replies, strict=True)
+            if isinstance(it, ReloadPrepared)
         }
         complaints = next((it.issues for it in said.values() if it.issues), ())
         ready = [one for one, it in said.items() if not it.issues]
-        verdict = Verdict(not complaints)
-        await asyncio.gather(*(one.send_request(verdict, _SLACK) for one in ready))
+        verdict = CommitReload(not complaints)
+        await asyncio.gather(*(one.send_request(verdict, _RELOAD_GRACE) for one in ready))
         return complaints
 
-    def _list_ports(self) -> Sequence[Seated]:
-        return [Seated(*listener_id, port) for listener_id, port in self._ports.ports.items()]
+    def _list_ports(self) -> Sequence[ListenerPort]:
+        return [ListenerPort(*listener_id, port) for listener_id, port in self._ports.ports.items()]
 
 
-def supervise(plan: Plan) -> int:
+def run_supervisor(plan: ServePlan) -> int:
     """Serve what the plan says until told to stop; gives the command's exit code."""
-    if wrong := [*undivided(plan.initial_config.config)]:
+    if wrong := [*find_unpartitionable(plan.initial_config.config)]:
         click.echo(str(plan.initial_config.build_error(*wrong)), err=True)
         return 1
     with tempfile.TemporaryDirectory(prefix="interlingua") as folder:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gateway.config import Loaded, loaded
-from gateway.config.complaints import START, Complaints
+from gateway.config.complaints import DOCUMENT_START, IssueCollector
+from gateway.config.loading import LoadedConfig, load_bytes
 
 
-class Text(Struct, frozen=True):
+class ConfigText(Struct, frozen=True):
     """A configuration as bytes. ``values`` stand beside the environment of who reads it."""
 
     data: bytes
@@ -19,37 +19,37 @@ class Text(Struct, frozen=True):
     env_overrides: Mapping[str, str] = {}
     insecure: bool = False
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedConfig:
         """What it says. Raises ConfigError."""
         env = {**os.environ, **self.env_overrides}
-        return loaded(self.data, self.filename, env=env, insecure=self.insecure)
+        return load_bytes(self.data, self.filename, env=env, insecure=self.insecure)
 
 
-Fetch = Callable[[], Text]
+ConfigFetcher = Callable[[], ConfigText]
 """Gives the text as it is now. Raises ConfigError where there is none."""
 
 
-def in_file(path: str, *, insecure: bool) -> Fetch:
+def make_file_fetcher(path: str, *, insecure: bool) -> ConfigFetcher:
     """That of a file."""
-    return partial(_file, path, insecure=insecure)
+    return partial(_fetch_file, path, insecure=insecure)
 
 
-def _file(path: str, *, insecure: bool) -> Text:
+def _fetch_file(path: str, *, insecure: bool) -> ConfigText:
     try:
-        return Text(Path(path).read_bytes(), path, insecure=insecure)
+        return ConfigText(Path(path).read_bytes(), path, insecure=insecure)
     except OSError as error:
         message = f"the file can't be read: {error.strerror}"
-        raise Complaints(path).build_error(START, message) from None
+        raise IssueCollector(path).build_error(DOCUMENT_START, message) from None
 
 
-class Reading:
+class ConfigReader:
     """Reads a text anew each time that it is called, and keeps the last that was right."""
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: ConfigFetcher) -> None:
         self._fetch = fetch
-        self.last_text = Text(b"", "")
+        self.last_text = ConfigText(b"", "")
 
-    def __call__(self) -> Loaded:
+    def __call__(self) -> LoadedConfig:
         """Raises ConfigError."""
         text = self._fetch()
         found = text.load()

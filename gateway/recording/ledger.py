@@ -17,13 +17,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.figures import answered
-from gateway.recording.scribe import Scribe
-from gateway.telemetry import Record
+from gateway.figures import build_stats_key
+from gateway.recording.scribe import BackgroundWriter
+from gateway.telemetry import RequestRecord
 
 log = logging.getLogger("interlingua")
 
-COLUMNS: Final = (
+USAGE_COLUMNS: Final = (
     ("at", "REAL NOT NULL"),
     ("id", "TEXT NOT NULL"),
     ("key", "TEXT NOT NULL"),
@@ -42,22 +42,22 @@ COLUMNS: Final = (
 )
 """Times in seconds, ``at`` in Unix seconds."""
 
-_MOST: Final = 10_000
+_MAX_WAITING_ROWS: Final = 10_000
 """Rows that may wait."""
-_PATIENCE: Final = 1.0
+_RETRY_DELAY: Final = 1.0
 """Seconds to wait for a lock, and from a failure to the next try."""
-SWEEP: Final = 3600.0
+CLEANUP_INTERVAL: Final = 3600.0
 """Seconds from one look for old rows to the next."""
-_TABLE: Final = (
-    f"CREATE TABLE IF NOT EXISTS usage ({', '.join(' '.join(one) for one in COLUMNS)}, "
+_CREATE_TABLE: Final = (
+    f"CREATE TABLE IF NOT EXISTS usage ({', '.join(' '.join(one) for one in USAGE_COLUMNS)}, "
     "PRIMARY KEY (at, id)) WITHOUT ROWID"
 )
-_VALUES: Final = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(len(COLUMNS)))
+_VALUES: Final = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(len(USAGE_COLUMNS)))
 _INSERT: Final = f"INSERT OR IGNORE INTO usage SELECT {_VALUES} FROM json_each(?)"  # noqa: S608
 """All rows in one statement: the interpreter is left alone while it runs."""
 
 
-class Store(Protocol):
+class UsageStore(Protocol):
     """Where rows are kept."""
 
     @property
@@ -68,25 +68,25 @@ class Store(Protocol):
     def transient_errors(self) -> tuple[type[Exception], ...]:
         """What it raises while it can't be written to."""
 
-    def insert_records(self, records: Sequence[Record]) -> int:
+    def insert_records(self, records: Sequence[RequestRecord]) -> int:
         """Write them all; gives how many it can never take. Raises one of ``failures``."""
 
     def close(self) -> None:
         """Let go of it. Never raises."""
 
 
-class Book:
+class UsageRecorder:
     """Writes rows to a store, as soon as it takes them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: UsageStore) -> None:
         self._store = store
-        self._writer = Scribe("usage", _MOST, self._write_batch)
+        self._writer = BackgroundWriter("usage", _MAX_WAITING_ROWS, self._write_batch)
         self._failing = False
         self._logged_dropped = 0
         """Lost rows of which was said that they are."""
         self.start = self._writer.start
 
-    def record_usage(self, record: Record) -> None:
+    def record_usage(self, record: RequestRecord) -> None:
         """Write down an exchange, if it came to a model."""
         if record.model:
             self._writer.enqueue(record)
@@ -103,7 +103,7 @@ class Book:
         self._log_dropped()
         self._store.close()
 
-    def _write_batch(self, batch: Sequence[Record]) -> int:
+    def _write_batch(self, batch: Sequence[RequestRecord]) -> int:
         """Write them, if it is tried again and again; gives how many had to be given up."""
         while True:
             last = self._writer.closing.is_set()
@@ -116,7 +116,7 @@ class Book:
                 self._failing = True
                 if last:
                     return len(batch)
-                self._writer.closing.wait(_PATIENCE)
+                self._writer.closing.wait(_RETRY_DELAY)
             else:
                 if self._failing:
                     log.warning("usage is written to %s again", self._store.name)
@@ -130,15 +130,15 @@ class Book:
             log.warning("usage: %d rows are lost", lost)
 
 
-class Ledger(Book):
+class SqliteUsageRecorder(UsageRecorder):
     """Writes them to a file of SQLite."""
 
     def __init__(self, path: str, keep: float, now: Callable[[], float]) -> None:
         """Rows are kept for so many seconds. ``now`` is in Unix seconds."""
-        super().__init__(_File(path, keep, now))
+        super().__init__(_SqliteUsageStore(path, keep, now))
 
 
-class _File:
+class _SqliteUsageStore:
     """A Store."""
 
     transient_errors = (OSError, sqlite3.Error)
@@ -152,13 +152,13 @@ class _File:
         """Which one is open."""
         self._cleaned_at = 0.0
 
-    def insert_records(self, records: Sequence[Record]) -> int:
+    def insert_records(self, records: Sequence[RequestRecord]) -> int:
         """See Store."""
         now = self._now()
         connection = self._open_database()
-        rows = msgspec.json.encode([row(record) for record in records]).decode()
+        rows = msgspec.json.encode([build_usage_row(record) for record in records]).decode()
         connection.execute(_INSERT, (rows,))
-        if abs(now - self._cleaned_at) >= SWEEP:
+        if abs(now - self._cleaned_at) >= CLEANUP_INTERVAL:
             connection.execute("DELETE FROM usage WHERE at < ?", (now - self._retention,))
             self._cleaned_at = now
         return 0
@@ -172,22 +172,24 @@ class _File:
 
     def _open_database(self) -> sqlite3.Connection:
         """The file, which may have been taken away since. Raises OSError or sqlite3.Error."""
-        whole = self._file_identity is not None and self._file_identity == _identity(self.name)
+        whole = self._file_identity is not None and self._file_identity == _get_file_identity(
+            self.name
+        )
         if self._connection is not None and whole:
             return self._connection
         self.close()
         found = sqlite3.connect(
-            self.name, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+            self.name, timeout=_RETRY_DELAY, isolation_level=None, check_same_thread=False
         )
         self._connection = found
         found.execute("PRAGMA journal_mode = WAL")
         found.execute("PRAGMA synchronous = NORMAL")
-        found.execute(_TABLE)
-        self._file_identity = _identity(self.name)
+        found.execute(_CREATE_TABLE)
+        self._file_identity = _get_file_identity(self.name)
         return found
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _get_file_identity(path: str) -> tuple[int, int] | None:
     """What makes it the same file; None where there is none."""
     try:
         found = os.stat(path)  # noqa: PTH116 - the path is a text
@@ -196,9 +198,9 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def row(record: Record) -> tuple[Any, ...]:
+def build_usage_row(record: RequestRecord) -> tuple[Any, ...]:
     """As ``COLUMNS`` say. Tokens that were passed on before nobody counted them are estimated."""
-    usage, (model, version, split) = record.usage, answered(record)
+    usage, (model, version, split) = record.usage, build_stats_key(record)
     tokens: tuple[int, int, str] = 0, record.tokens, "estimated" if record.tokens else ""
     if usage is not None:
         tokens = usage.prompt_tokens, usage.completion_tokens, usage.source

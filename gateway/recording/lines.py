@@ -16,39 +16,41 @@ from typing import Final, cast
 import msgspec
 from msgspec import Struct
 
-from gateway.recording.scribe import Scribe
-from gateway.recording.seldom import Seldom
-from gateway.telemetry import silent
+from gateway.recording.scribe import BackgroundWriter
+from gateway.recording.seldom import LogRateFilter
+from gateway.telemetry import ignore_record
 
-_STANDARD_ERROR: Final = 2
-_LAST_LINES: Final = 2.0
+_STDERR_DESCRIPTOR: Final = 2
+_FLUSH_TIMEOUT: Final = 2.0
 """Seconds in which these must be taken."""
 
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
 @contextmanager
-def the_log(most: int, *, exchanges: bool) -> Iterator["Lines"]:
+def open_access_log(most: int, *, exchanges: bool) -> Iterator["AccessLogWriter"]:
     """The process's own on standard error, with whatever is logged, for as long as this lasts."""
-    lines = Lines(_STANDARD_ERROR, most, exchanges=exchanges)
+    lines = AccessLogWriter(_STDERR_DESCRIPTOR, most, exchanges=exchanges)
     lines.start()
     try:
         with lines.capture_logger(logging.getLogger()):
             yield lines
     finally:
-        lines.close(_LAST_LINES)
+        lines.close(_FLUSH_TIMEOUT)
 
 
-class Lines:
+class AccessLogWriter:
     """Writes to a descriptor."""
 
     def __init__(self, descriptor: int, most: int, *, exchanges: bool = True) -> None:
         """So many lines may wait at ``most``. ``exchanges``: whether these have lines, too."""
         self._descriptor = descriptor
-        self._writer = Scribe("log", most, self._write_batch)
+        self._writer = BackgroundWriter("log", most, self._write_batch)
         self._logged_dropped = 0
         """Lost lines of which was said that they are."""
-        self.write_record: Callable[[Struct], None] = self._writer.enqueue if exchanges else silent
+        self.write_record: Callable[[Struct], None] = (
+            self._writer.enqueue if exchanges else ignore_record
+        )
         """Write this as a line of JSON."""
         self.start = self._writer.start
         self.close = self._writer.close
@@ -68,8 +70,10 @@ class Lines:
         The same is said a few times a second at most.
         """
         before = logger.handlers
-        seldom = Seldom(time.monotonic)
-        logger.handlers = [_Saying(self.write_text, one.formatter, seldom) for one in before]
+        seldom = LogRateFilter(time.monotonic)
+        logger.handlers = [
+            _TextLogHandler(self.write_text, one.formatter, seldom) for one in before
+        ]
         try:
             yield
         finally:
@@ -78,7 +82,7 @@ class Lines:
     def _write_batch(self, batch: Sequence[Struct | bytes]) -> int:
         """Write them; gives how many had to be left out."""
         try:
-            for piece in _written(batch):
+            for piece in _encode_batch(batch):
                 self._write_all(piece)
             if lost := self._writer.dropped - self._logged_dropped:
                 self._logged_dropped += lost
@@ -96,17 +100,17 @@ class Lines:
                 select.select([], [self._descriptor], [])
 
 
-def _written(batch: Sequence[Struct | bytes]) -> Iterator[bytes]:
+def _encode_batch(batch: Sequence[Struct | bytes]) -> Iterator[bytes]:
     """A batch in pieces. What is to be JSON is encoded many at once, which takes half the time."""
     for kind, some in itertools.groupby(batch, type):
         together = [*some]
         if kind is bytes:
-            yield from _pieces(cast("Sequence[bytes]", together))
+            yield from _group_lines(cast("Sequence[bytes]", together))
         else:
-            yield from _cut(_encode_lines(together))
+            yield from _split_lines(_encode_lines(together))
 
 
-def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
+def _group_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Whole lines, as many together as a pipe takes without another process's in between."""
     piece = b""
     for line in lines:
@@ -118,7 +122,7 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _cut(lines: bytes) -> Iterator[bytes]:
+def _split_lines(lines: bytes) -> Iterator[bytes]:
     """The same of lines that are together already, as many are when they are encoded at once."""
     begin = 0
     while begin < len(lines):
@@ -128,11 +132,11 @@ def _cut(lines: bytes) -> Iterator[bytes]:
         begin = end
 
 
-class _Saying(logging.Handler):
+class _TextLogHandler(logging.Handler):
     """Says what is logged."""
 
     def __init__(
-        self, say: Callable[[str], None], form: logging.Formatter | None, seldom: Seldom
+        self, say: Callable[[str], None], form: logging.Formatter | None, seldom: LogRateFilter
     ) -> None:
         super().__init__()
         self.setFormatter(form)

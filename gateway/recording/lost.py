@@ -6,20 +6,20 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.told import Told
+from gateway.told import MetricDefinition
 
-_FAMILIES: Final = {
-    name: Told(f"interlingua_{name}_lost", "counter", help_)
+_DROPPED_COUNTERS: Final = {
+    name: MetricDefinition(f"interlingua_{name}_lost", "counter", help_)
     for name, help_ in (
         ("log_lines", "Lines of the log that were not written: nobody took them."),
         ("usage_rows", "Exchanges without a row of usage: it could not be written."),
         ("traces", "Exchanges that were to be traced and are not: no collector took them in time."),
     )
 }
-TOLD: Final = (*_FAMILIES.values(),)
+DROPPED_RECORD_METRICS: Final = (*_DROPPED_COUNTERS.values(),)
 
 
-class Lost(Collector):
+class DroppedRecordCollector(Collector):
     """Counts it."""
 
     def __init__(self, counts: Mapping[str, Callable[[], int]]) -> None:
@@ -29,4 +29,4 @@ class Lost(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         for name, count in self._counts.items():
-            yield _FAMILIES[name].build_family([((), count())])
+            yield _DROPPED_COUNTERS[name].build_family([((), count())])

@@ -7,13 +7,13 @@ from typing import Final, Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
 
-_LINGER: Final = 0.05
+_BATCH_DELAY: Final = 0.05
 """Seconds from the first of a batch until it is written, and from one batch to the next: what comes
 meanwhile goes with it, and wakes nobody."""
-_BATCH: Final = 1000
+_MAX_BATCH: Final = 1000
 
 
-class Scribe(Generic[ItemT]):
+class BackgroundWriter(Generic[ItemT]):
     """Writes in batches, in the order in which things came."""
 
     def __init__(
@@ -21,7 +21,7 @@ class Scribe(Generic[ItemT]):
         name: str,
         most: int,
         write: Callable[[Sequence[ItemT]], int],
-        linger: float = _LINGER,
+        linger: float = _BATCH_DELAY,
     ) -> None:
         """So many may wait at ``most``. ``write`` gives how many of a batch it had to give up."""
         self._batch_delay = linger
@@ -71,7 +71,7 @@ class Scribe(Generic[ItemT]):
                 self._wait_for_items()
                 continue
             while self._waiting:
-                some = range(min(_BATCH, len(self._waiting)))
+                some = range(min(_MAX_BATCH, len(self._waiting)))
                 self._abandoned += self._write([self._waiting.popleft() for _ in some])
 
     def _wait_for_items(self) -> None:

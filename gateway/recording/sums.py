@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-BY: Final = {
+GROUP_COLUMNS: Final = {
     "key": "key",
     "model": "model",
     "version": "version",
@@ -21,13 +21,13 @@ BY: Final = {
 }
 """What usage can be summed by; days are those of UTC."""
 
-_SUMS: Final = (
+_SUM_EXPRESSIONS: Final = (
     "count(*), sum(outcome NOT IN ('ok', 'cancelled')), sum(outcome = 'cancelled'), "
     "sum(prompt_tokens), sum(completion_tokens)"
 )
 
 
-class Sum(Struct, frozen=True):
+class UsageTotal(Struct, frozen=True):
     """The exchanges that have these values in common."""
 
     by: dict[str, str]
@@ -39,13 +39,13 @@ class Sum(Struct, frozen=True):
     completion_tokens: int
 
 
-def sums(path: str, by: Sequence[str], since: float) -> list[Sum]:
+def query_sqlite_usage(path: str, by: Sequence[str], since: float) -> list[UsageTotal]:
     """What was used since ``since``, in Unix seconds, by these names of ``BY``.
 
     Raises sqlite3.Error where the file is no such file, or can't be read.
     """
-    keys = ", ".join(BY[name] for name in by)
-    query = f"SELECT {keys}, {_SUMS} FROM usage WHERE at >= ? GROUP BY {keys} ORDER BY {keys}"  # noqa: S608 - of the names above
+    keys = ", ".join(GROUP_COLUMNS[name] for name in by)
+    query = f"SELECT {keys}, {_SUM_EXPRESSIONS} FROM usage WHERE at >= ? GROUP BY {keys} ORDER BY {keys}"  # noqa: S608 - of the names above
     with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as file:
         rows = file.execute(query, (since,)).fetchall()
-    return [Sum(dict(zip(by, row, strict=False)), *row[len(by) :]) for row in rows]
+    return [UsageTotal(dict(zip(by, row, strict=False)), *row[len(by) :]) for row in rows]

@@ -28,13 +28,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway import __version__
-from gateway.config import Config, Pool, Tls, Torch, Worker, split_address
-from gateway.config.identity import Identity
-from gateway.config.state import State
-from gateway.core.ports import WireRequest
-from gateway.making import asked_of as models_of_backend
-from gateway.making import make_backend, make_dialect
-from gateway.server import Surroundings as Services
+from gateway.config.addresses import split_address
+from gateway.config.identity import JwtConfig
+from gateway.config.pools import PoolConfig, WorkerSourceConfig
+from gateway.config.shape import Config, TlsConfig, TorchConfig
+from gateway.config.state import SharedStateConfig
+from gateway.core.ports import UpstreamRequest
+from gateway.making import build_adapter, build_backend
+from gateway.making import list_backend_models as models_of_backend
+from gateway.server import GatewayServices as Services
 
 _WORKER_TIMEOUT: Final = 5.0
 """Seconds for each step: DNS, then the connection and its requests."""
@@ -181,11 +183,11 @@ def check_kernel(settings: Path = Path("/proc/sys/net")) -> Iterator[Finding]:
 def check_local_models(config: Config) -> Iterator[Finding]:
     """The device and the memory of each local model. Without one, torch is not imported."""
     for name, backend in config.backends.items():
-        if isinstance(backend, Torch):
+        if isinstance(backend, TorchConfig):
             yield _check_local_model(f"backend {name}", backend)
 
 
-def _check_local_model(subject: str, model: Torch) -> Finding:
+def _check_local_model(subject: str, model: TorchConfig) -> Finding:
     missing = [one for one in ("torch", "transformers") if importlib.util.find_spec(one) is None]
     if missing:
         message = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
@@ -198,7 +200,7 @@ def _check_local_model(subject: str, model: Torch) -> Finding:
         return _error(subject, message, "set another device, or repair the driver")
 
 
-def _check_device(subject: str, model: Torch, torch: Any) -> Finding:
+def _check_device(subject: str, model: TorchConfig, torch: Any) -> Finding:
     """Raises RuntimeError."""
     kind = model.device.partition(":")[0]
     if kind == "auto":
@@ -256,7 +258,7 @@ def _check_validity(certificate: Any, subject: str, now: float) -> Finding:
     return _ok(subject, f"certificate is valid for {days} days")
 
 
-def _check_own_certificate(tls: Tls, subject: str, now: float) -> Finding:
+def _check_own_certificate(tls: TlsConfig, subject: str, now: float) -> Finding:
     """Check the certificate of a listener by a handshake in memory."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tls.cert, tls.key, password=str)
@@ -295,7 +297,7 @@ async def check_listeners(config: Config, now: Callable[[], float]) -> Sequence[
     return findings
 
 
-async def _check_address(subject: str, address: str, tls: Tls | None, path: str) -> Finding:
+async def _check_address(subject: str, address: str, tls: TlsConfig | None, path: str) -> Finding:
     """Whether the address is free, or a gateway's already."""
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -310,7 +312,7 @@ async def _check_address(subject: str, address: str, tls: Tls | None, path: str)
     return _ok(subject, "the address is free")
 
 
-async def _is_gateway(host: str, port: int, tls: Tls | None, path: str) -> bool:
+async def _is_gateway(host: str, port: int, tls: TlsConfig | None, path: str) -> bool:
     """Whether a gateway answers at this address."""
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     shown = f"[{target}]" if ":" in target else target
@@ -333,7 +335,7 @@ class _WorkerCheck(Struct, frozen=True):
     subject: str
     url: str
     bearer: str | None
-    pool: Pool
+    pool: PoolConfig
     context: ssl.SSLContext
 
 
@@ -349,7 +351,7 @@ async def check_workers(config: Config, services: Services) -> Sequence[Finding]
 
     async with asyncio.TaskGroup() as tasks:
         for name, pool in config.backends.items():
-            if not isinstance(pool, Pool):
+            if not isinstance(pool, PoolConfig):
                 continue
             context = ssl.create_default_context(cafile=pool.tls.ca if pool.tls else None)
             for worker in pool.workers:
@@ -367,12 +369,12 @@ async def check_workers(config: Config, services: Services) -> Sequence[Finding]
 
 
 async def _worker_urls(
-    name: str, pool: Pool, worker: Worker, config: Config, services: Services
+    name: str, pool: PoolConfig, worker: WorkerSourceConfig, config: Config, services: Services
 ) -> Sequence[str]:
     """The worker's URL, or the URLs that DNS or a file names. Raises LookupError."""
     if worker.url is not None:
         return [worker.url]
-    backend: Any = make_backend(
+    backend: Any = build_backend(
         replace(pool, workers=(worker,)), services, name, models_of_backend(name, config)
     )
     await backend.start()
@@ -417,10 +419,10 @@ async def _check_worker(check: _WorkerCheck, now: Callable[[], float]) -> AsyncI
 async def _check_protocol(check: _WorkerCheck, now: Callable[[], float]) -> AsyncIterator[Finding]:
     """Send the health check and the protocol's probe. Raises httpx.HTTPError."""
     pool = check.pool
-    protocol: Any = make_dialect(pool.dialect, pool.profile, pool.options)
+    protocol: Any = build_adapter(pool.dialect, pool.profile, pool.options)
     probes = [protocol.probe]
     if (path := pool.health.path) is not None:
-        probes.insert(0, WireRequest(path, b"", method="GET"))
+        probes.insert(0, UpstreamRequest(path, b"", method="GET"))
     timeout = httpx.Timeout(_WORKER_TIMEOUT)
     async with httpx.AsyncClient(verify=check.context, timeout=timeout) as client:
         for probe in probes:
@@ -437,7 +439,9 @@ async def _check_protocol(check: _WorkerCheck, now: Callable[[], float]) -> Asyn
                 yield _warning(check.subject, message, "synchronize both clocks by NTP")
 
 
-def _check_response(check: _WorkerCheck, probe: WireRequest, response: httpx.Response) -> Finding:
+def _check_response(
+    check: _WorkerCheck, probe: UpstreamRequest, response: httpx.Response
+) -> Finding:
     status, protocol = response.status_code, check.pool.dialect
     request = f"{probe.method} {probe.path}"
     if status in _AUTH_STATUSES:
@@ -494,14 +498,14 @@ async def _check_collector(kind: str, url: str) -> Finding:
     return _ok(subject, "it answers")
 
 
-async def _check_issuer(identity: Identity) -> Finding:
+async def _check_issuer(identity: JwtConfig) -> Finding:
     """Fetch the keys by which tokens are verified."""
-    from gateway.identity.issuer import Fetching  # noqa: PLC0415 - its library need not be there
-    from gateway.identity.keys import read  # noqa: PLC0415 - as above
+    from gateway.identity.issuer import JwksFetcher  # noqa: PLC0415 - its library need not be there
+    from gateway.identity.keys import parse_key_set  # noqa: PLC0415 - as above
 
     subject = f"issuer {identity.issuer}"
     try:
-        keys = read(await Fetching(identity).fetch_keys(), identity.algorithms)
+        keys = parse_key_set(await JwksFetcher(identity).fetch_keys(), identity.algorithms)
     except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
         hint = "correct the issuer's url, or its `jwks`; until then, tokens are refused"
         return _error(subject, f"cannot fetch its keys: {_describe_failure(error)}", hint)
@@ -511,22 +515,26 @@ async def _check_issuer(identity: Identity) -> Finding:
 
 async def _check_postgres(url: str) -> Finding:
     """Connect to the database of usage. The subject has no password."""
-    from gateway.recording.postgres import FAILURES, connected, shown  # noqa: PLC0415 - as above
+    from gateway.recording.postgres import (
+        DATABASE_ERRORS,
+        connect_database,
+        redact_url,  # noqa: PLC0415 - as above
+    )
 
-    subject = f"usage database {shown(url)}"
+    subject = f"usage database {redact_url(url)}"
     try:
-        connection = await connected(url)
+        connection = await connect_database(url)
         try:
             version = connection.get_server_version()
         finally:
             await connection.close()
-    except FAILURES as error:
+    except DATABASE_ERRORS as error:
         hint = "start it, or correct its url; until then, rows wait, and are dropped in the end"
         return _error(subject, f"cannot connect: {_describe_failure(error)}", hint)
     return _ok(subject, f"version {version.major}.{version.minor} answers")
 
 
-async def _check_redis(state: State) -> Finding:
+async def _check_redis(state: SharedStateConfig) -> Finding:
     """Ask Redis for its version. The URL may hold a password, and is not shown."""
     from redis.asyncio import Redis  # noqa: PLC0415 - it need not be installed
     from redis.asyncio.retry import Retry  # noqa: PLC0415 - as above

@@ -12,17 +12,17 @@ from msgspec import Struct, field
 
 from gateway.core.errors import GatewayError
 from gateway.core.ports import Headers
-from gateway.core.types import Request
-from gateway.seam import Request as HttpRequest
-from gateway.telemetry import Record
-from gateway.tracing.parents import Parent, parent
+from gateway.core.request import Request
+from gateway.seam import HttpRequest
+from gateway.telemetry import RequestRecord
+from gateway.tracing.parents import ParentSpan, parse_traceparent
 
-_TRACE: Final = 16
-_SPAN: Final = 8
+_TRACE_ID_BYTES: Final = 16
+_SPAN_ID_BYTES: Final = 8
 """Bytes of an id."""
 
 
-class Try(Struct):
+class AttemptSpan(Struct):
     """A worker was asked. Times are in Unix seconds."""
 
     span_id: str
@@ -35,42 +35,42 @@ class Try(Struct):
     """The class of what it failed with."""
 
 
-class Trace(Struct, eq=False):
-    """What is known of one exchange; a ``gateway.core.watching.Trace``."""
+class RequestTrace(Struct, eq=False):
+    """What is known of one exchange; a ``gateway.core.watching.AttemptTrace``."""
 
-    record: Record
+    record: RequestRecord
     method: str
     now: Callable[[], float]
     span_id: Callable[[], str]
-    linked_parent: Parent | None = None
+    linked_parent: ParentSpan | None = None
     """What the client says of a trace, where that is another."""
-    parent: Parent | None = None
+    parent: ParentSpan | None = None
     """What this is part of."""
     request: Request | None = None
-    attempts: list[Try] = field(default_factory=list[Try])
+    attempts: list[AttemptSpan] = field(default_factory=list[AttemptSpan])
 
     def set_request(self, request: Request) -> None:
-        """See ``gateway.core.watching.Trace``."""
+        """See ``gateway.core.watching.AttemptTrace``."""
         self.request = request
 
     def start_attempt(self, url: str) -> Headers:
-        """See ``gateway.core.watching.Trace``."""
+        """See ``gateway.core.watching.AttemptTrace``."""
         record = self.record
-        one = Try(self.span_id(), url, record.backend, record.model, self.now())
+        one = AttemptSpan(self.span_id(), url, record.backend, record.model, self.now())
         self.attempts.append(one)
         told = (("traceparent", f"00-{record.trace}-{one.span_id}-01"),)
         state = self.parent.tracestate if self.parent is not None else ""
         return (*told, ("tracestate", state)) if state else told
 
     def end_attempt(self, error: GatewayError | None) -> None:
-        """See ``gateway.core.watching.Trace``."""
+        """See ``gateway.core.watching.AttemptTrace``."""
         one = self.attempts[-1]
         if not one.ended_at:
             one.ended_at = self.now()
             one.error = "" if error is None else type(error).__name__
 
 
-class Follower:
+class TraceSampler:
     """Chooses exchanges by ``share``, and puts those that have ended where they are sent from.
 
     ``now`` gives Unix seconds, ``draw`` a number in [0, 1) and ``random`` so many random bytes.
@@ -78,7 +78,7 @@ class Follower:
 
     def __init__(
         self,
-        put: Callable[[Trace], None],
+        put: Callable[[RequestTrace], None],
         *,
         share: float,
         trust: bool,
@@ -92,33 +92,35 @@ class Follower:
         self._now = now
         self._draw = draw
         self._random = random
-        self._open_traces: dict[str, Trace] = {}
+        self._open_traces: dict[str, RequestTrace] = {}
         """By the span's id."""
 
-    def start_trace(self, record: Record, http: HttpRequest) -> None:
-        """See ``gateway.server.Traces``."""
+    def start_trace(self, record: RequestRecord, http: HttpRequest) -> None:
+        """See ``gateway.server.Tracer``."""
         if not self._trust_parent:
             if self._draw() >= self._sample_rate:
                 return
-            said, followed = parent(http.headers), None
+            said, followed = parse_traceparent(http.headers), None
         else:
-            said, followed = None, parent(http.headers)
+            said, followed = None, parse_traceparent(http.headers)
             if not (self._draw() < self._sample_rate if followed is None else followed.sampled):
                 return
-        record.trace = self._random(_TRACE).hex() if followed is None else followed.trace_id
+        record.trace = (
+            self._random(_TRACE_ID_BYTES).hex() if followed is None else followed.trace_id
+        )
         record.span = self._make_span_id()
-        self._open_traces[record.span] = Trace(
+        self._open_traces[record.span] = RequestTrace(
             record, http.method, self._now, self._make_span_id, said, followed
         )
 
-    def get_trace(self, record: Record) -> Trace | None:
-        """See ``gateway.server.Traces``."""
+    def get_trace(self, record: RequestRecord) -> RequestTrace | None:
+        """See ``gateway.server.Tracer``."""
         return self._open_traces.get(record.span) if record.span else None
 
-    def end_trace(self, record: Record) -> None:
+    def end_trace(self, record: RequestRecord) -> None:
         """An exchange has ended."""
         if record.span and (trace := self._open_traces.pop(record.span, None)) is not None:
             self._export(trace)
 
     def _make_span_id(self) -> str:
-        return self._random(_SPAN).hex()
+        return self._random(_SPAN_ID_BYTES).hex()

@@ -13,27 +13,36 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-VARIABLE: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
-_NEWEST: Final = "gen_ai_latest_experimental"
+STABILITY_VARIABLE: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
+_EXPERIMENTAL_OPT_IN: Final = "gen_ai_latest_experimental"
 
-OPERATIONS: Final = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
+OPERATION_NAMES: Final = {
+    "chat": "chat",
+    "completion": "text_completion",
+    "embedding": "embeddings",
+}
 """By ``Record.operation``."""
-FINISHES: Final = {"eos": "stop", "tool_calls": "tool_calls", "length": "length", "stop": "stop"}
+FINISH_REASON_NAMES: Final = {
+    "eos": "stop",
+    "tool_calls": "tool_calls",
+    "length": "length",
+    "stop": "stop",
+}
 """What choices ended with, where the conventions have a word for it."""
 
-Direction = Literal["input", "output"]
-Value = str | int | float | bool | tuple[str, ...]
+TokenDirection = Literal["input", "output"]
+AttributeValue = str | int | float | bool | tuple[str, ...]
 """What an attribute may say."""
 
 
-class Counted(Struct, frozen=True):
+class TokenMetric(Struct, frozen=True):
     """The metric that tells an operation's tokens; ``typed`` where one tells both directions."""
 
     name: str
     has_type_attribute: bool
 
 
-class Names(Struct, frozen=True):
+class SemanticConventions(Struct, frozen=True):
     """All of them. A direction's tokens, and durations at workers, go by the operation."""
 
     attributes: Mapping[str, str]
@@ -45,16 +54,18 @@ class Names(Struct, frozen=True):
     per_token: str
     """For each token after it."""
     durations: Mapping[str, str]
-    tokens: Mapping[tuple[str, Direction], Counted]
+    tokens: Mapping[tuple[str, TokenDirection], TokenMetric]
 
-    def rename_attributes(self, told: Mapping[str, Value | None]) -> dict[str, Value | None]:
+    def rename_attributes(
+        self, told: Mapping[str, AttributeValue | None]
+    ) -> dict[str, AttributeValue | None]:
         """What is told by the gateway's own words, by these."""
         return {self.attributes[name]: value for name, value in told.items()}
 
 
-_USAGE: Final = Counted("gen_ai.client.token.usage", has_type_attribute=True)
-_DURATION: Final = "gen_ai.client.operation.duration"
-RELEASED: Final = Names(
+_TOKEN_USAGE: Final = TokenMetric("gen_ai.client.token.usage", has_type_attribute=True)
+_OPERATION_DURATION: Final = "gen_ai.client.operation.duration"
+STABLE_CONVENTIONS: Final = SemanticConventions(
     attributes={
         "operation": "gen_ai.operation.name",
         "backend": "gen_ai.provider.name",
@@ -81,35 +92,41 @@ RELEASED: Final = Names(
     duration="gen_ai.server.request.duration",
     first_token="gen_ai.server.time_to_first_token",
     per_token="gen_ai.server.time_per_output_token",
-    durations={"chat": _DURATION, "text_completion": _DURATION, "embeddings": _DURATION},
+    durations={
+        "chat": _OPERATION_DURATION,
+        "text_completion": _OPERATION_DURATION,
+        "embeddings": _OPERATION_DURATION,
+    },
     tokens={
-        ("chat", "input"): _USAGE,
-        ("chat", "output"): _USAGE,
-        ("text_completion", "input"): _USAGE,
-        ("text_completion", "output"): _USAGE,
-        ("embeddings", "input"): _USAGE,
+        ("chat", "input"): _TOKEN_USAGE,
+        ("chat", "output"): _TOKEN_USAGE,
+        ("text_completion", "input"): _TOKEN_USAGE,
+        ("text_completion", "output"): _TOKEN_USAGE,
+        ("embeddings", "input"): _TOKEN_USAGE,
     },
 )
-_INPUT: Final = Counted("gen_ai.client.inference.operation.input_tokens", has_type_attribute=False)
-_OUTPUT: Final = Counted(
+_INPUT_TOKENS: Final = TokenMetric(
+    "gen_ai.client.inference.operation.input_tokens", has_type_attribute=False
+)
+_OUTPUT_TOKENS: Final = TokenMetric(
     "gen_ai.client.inference.operation.output_tokens", has_type_attribute=False
 )
-NEWEST: Final = replace(
-    RELEASED,
+EXPERIMENTAL_CONVENTIONS: Final = replace(
+    STABLE_CONVENTIONS,
     tokens={
-        ("chat", "input"): _INPUT,
-        ("chat", "output"): _OUTPUT,
-        ("text_completion", "input"): _INPUT,
-        ("text_completion", "output"): _OUTPUT,
-        ("embeddings", "input"): Counted(
+        ("chat", "input"): _INPUT_TOKENS,
+        ("chat", "output"): _OUTPUT_TOKENS,
+        ("text_completion", "input"): _INPUT_TOKENS,
+        ("text_completion", "output"): _OUTPUT_TOKENS,
+        ("embeddings", "input"): TokenMetric(
             "gen_ai.client.embeddings.operation.input_tokens", has_type_attribute=False
         ),
     },
-    durations={**RELEASED.durations, "embeddings": "gen_ai.client.embeddings.duration"},
+    durations={**STABLE_CONVENTIONS.durations, "embeddings": "gen_ai.client.embeddings.duration"},
 )
 
 
-def names(environment: Mapping[str, str]) -> Names:
+def select_conventions(environment: Mapping[str, str]) -> SemanticConventions:
     """Those that the environment asks for."""
-    asked = {word.strip() for word in environment.get(VARIABLE, "").split(",")}
-    return NEWEST if _NEWEST in asked else RELEASED
+    asked = {word.strip() for word in environment.get(STABILITY_VARIABLE, "").split(",")}
+    return EXPERIMENTAL_CONVENTIONS if _EXPERIMENTAL_OPT_IN in asked else STABLE_CONVENTIONS

@@ -13,9 +13,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 import httpx
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, ResourceMetrics, ScopeMetrics
@@ -23,21 +21,21 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
 from gateway import __version__
-from gateway.recording.scribe import Scribe
-from gateway.tracing.follow import Trace
-from gateway.tracing.names import Names, Value
-from gateway.tracing.spans import attributes, spans
+from gateway.recording.scribe import BackgroundWriter
+from gateway.tracing.follow import RequestTrace
+from gateway.tracing.names import AttributeValue, SemanticConventions
+from gateway.tracing.spans import build_spans, encode_attributes
 
 log = logging.getLogger("interlingua")
 
-_PATIENCE: Final = 5.0
+_EXPORT_TIMEOUT: Final = 5.0
 """Seconds that a collector has for each step of an answer."""
-_TRIES: Final = 3
-_PAUSE: Final = 1.0
+_MAX_ATTEMPTS: Final = 3
+_RETRY_DELAY: Final = 1.0
 """Seconds before another try."""
-_LINGER: Final = 1.0
+_SPAN_BATCH_DELAY: Final = 1.0
 """Seconds in which exchanges are gathered to be sent together."""
-_AGAIN: Final = frozenset(
+_RETRYABLE_STATUSES: Final = frozenset(
     {
         HTTPStatus.TOO_MANY_REQUESTS,
         HTTPStatus.BAD_GATEWAY,
@@ -45,21 +43,21 @@ _AGAIN: Final = frozenset(
         HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
-_SCOPE: Final = InstrumentationScope(name="interlingua", version=__version__)
+_INSTRUMENTATION_SCOPE: Final = InstrumentationScope(name="interlingua", version=__version__)
 
 
-class Message(Protocol):
+class ProtobufMessage(Protocol):
     """What protobuf makes bytes of."""
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf's own name
         """The bytes."""
 
 
-def resource(environment: Mapping[str, str], instance: str) -> Resource:
+def build_resource(environment: Mapping[str, str], instance: str) -> Resource:
     """Who sends: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES may say more."""
     said = environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
     pairs = (one.partition("=") for one in said)
-    told: dict[str, Value | None] = {
+    told: dict[str, AttributeValue | None] = {
         "service.name": "interlingua",
         "service.version": __version__,
         "service.instance.id": instance,
@@ -67,10 +65,10 @@ def resource(environment: Mapping[str, str], instance: str) -> Resource:
     }
     if name := environment.get("OTEL_SERVICE_NAME"):
         told["service.name"] = name
-    return Resource(attributes=attributes(told))
+    return Resource(attributes=encode_attributes(told))
 
 
-class Post:
+class OtlpClient:
     """Sends messages to one path of a collector. It does not wait any more once ``closing`` is."""
 
     def __init__(self, url: str, headers: Mapping[str, str], closing: threading.Event) -> None:
@@ -80,12 +78,12 @@ class Post:
         self._healthy = True
         """Whether the last was taken, as the log knows."""
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: ProtobufMessage) -> bool:
         """Whether it was taken."""
         data = message.SerializeToString()
         why = ""
-        for number in range(_TRIES):
-            if number and self._closing.wait(_PAUSE):
+        for number in range(_MAX_ATTEMPTS):
+            if number and self._closing.wait(_RETRY_DELAY):
                 break
             why, again = self._post(data)
             if not again:
@@ -97,13 +95,17 @@ class Post:
         """Why it was not taken, or "", and whether it may be another time."""
         try:
             answer = httpx.post(
-                self._url, content=data, headers=self._headers, timeout=_PATIENCE, trust_env=False
+                self._url,
+                content=data,
+                headers=self._headers,
+                timeout=_EXPORT_TIMEOUT,
+                trust_env=False,
             )
         except httpx.HTTPError as error:
             return type(error).__name__, True
         if answer.is_success:
             return "", False
-        return str(answer.status_code), answer.status_code in _AGAIN
+        return str(answer.status_code), answer.status_code in _RETRYABLE_STATUSES
 
     def _log_change(self, why: str) -> None:
         """Say it, where it has changed."""
@@ -114,18 +116,25 @@ class Post:
         self._healthy = not why
 
 
-class Spans:
+class SpanExporter:
     """Sends traces that are put to it, those of a second together."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], most: int, sender: Resource, names: Names
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        most: int,
+        sender: Resource,
+        names: SemanticConventions,
     ) -> None:
         """So many exchanges may wait at ``most``."""
-        self._writer = Scribe[Trace]("traces", most, self._export_batch, _LINGER)
-        self._client = Post(f"{url}/v1/traces", headers, self._writer.closing)
+        self._writer = BackgroundWriter[RequestTrace](
+            "traces", most, self._export_batch, _SPAN_BATCH_DELAY
+        )
+        self._client = OtlpClient(f"{url}/v1/traces", headers, self._writer.closing)
         self._resource = sender
         self._semconv = names
-        self.enqueue: Callable[[Trace], None] = self._writer.enqueue
+        self.enqueue: Callable[[RequestTrace], None] = self._writer.enqueue
         """Send this one; it must not change any more."""
         self.start = self._writer.start
         self.close = self._writer.close
@@ -134,16 +143,17 @@ class Spans:
         """How many exchanges were not told."""
         return self._writer.dropped
 
-    def _export_batch(self, batch: Sequence[Trace]) -> int:
+    def _export_batch(self, batch: Sequence[RequestTrace]) -> int:
         scope = ScopeSpans(
-            scope=_SCOPE, spans=chain.from_iterable(spans(one, self._semconv) for one in batch)
+            scope=_INSTRUMENTATION_SCOPE,
+            spans=chain.from_iterable(build_spans(one, self._semconv) for one in batch),
         )
         told = ResourceSpans(resource=self._resource, scope_spans=[scope])
         taken = self._client.send(ExportTraceServiceRequest(resource_spans=[told]))
         return 0 if taken else len(batch)
 
 
-class Push:
+class MetricExporter:
     """Sends what exchanges come to, every so many seconds and at the end."""
 
     def __init__(
@@ -156,7 +166,7 @@ class Push:
     ) -> None:
         """``figures`` gives them, from any thread."""
         self._closing = threading.Event()
-        self._client = Post(f"{url}/v1/metrics", headers, self._closing)
+        self._client = OtlpClient(f"{url}/v1/metrics", headers, self._closing)
         self._interval = every
         self._resource = sender
         self._collect_metrics = figures
@@ -178,6 +188,6 @@ class Push:
         self._export_metrics()
 
     def _export_metrics(self) -> None:
-        scope = ScopeMetrics(scope=_SCOPE, metrics=self._collect_metrics())
+        scope = ScopeMetrics(scope=_INSTRUMENTATION_SCOPE, metrics=self._collect_metrics())
         told = ResourceMetrics(resource=self._resource, scope_metrics=[scope])
         self._client.send(ExportMetricsServiceRequest(resource_metrics=[told]))

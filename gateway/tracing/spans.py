@@ -11,56 +11,66 @@ from urllib.parse import urlsplit
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from gateway.core.types import GenerateRequest
-from gateway.telemetry import Record
-from gateway.tracing.follow import Trace, Try
-from gateway.tracing.names import FINISHES, OPERATIONS, Names, Value
-from gateway.tracing.parents import Parent
+from gateway.core.request import GenerationRequest
+from gateway.telemetry import RequestRecord
+from gateway.tracing.follow import AttemptSpan, RequestTrace
+from gateway.tracing.names import (
+    FINISH_REASON_NAMES,
+    OPERATION_NAMES,
+    AttributeValue,
+    SemanticConventions,
+)
+from gateway.tracing.parents import ParentSpan
 
-_NANOSECONDS: Final = 1_000_000_000
-_SAMPLED: Final = 1
-_REMOTE: Final = 0x300
+_NANOSECONDS_PER_SECOND: Final = 1_000_000_000
+_SAMPLED_FLAG: Final = 1
+_REMOTE_PARENT_FLAGS: Final = 0x300
 """It is known whether the parent is another process's, and it is."""
-_LOCAL: Final = 0x100
-_PORTS: Final = {"http": 80, "https": 443}
-_INTERNAL: Final = 500
-_HUGE: Final = 2**63
+_LOCAL_PARENT_FLAGS: Final = 0x100
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_FIRST_SERVER_ERROR: Final = 500
+_INT64_LIMIT: Final = 2**63
 """Whole numbers are sent in 64 bits, with their sign."""
 
 
-def attributes(told: Mapping[str, Value | None]) -> Iterable[KeyValue]:
+def encode_attributes(told: Mapping[str, AttributeValue | None]) -> Iterable[KeyValue]:
     """As they are sent; what is None, "" or empty says nothing."""
     return (
-        KeyValue(key=name, value=_value(value))
+        KeyValue(key=name, value=_encode_value(value))
         for name, value in told.items()
         if value not in (None, "", ())
     )
 
 
-def spans(trace: Trace, names: Names) -> Iterator[Span]:
+def build_spans(trace: RequestTrace, names: SemanticConventions) -> Iterator[Span]:
     """Those of one exchange, its own first. What was answered is told by who answered."""
     record, tries = trace.record, trace.attempts
-    local = {} if tries else _asked(trace, record.backend, record.model) | _said(record)
-    yield _server(trace, names.rename_attributes(local))
+    local = (
+        {}
+        if tries
+        else _build_request_attributes(trace, record.backend, record.model)
+        | _build_response_attributes(record)
+    )
+    yield _build_server_span(trace, names.rename_attributes(local))
     for number, one in enumerate(tries, 1):
-        told = _asked(trace, one.backend, one.model)
-        told |= _said(record) if number == len(tries) else {}
-        yield _client(trace, one, names.rename_attributes(told))
+        told = _build_request_attributes(trace, one.backend, one.model)
+        told |= _build_response_attributes(record) if number == len(tries) else {}
+        yield _build_client_span(trace, one, names.rename_attributes(told))
 
 
-def _server(trace: Trace, told: Mapping[str, Value | None]) -> Span:
+def _build_server_span(trace: RequestTrace, told: Mapping[str, AttributeValue | None]) -> Span:
     record, remote = trace.record, trace.parent
     made = Span(
         trace_id=bytes.fromhex(record.trace),
         span_id=bytes.fromhex(record.span),
         trace_state="" if remote is None else remote.tracestate,
         parent_span_id=b"" if remote is None else bytes.fromhex(remote.span_id),
-        flags=_SAMPLED | (_REMOTE if remote else _LOCAL),
-        name=_sent(f"{trace.method} {record.dialect}"),
+        flags=_SAMPLED_FLAG | (_REMOTE_PARENT_FLAGS if remote else _LOCAL_PARENT_FLAGS),
+        name=_clean_text(f"{trace.method} {record.dialect}"),
         kind=Span.SPAN_KIND_SERVER,
-        start_time_unix_nano=_nanoseconds(record.began),
-        end_time_unix_nano=_nanoseconds(record.began + record.duration),
-        attributes=attributes(
+        start_time_unix_nano=_to_nanoseconds(record.began),
+        end_time_unix_nano=_to_nanoseconds(record.began + record.duration),
+        attributes=encode_attributes(
             {
                 "http.request.method": trace.method,
                 "url.path": record.path,
@@ -76,29 +86,31 @@ def _server(trace: Trace, told: Mapping[str, Value | None]) -> Span:
                 **told,
             }
         ),
-        links=[] if trace.linked_parent is None else [_link(trace.linked_parent)],
+        links=[] if trace.linked_parent is None else [_build_link(trace.linked_parent)],
     )
-    if record.status >= _INTERNAL or record.outcome in ("truncated", "worker_error"):
+    if record.status >= _FIRST_SERVER_ERROR or record.outcome in ("truncated", "worker_error"):
         made.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR))
     return made
 
 
-def _client(trace: Trace, one: Try, told: Mapping[str, Value | None]) -> Span:
+def _build_client_span(
+    trace: RequestTrace, one: AttemptSpan, told: Mapping[str, AttributeValue | None]
+) -> Span:
     record, url = trace.record, urlsplit(one.url)
-    operation = OPERATIONS[record.operation]
+    operation = OPERATION_NAMES[record.operation]
     made = Span(
         trace_id=bytes.fromhex(record.trace),
         span_id=bytes.fromhex(one.span_id),
         parent_span_id=bytes.fromhex(record.span),
-        flags=_SAMPLED | _LOCAL,
-        name=_sent(f"{operation} {one.model}"),
+        flags=_SAMPLED_FLAG | _LOCAL_PARENT_FLAGS,
+        name=_clean_text(f"{operation} {one.model}"),
         kind=Span.SPAN_KIND_CLIENT,
-        start_time_unix_nano=_nanoseconds(one.started_at),
-        end_time_unix_nano=_nanoseconds(one.ended_at),
-        attributes=attributes(
+        start_time_unix_nano=_to_nanoseconds(one.started_at),
+        end_time_unix_nano=_to_nanoseconds(one.ended_at),
+        attributes=encode_attributes(
             {
                 "server.address": url.hostname,
-                "server.port": url.port or _PORTS[url.scheme],
+                "server.port": url.port or _DEFAULT_PORTS[url.scheme],
                 "error.type": one.error,
                 **told,
             }
@@ -109,7 +121,9 @@ def _client(trace: Trace, one: Try, told: Mapping[str, Value | None]) -> Span:
     return made
 
 
-def _asked(trace: Trace, backend: str, model: str) -> dict[str, Value | None]:
+def _build_request_attributes(
+    trace: RequestTrace, backend: str, model: str
+) -> dict[str, AttributeValue | None]:
     """What was asked of a model; nothing where nothing was.
 
     Of a call that is passed on as it is, little is read.
@@ -117,12 +131,12 @@ def _asked(trace: Trace, backend: str, model: str) -> dict[str, Value | None]:
     record, request = trace.record, trace.request
     if request is None:
         return {}
-    told: dict[str, Value | None] = {
-        "operation": OPERATIONS[record.operation],
+    told: dict[str, AttributeValue | None] = {
+        "operation": OPERATION_NAMES[record.operation],
         "backend": backend,
         "model": model,
     }
-    if not isinstance(request, GenerateRequest):
+    if not isinstance(request, GenerationRequest):
         return told | {"dimensions": request.dimensions}
     sampling = request.sampling
     return told | {
@@ -132,17 +146,17 @@ def _asked(trace: Trace, backend: str, model: str) -> dict[str, Value | None]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "seed": _seed(sampling.seed),
+        "seed": _convert_seed(sampling.seed),
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
     }
 
 
-def _said(record: Record) -> dict[str, Value | None]:
+def _build_response_attributes(record: RequestRecord) -> dict[str, AttributeValue | None]:
     """What was answered."""
     usage, first = record.usage, record.first_token
-    told: dict[str, Value | None] = {
-        "finishes": tuple(FINISHES.get(one, one) for one in record.finish),
+    told: dict[str, AttributeValue | None] = {
+        "finishes": tuple(FINISH_REASON_NAMES.get(one, one) for one in record.finish),
         "first_token": first,
     }
     if usage is None:
@@ -155,38 +169,38 @@ def _said(record: Record) -> dict[str, Value | None]:
     }
 
 
-def _link(linked: Parent) -> Span.Link:
+def _build_link(linked: ParentSpan) -> Span.Link:
     return Span.Link(
         trace_id=bytes.fromhex(linked.trace_id),
         span_id=bytes.fromhex(linked.span_id),
         trace_state=linked.tracestate,
-        flags=_REMOTE | linked.sampled,
+        flags=_REMOTE_PARENT_FLAGS | linked.sampled,
     )
 
 
-def _seed(seed: int | None) -> int | None:
+def _convert_seed(seed: int | None) -> int | None:
     """As a signed number of 64 bits, which is what there is room for."""
-    return None if seed is None else (seed + _HUGE) % (2 * _HUGE) - _HUGE
+    return None if seed is None else (seed + _INT64_LIMIT) % (2 * _INT64_LIMIT) - _INT64_LIMIT
 
 
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * _NANOSECONDS)
+def _to_nanoseconds(seconds: float) -> int:
+    return int(seconds * _NANOSECONDS_PER_SECOND)
 
 
-def _sent(text: str) -> str:
+def _clean_text(text: str) -> str:
     """As UTF-8 can say it: a path may be any bytes."""
     return text.encode(errors="replace").decode()
 
 
-def _value(value: Any) -> AnyValue:
+def _encode_value(value: Any) -> AnyValue:
     match value:
         case bool():
             return AnyValue(bool_value=value)
         case int():
-            return AnyValue(int_value=max(-_HUGE, min(value, _HUGE - 1)))
+            return AnyValue(int_value=max(-_INT64_LIMIT, min(value, _INT64_LIMIT - 1)))
         case float():
             return AnyValue(double_value=value)
         case tuple():
-            return AnyValue(array_value=ArrayValue(values=map(_value, value)))
+            return AnyValue(array_value=ArrayValue(values=map(_encode_value, value)))
         case _:
-            return AnyValue(string_value=_sent(str(value)))
+            return AnyValue(string_value=_clean_text(str(value)))

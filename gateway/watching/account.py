@@ -5,12 +5,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.core.loss import Loss
-from gateway.core.types import Usage
-from gateway.core.watching import Choice
+from gateway.core.events import Usage
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.watching import WorkerSelection
 
 
-class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ExplainedRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rule that was tried.
 
     ``unmet`` is what of it does not hold: ``dialect``, ``key``, ``tag``, ``header:NAME``,
@@ -31,7 +31,7 @@ class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str | None = None
 
 
-class Sticky(Struct, frozen=True, omit_defaults=True):
+class ExplainedStickySource(Struct, frozen=True, omit_defaults=True):
     """A source that was looked at for who asks. ``said`` is told of dry explanations alone."""
 
     source: str
@@ -39,7 +39,7 @@ class Sticky(Struct, frozen=True, omit_defaults=True):
     said: str | None = None
 
 
-class Arm(Struct, frozen=True):
+class ExplainedVersion(Struct, frozen=True):
     """A version of a split; ``share`` is of 1. ``n`` and ``score`` as ``gateway.splits`` has them.
 
     The two are None where chance decides.
@@ -53,17 +53,17 @@ class Arm(Struct, frozen=True):
     taken: bool
 
 
-class Split(Struct, frozen=True, omit_defaults=True):
+class ExplainedSplit(Struct, frozen=True, omit_defaults=True):
     """How a version was chosen: by what a source said, or by chance, with the number drawn."""
 
     name: str
     by: str
     """The source, or ``chance``."""
-    arms: Sequence[Arm]
+    arms: Sequence[ExplainedVersion]
     drawn: float | None = None
 
 
-class Target(Struct, frozen=True):
+class ExplainedTarget(Struct, frozen=True):
     """A version of a model, its backend, and that backend's name for the model."""
 
     model: str
@@ -72,21 +72,21 @@ class Target(Struct, frozen=True):
     served: str
 
 
-class Following(Struct, frozen=True, omit_defaults=True):
+class ExplainedFallback(Struct, frozen=True, omit_defaults=True):
     """Who would answer in the target's stead, or why it would be ``passed_over``."""
 
     target: str
     passed_over: str = ""
 
 
-class Copied(Struct, frozen=True):
+class ExplainedShadow(Struct, frozen=True):
     """The part of such requests of which a copy goes ``to`` a version, or to another model."""
 
     to: str
     share: float
 
 
-class Default(Struct, frozen=True):
+class ExplainedDefault(Struct, frozen=True):
     """A default of the model's; ``applied`` where the client was silent."""
 
     field: str
@@ -94,7 +94,7 @@ class Default(Struct, frozen=True):
     applied: bool
 
 
-class Limits(Struct, frozen=True):
+class ExplainedLimits(Struct, frozen=True):
     """``body`` is in bytes; ``context`` and ``max_tokens`` are the model's, in tokens."""
 
     body: int
@@ -107,7 +107,7 @@ class Limits(Struct, frozen=True):
     """What was left of the request's time when it was asked for an answer."""
 
 
-class Sent(Struct, kw_only=True, omit_defaults=True):
+class ExplainedUpstreamRequest(Struct, kw_only=True, omit_defaults=True):
     """A request to a worker, with secrets as ``***``. ``url`` is the worker's base.
 
     ``body`` is text, or base64 where it is none. Of a live request no more than 64 KiB is kept:
@@ -125,7 +125,7 @@ class Sent(Struct, kw_only=True, omit_defaults=True):
     """Why it failed before its answer began."""
 
 
-class Try(Struct, kw_only=True, omit_defaults=True):
+class ExplainedAttempt(Struct, kw_only=True, omit_defaults=True):
     """One target that was asked.
 
     ``relayed``: the client's own bytes are passed on. ``parts`` is how many requests the gateway
@@ -133,18 +133,18 @@ class Try(Struct, kw_only=True, omit_defaults=True):
     explanation, what the likely worker would be sent.
     """
 
-    target: Target
+    target: ExplainedTarget
     relayed: bool
     on_loss: str
-    losses: Sequence[Loss]
-    limits: Limits
-    defaults: Sequence[Default] = ()
+    losses: Sequence[UnsupportedParameter]
+    limits: ExplainedLimits
+    defaults: Sequence[ExplainedDefault] = ()
     parts: int = 1
-    choices: list[Choice] = []
-    sent: list[Sent] = []
+    choices: list[WorkerSelection] = []
+    sent: list[ExplainedUpstreamRequest] = []
 
 
-class Answered(Struct, frozen=True, omit_defaults=True):
+class ExplainedResponse(Struct, frozen=True, omit_defaults=True):
     """How it ended. ``body`` and ``error`` are told of a dry explanation's refusal."""
 
     status: int
@@ -182,15 +182,15 @@ class Explanation(Struct, kw_only=True, omit_defaults=True):
     asked: str = ""
     model: str = ""
     pin: str = ""
-    rules: Sequence[Tried] = ()
-    sticky: Sequence[Sticky] = ()
-    split: Split | None = None
-    target: Target | None = None
-    fallbacks: Sequence[Following] = ()
-    shadow: Copied | None = None
+    rules: Sequence[ExplainedRule] = ()
+    sticky: Sequence[ExplainedStickySource] = ()
+    split: ExplainedSplit | None = None
+    target: ExplainedTarget | None = None
+    fallbacks: Sequence[ExplainedFallback] = ()
+    shadow: ExplainedShadow | None = None
     fell_back: Sequence[str] = ()
-    tries: Sequence[Try] = ()
-    answer: Answered | None = None
+    tries: Sequence[ExplainedAttempt] = ()
+    answer: ExplainedResponse | None = None
     """None as long as it runs, and where a dry request would be sent to its worker."""
     seconds: Mapping[str, float] = {}
     """In ``read``, ``route``, ``translate``, ``instead`` (with targets that failed, where any did),

@@ -5,30 +5,32 @@ from typing import Final, Protocol
 
 from gateway.auth import Principal
 from gateway.core.context import Clock
-from gateway.telemetry import Record
+from gateway.telemetry import RequestRecord
 from gateway.watching.account import Explanation
-from gateway.watching.watch import Watch
+from gateway.watching.watch import ExplainRecorder
 
-KEPT: Final = 100
+MAX_EXPLANATIONS: Final = 100
 """How many explanations are kept, each for as long as it is among the last."""
 
 
-class Explain(Protocol):
+class ExplainPolicy(Protocol):
     """Gives what looks on while a request is served that asks for it."""
 
     def __call__(
-        self, record: Record, principal: Principal | None, *, open_to_all: bool
-    ) -> Watch | None:
+        self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
+    ) -> ExplainRecorder | None:
         """None where ``principal`` may not; ``open_to_all``: may who has no key."""
 
 
-def nobody(record: Record, principal: Principal | None, *, open_to_all: bool) -> Watch | None:
+def explain_nothing(
+    record: RequestRecord, principal: Principal | None, *, open_to_all: bool
+) -> ExplainRecorder | None:
     """Explains nothing: an ``Explain``."""
     del record, principal, open_to_all
     return None
 
 
-class Kept:
+class ExplanationStore:
     """The requests that were explained last, in memory, by their ids; of two with one id the last.
 
     ``draw`` is the luck that requests have.
@@ -37,18 +39,18 @@ class Kept:
     def __init__(self, clock: Clock, draw: Callable[[], float]) -> None:
         self._clock = clock
         self._random = draw
-        self._recorders: dict[str, Watch] = {}
+        self._recorders: dict[str, ExplainRecorder] = {}
 
     def create_recorder(
-        self, record: Record, principal: Principal | None, *, open_to_all: bool
-    ) -> Watch | None:
+        self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
+    ) -> ExplainRecorder | None:
         """See Explain."""
         if not (open_to_all if principal is None else principal.explain):
             return None
-        watch = Watch(record, self._clock, self._random)
+        watch = ExplainRecorder(record, self._clock, self._random)
         self._recorders.pop(record.id, None)
         self._recorders[record.id] = watch
-        if len(self._recorders) > KEPT:
+        if len(self._recorders) > MAX_EXPLANATIONS:
             del self._recorders[next(iter(self._recorders))]
         return watch
 

@@ -7,7 +7,9 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 
-class Question(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class ExplainRequest(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
     """A request that is to be explained.
 
     ``body`` is JSON, or a string that holds the body's text; ``base64`` is one of any bytes, in its

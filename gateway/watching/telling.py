@@ -6,41 +6,43 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from gateway.core.context import Context
-from gateway.core.ports import Call, Dialect, Headers, WireRequest
-from gateway.core.types import GenerateRequest
-from gateway.emulation import parts
-from gateway.exchange import Answering
-from gateway.fitting import unsaid
+from gateway.core.context import RequestContext
+from gateway.core.ports import ClientAdapter, ClientRequest, Headers, UpstreamRequest
+from gateway.core.request import GenerationRequest
+from gateway.emulation.asking import count_parts
+from gateway.exchange import ResponseStrategy
+from gateway.fitting import select_unset_defaults
 from gateway.router import Route
-from gateway.rules import Match, Rule, When
-from gateway.splits import score
-from gateway.traits import Scalar, Traits
-from gateway.translation import Translation
+from gateway.rules import RouteConditions, RouteRule, RuleMatch
+from gateway.splits import compute_score
+from gateway.traits import RequestAttributes, Scalar
+from gateway.translation import TranslationStrategy
 from gateway.watching.account import (
-    Arm,
-    Copied,
-    Default,
-    Limits,
-    Sent,
-    Split,
-    Sticky,
-    Target,
-    Tried,
-    Try,
+    ExplainedAttempt,
+    ExplainedDefault,
+    ExplainedLimits,
+    ExplainedRule,
+    ExplainedShadow,
+    ExplainedSplit,
+    ExplainedStickySource,
+    ExplainedTarget,
+    ExplainedUpstreamRequest,
+    ExplainedVersion,
 )
 
-_SECRET: Final = frozenset(
+_SECRET_HEADERS: Final = frozenset(
     {"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie", "set-cookie"}
 )
 
 
-def tried(rule: Rule, unmet: str, match: Match | None) -> Tried:
+def explain_rule(rule: RouteRule, unmet: str, match: RuleMatch | None) -> ExplainedRule:
     """A rule, as it was tried; ``match`` is None where ``unmet`` does not hold."""
     when = rule.conditions
     if match is None:
-        return Tried(name=rule.name, followed=False, unmet=unmet, wanted=_wanted(when, unmet))
-    return Tried(
+        return ExplainedRule(
+            name=rule.name, followed=False, unmet=unmet, wanted=_get_expected_value(when, unmet)
+        )
+    return ExplainedRule(
         name=rule.name,
         followed=match.is_selected,
         unmet="" if match.is_selected else "share",
@@ -53,7 +55,7 @@ def tried(rule: Rule, unmet: str, match: Match | None) -> Tried:
     )
 
 
-def _wanted(when: When, unmet: str) -> Scalar | None:
+def _get_expected_value(when: RouteConditions, unmet: str) -> Scalar | None:
     kind, _, name = unmet.partition(":")
     match kind:
         case "header":
@@ -65,18 +67,20 @@ def _wanted(when: When, unmet: str) -> Scalar | None:
             return found
 
 
-def sticky(sources: Sequence[str], traits: Traits, *, said: bool) -> list[Sticky]:
+def explain_sticky_sources(
+    sources: Sequence[str], traits: RequestAttributes, *, said: bool
+) -> list[ExplainedStickySource]:
     """The sources, up to the first that says something; with ``said`` also what."""
     found = []
     for source in sources:
         text = traits.read_source(source)
-        found.append(Sticky(source, bool(text), text if said and text else None))
+        found.append(ExplainedStickySource(source, bool(text), text if said and text else None))
         if text:
             break
     return found
 
 
-def split(route: Route, traits: Traits, drawn: float) -> Split | None:
+def explain_split(route: Route, traits: RequestAttributes, drawn: float) -> ExplainedSplit | None:
     """How the split chose; None where none did."""
     if not route.split:
         return None
@@ -84,68 +88,68 @@ def split(route: Route, traits: Traits, drawn: float) -> Split | None:
     numbers: Mapping[str, int] = held.compute_buckets(traits.read_source(source)) if source else {}
     whole = sum(held.weights.values())
     arms = [
-        Arm(
+        ExplainedVersion(
             version,
             weight,
             weight / whole,
             numbers.get(version),
-            score(numbers[version], weight) if numbers else None,
+            compute_score(numbers[version], weight) if numbers else None,
             version == route.target.version,
         )
         for version, weight in held.weights.items()
     ]
-    return Split(route.split, source or "chance", arms, None if source else drawn)
+    return ExplainedSplit(route.split, source or "chance", arms, None if source else drawn)
 
 
-def target(route: Route) -> Target:
+def explain_target(route: Route) -> ExplainedTarget:
     """Where a route leads."""
     to = route.target
-    return Target(route.model.info.name, to.version, to.backend_name, to.backend_model)
+    return ExplainedTarget(route.model.info.name, to.version, to.backend_name, to.backend_model)
 
 
-def shadow(route: Route) -> Copied | None:
+def explain_shadow(route: Route) -> ExplainedShadow | None:
     """Where copies may go; none of a request that pinned its version does."""
     found = route.model.shadow
-    return None if found is None or route.pinned else Copied(found.to, found.share)
+    return None if found is None or route.pinned else ExplainedShadow(found.to, found.share)
 
 
-class Asking(Struct, frozen=True):
+class PlannedAttempt(Struct, frozen=True):
     """One target that is about to be asked. ``body`` is the most that a request may bring."""
 
-    adapter: Dialect
-    client_request: Call
+    adapter: ClientAdapter
+    client_request: ClientRequest
     route: Route
-    backend: Answering
-    context: Context
+    backend: ResponseStrategy
+    context: RequestContext
     max_body: int
 
 
-def defaults(asking: Asking) -> tuple[Default, ...]:
+def explain_defaults(asking: PlannedAttempt) -> tuple[ExplainedDefault, ...]:
     """The model's defaults, and which of them hold for the request as the client sent it."""
     told = asking.route.model.defaults
     if not told.has_values:
         return ()
     applied: dict[str, Any] = {}
     request = asking.adapter.decode_request(asking.client_request, asking.route.model.info)
-    if isinstance(request, GenerateRequest):
-        applied |= unsaid(request.sampling, told.sampling)
-        applied |= unsaid(request.stopping, told.stopping)
+    if isinstance(request, GenerationRequest):
+        applied |= select_unset_defaults(request.sampling, told.sampling)
+        applied |= select_unset_defaults(request.stopping, told.stopping)
     both = {**told.sampling, **told.stopping}
-    return tuple(Default(name, value, name in applied) for name, value in both.items())
+    return tuple(ExplainedDefault(name, value, name in applied) for name, value in both.items())
 
 
-def attempt(asking: Asking) -> Try:
+def explain_attempt(asking: PlannedAttempt) -> ExplainedAttempt:
     """What is known of a target before it is asked."""
     route, answering = asking.route, asking.backend
     info, timeouts = route.model.info, asking.context.timeouts
-    plan = answering.plan if isinstance(answering, Translation) else None
-    return Try(
-        target=target(route),
+    plan = answering.plan if isinstance(answering, TranslationStrategy) else None
+    return ExplainedAttempt(
+        target=explain_target(route),
         relayed=plan is None,
         on_loss=route.model.on_loss,
-        defaults=defaults(asking),
+        defaults=explain_defaults(asking),
         losses=() if plan is None else plan.unsupported_parameters,
-        limits=Limits(
+        limits=ExplainedLimits(
             asking.max_body,
             info.context_length,
             info.max_tokens,
@@ -154,31 +158,33 @@ def attempt(asking: Asking) -> Try:
             timeouts.idle,
             asking.context.deadline.remaining(),
         ),
-        parts=1 if plan is None else parts(answering.request, plan),
+        parts=1 if plan is None else count_parts(answering.request, plan),
     )
 
 
-def sent(url: str, wire: WireRequest, most: int | None) -> Sent:
+def explain_upstream_request(
+    url: str, wire: UpstreamRequest, most: int | None
+) -> ExplainedUpstreamRequest:
     """A request to a worker, of its body no more than ``most`` bytes."""
     body = wire.body[:most]
-    text, is_text = _text(body)
-    return Sent(
+    text, is_text = _decode_body_text(body)
+    return ExplainedUpstreamRequest(
         url=url,
         method=wire.method,
         path=wire.path,
-        headers=masked(wire.headers),
+        headers=mask_headers(wire.headers),
         body=text,
         size=len(wire.body),
         base64=not is_text,
     )
 
 
-def masked(headers: Headers) -> list[tuple[str, str]]:
+def mask_headers(headers: Headers) -> list[tuple[str, str]]:
     """These headers, without what is secret in them."""
-    return [(name, "***" if name.lower() in _SECRET else value) for name, value in headers]
+    return [(name, "***" if name.lower() in _SECRET_HEADERS else value) for name, value in headers]
 
 
-def _text(body: bytes) -> tuple[str, bool]:
+def _decode_body_text(body: bytes) -> tuple[str, bool]:
     """A body as text, and whether it is one; a character that was cut in two is left out."""
     try:
         return body.decode(), True

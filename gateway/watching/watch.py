@@ -11,40 +11,53 @@ from gateway.auth import Principal
 from gateway.core import loss
 from gateway.core.context import Clock
 from gateway.core.errors import GatewayError, InternalError
-from gateway.core.ports import Call, Choosing, Dialect, Envelope, Headers, WireRequest
-from gateway.core.watching import Choice
-from gateway.exchange import Answering
-from gateway.router import ANY, Route, Router
-from gateway.rules import Match, Rule
-from gateway.seam import Sink
-from gateway.telemetry import Record
-from gateway.traits import Traits
+from gateway.core.ports import (
+    ClientAdapter,
+    ClientRequest,
+    ExplainsSelection,
+    Headers,
+    RoutingInfo,
+    UpstreamRequest,
+)
+from gateway.core.watching import WorkerSelection
+from gateway.exchange import ResponseStrategy
+from gateway.router import CATCH_ALL_MODEL, Route, Router
+from gateway.rules import RouteRule, RuleMatch
+from gateway.seam import ResponseWriter
+from gateway.telemetry import RequestRecord
+from gateway.traits import RequestAttributes
 from gateway.watching import telling
-from gateway.watching.account import Answered, Explanation, Following, Tried, Try
+from gateway.watching.account import (
+    ExplainedAttempt,
+    ExplainedFallback,
+    ExplainedResponse,
+    ExplainedRule,
+    Explanation,
+)
 
-HEADER: Final = "x-interlingua-explain"
-_MOST_BODY: Final = 64 << 10
-_MOST: Final = 8
+EXPLAIN_HEADER: Final = "x-interlingua-explain"
+_MAX_BODY_BYTES: Final = 64 << 10
+_MAX_RECORDED_REQUESTS: Final = 8
 """Of how many choices and workers of a target everything is kept."""
-_MOST_CANDIDATES: Final = 50
-_TEXT: Final = 64
-_UNFIT: Final = re.compile(r"[^ -~]")
+_MAX_CANDIDATES: Final = 50
+_MAX_HEADER_TEXT: Final = 64
+_UNPRINTABLE: Final = re.compile(r"[^ -~]")
 _encode = msgspec.json.Encoder().encode
 
 
-class Foretold(InternalError):
+class DryRunComplete(InternalError):
     """Ends a request that is served dry, where it would be answered."""
 
 
-class Watch:
-    """One request; a ``gateway.core.watching.Watch``. ``draw`` is the luck that it has.
+class ExplainRecorder:
+    """One request; a ``gateway.core.watching.RequestObserver``. ``draw`` is the luck that it has.
 
     With ``dry``, what would send or answer anything is ended by Foretold. Such a request is
     nobody's, so that what it says of who asks is told, too.
     """
 
     def __init__(
-        self, record: Record, clock: Clock, draw: Callable[[], float], *, dry: bool = False
+        self, record: RequestRecord, clock: Clock, draw: Callable[[], float], *, dry: bool = False
     ) -> None:
         self.dry_run = dry
         self._record = record
@@ -55,19 +68,19 @@ class Watch:
         self._stage_started_at = clock()
         self._stage_seconds: dict[str, float] = {}
         self._explanation = Explanation(id=record.id, dry=dry)
-        self._explained_rules: list[Tried] = []
-        self._attempts: list[Try] = []
+        self._explained_rules: list[ExplainedRule] = []
+        self._attempts: list[ExplainedAttempt] = []
         self._attempt_count = 0
         self._worker_url = ""
 
     # --- the life of the request ------------------------------------------------------------------
 
-    def wrap_sink(self, sink: Sink) -> Sink:
+    def wrap_sink(self, sink: ResponseWriter) -> ResponseWriter:
         """The sink, with the header on what it is given."""
-        return _Telling(sink, self)
+        return _ExplainSink(sink, self)
 
     def record_request(
-        self, dialect: Dialect, call: Call, principal: Principal | None, peer: str
+        self, dialect: ClientAdapter, call: ClientRequest, principal: Principal | None, peer: str
     ) -> None:
         """The whole request is here."""
         self._end_stage("read")
@@ -83,59 +96,61 @@ class Watch:
         return router.with_observer(self._record_rule, self._draw_number)
 
     def record_route(
-        self, router: Router, envelope: Envelope, route: Route, traits: Traits
+        self, router: Router, envelope: RoutingInfo, route: Route, traits: RequestAttributes
     ) -> None:
         """A target was found for it."""
         self._end_stage("route")
         told = self._explanation
         told.asked, told.stream = envelope.model, envelope.stream
         known = {info.name for info in router.list_models()}
-        told.model = route.requested_model if route.requested_model in known else ANY
+        told.model = route.requested_model if route.requested_model in known else CATCH_ALL_MODEL
         if route.pinned:
             told.pin = "name" if envelope.version is None else "path"
-        told.split = telling.split(route, traits, self._drawn_number)
+        told.split = telling.explain_split(route, traits, self._drawn_number)
         if told.split is not None:
-            told.sticky = telling.sticky(route.model.sticky, traits, said=self.dry_run)
-        told.target = telling.target(route)
-        told.shadow = telling.shadow(route)
+            told.sticky = telling.explain_sticky_sources(
+                route.model.sticky, traits, said=self.dry_run
+            )
+        told.target = telling.explain_target(route)
+        told.shadow = telling.explain_shadow(route)
         self._bucket = route.reason.bucket
 
-    def record_fallbacks(self, able: Iterable[tuple[Route, Answering | str]]) -> None:
+    def record_fallbacks(self, able: Iterable[tuple[Route, ResponseStrategy | str]]) -> None:
         """Who would answer in the target's stead, or why not; looked at of a dry request."""
         if self.dry_run:
             self._explanation.fallbacks = tuple(
-                Following(route.target_name, found if isinstance(found, str) else "")
+                ExplainedFallback(route.target_name, found if isinstance(found, str) else "")
                 for route, found in able
             )
 
-    def record_attempt(self, asking: telling.Asking) -> None:
+    def record_attempt(self, asking: telling.PlannedAttempt) -> None:
         """A target is asked. Raises Foretold where that is all there is to foretell."""
         self._end_stage("instead" if self._attempts else "translate")
-        self._attempts.append(telling.attempt(asking))
-        if self.dry_run and not isinstance(asking.route.target.backend, Choosing):
-            raise Foretold("the request would be answered")
+        self._attempts.append(telling.explain_attempt(asking))
+        if self.dry_run and not isinstance(asking.route.target.backend, ExplainsSelection):
+            raise DryRunComplete("the request would be answered")
 
     # --- what its backend does --------------------------------------------------------------------
 
-    def on_selection(self, choice: Choice, wire: WireRequest) -> None:
-        """See ``gateway.core.watching.Watch``."""
+    def on_selection(self, choice: WorkerSelection, wire: UpstreamRequest) -> None:
+        """See ``gateway.core.watching.RequestObserver``."""
         now = self._attempts[-1]
-        if len(now.choices) < _MOST and choice not in now.choices:
-            now.choices.append(choice if self.dry_run else _kept(choice))
+        if len(now.choices) < _MAX_RECORDED_REQUESTS and choice not in now.choices:
+            now.choices.append(choice if self.dry_run else _shorten_selection(choice))
         if self.dry_run:
-            now.sent.append(telling.sent(choice.expected_url, wire, None))
-            raise Foretold("the request would be sent")
+            now.sent.append(telling.explain_upstream_request(choice.expected_url, wire, None))
+            raise DryRunComplete("the request would be sent")
 
-    def on_send(self, url: str, wire: WireRequest) -> None:
-        """See ``gateway.core.watching.Watch``."""
+    def on_send(self, url: str, wire: UpstreamRequest) -> None:
+        """See ``gateway.core.watching.RequestObserver``."""
         now = self._attempts[-1]
         self._attempt_count += 1
         self._worker_url = url
-        if len(now.sent) < _MOST:
-            now.sent.append(telling.sent(url, wire, _MOST_BODY))
+        if len(now.sent) < _MAX_RECORDED_REQUESTS:
+            now.sent.append(telling.explain_upstream_request(url, wire, _MAX_BODY_BYTES))
 
     def on_failure(self, url: str, error: GatewayError) -> None:
-        """See ``gateway.core.watching.Watch``."""
+        """See ``gateway.core.watching.RequestObserver``."""
         for one in self._attempts[-1].sent:
             if one.url == url and not one.error:
                 one.error = type(error).__name__
@@ -149,15 +164,15 @@ class Watch:
         told, record = self._explanation, self._record
         found: dict[str, Any] = {
             "dialect": told.dialect,
-            "model": _short(record.model),
-            "version": _short(record.version),
+            "model": _sanitize_text(record.model),
+            "version": _sanitize_text(record.version),
             "rule": record.rule,
             "sticky": record.sticky,
             "bucket": self._bucket,
             "pinned": bool(told.pin),
-            "fell_back": [_short(one) for one in record.fell_back[:_MOST]],
-            "losses": _short(loss.header(record.losses), 1000),
-            "worker": _short(self._worker_url, 200),
+            "fell_back": [_sanitize_text(one) for one in record.fell_back[:_MAX_RECORDED_REQUESTS]],
+            "losses": _sanitize_text(loss.format_loss_header(record.losses), 1000),
+            "worker": _sanitize_text(self._worker_url, 200),
             "attempts": self._attempt_count,
             "seconds": {name: round(long, 6) for name, long in self._stage_seconds.items()},
         }
@@ -172,13 +187,13 @@ class Watch:
             fell_back=record.fell_back,
             tries=tuple(self._attempts),
             seconds={} if self.dry_run else self._stage_seconds,
-            answer=None if self.dry_run or not record.duration else _answered(record),
+            answer=None if self.dry_run or not record.duration else _explain_response(record),
         )
 
     # --- its own ----------------------------------------------------------------------------------
 
-    def _record_rule(self, rule: Rule, unmet: str, match: Match | None) -> None:
-        self._explained_rules.append(telling.tried(rule, unmet, match))
+    def _record_rule(self, rule: RouteRule, unmet: str, match: RuleMatch | None) -> None:
+        self._explained_rules.append(telling.explain_rule(rule, unmet, match))
 
     def _draw_number(self) -> float:
         self._drawn_number = self._random()
@@ -192,10 +207,10 @@ class Watch:
         self._stage_started_at = now
 
 
-class _Telling:
+class _ExplainSink:
     """A sink for the answer to a request that is explained."""
 
-    def __init__(self, sink: Sink, watch: Watch) -> None:
+    def __init__(self, sink: ResponseWriter, watch: ExplainRecorder) -> None:
         self._sink = sink
         self._recorder = watch
 
@@ -208,10 +223,12 @@ class _Telling:
         return self._sink.needs_drain
 
     def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        self._sink.send_response(status, (*headers, (HEADER, self._recorder.format_header())), body)
+        self._sink.send_response(
+            status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())), body
+        )
 
     def start(self, status: int, headers: Headers) -> None:
-        self._sink.start(status, (*headers, (HEADER, self._recorder.format_header())))
+        self._sink.start(status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())))
 
     def write(self, data: bytes) -> None:
         self._sink.write(data)
@@ -223,14 +240,14 @@ class _Telling:
         await self._sink.drain()
 
 
-def _kept(choice: Choice) -> Choice:
+def _shorten_selection(choice: WorkerSelection) -> WorkerSelection:
     """A choice as it is remembered: of many workers the likely one and some more."""
     likely_first = sorted(choice.candidates, key=lambda one: one.url != choice.expected_url)
-    return replace(choice, candidates=likely_first[:_MOST_CANDIDATES])
+    return replace(choice, candidates=likely_first[:_MAX_CANDIDATES])
 
 
-def _answered(record: Record) -> Answered:
-    return Answered(
+def _explain_response(record: RequestRecord) -> ExplainedResponse:
+    return ExplainedResponse(
         record.status,
         record.outcome,
         record.error,
@@ -241,6 +258,6 @@ def _answered(record: Record) -> Answered:
     )
 
 
-def _short(text: str, most: int = _TEXT) -> str:
+def _sanitize_text(text: str, most: int = _MAX_HEADER_TEXT) -> str:
     """A text as a header may hold it."""
-    return _UNFIT.sub("?", text[:most])
+    return _UNPRINTABLE.sub("?", text[:most])

@@ -6,12 +6,13 @@ that ends the last choice, or in a chunk of its own where the client asked by ``
 
 from msgspec.structs import replace
 
-from gateway.core.ports import About, Encoder
-from gateway.core.types import EmbedRequest, GenerateRequest
-from protocols.openai.answers import ChatEncoder, Style, TextEncoder
-from protocols.openai.vectors import VectorEncoder
+from gateway.core.ports import ResponseContext, ResponseEncoder
+from gateway.core.request import EmbeddingRequest, GenerationRequest
+from protocols.openai.answers import ChatEncoder, CompletionEncoder
+from protocols.openai.style import ResponseStyle
+from protocols.openai.vectors import EmbeddingEncoder
 
-STYLE = Style(
+RESPONSE_STYLE = ResponseStyle(
     unary_keys=("id", "object", "created", "model", "choices", "usage"),
     chat_choice_keys=("index", "message", "finish_reason", "logprobs"),
     message_keys=("role", "content", "reasoning_content", "refusal", "tool_calls", "function_call"),
@@ -22,20 +23,22 @@ STYLE = Style(
     default_values={},
     version_header="served-model-name",
 )
-_UNASKED = replace(STYLE, usage_position="finish")
+_DEFAULT_USAGE_STYLE = replace(RESPONSE_STYLE, usage_position="finish")
 
 
-def generation(request: GenerateRequest, about: About, *, by_prompt: bool) -> Encoder:
+def create_generation_encoder(
+    request: GenerationRequest, about: ResponseContext, *, by_prompt: bool
+) -> ResponseEncoder:
     """What writes a conversation or a completion; ``by_prompt``: an index is the prompt's."""
-    style = STYLE if "stream_options" in request.given else _UNASKED
+    style = RESPONSE_STYLE if "stream_options" in request.given else _DEFAULT_USAGE_STYLE
     if request.kind == "chat":
         return ChatEncoder(style, request, about, model=about.backend_model)
     if by_prompt:
         style = replace(style, index_scope="prompt")
-    return TextEncoder(style, request, about, model=about.backend_model)
+    return CompletionEncoder(style, request, about, model=about.backend_model)
 
 
-def vectors(request: EmbedRequest, about: About) -> Encoder:
+def create_embedding_encoder(request: EmbeddingRequest, about: ResponseContext) -> ResponseEncoder:
     """What writes embeddings."""
     name = f"embd-{about.id}"
-    return VectorEncoder(STYLE, request, about, id=name, model=about.backend_model)
+    return EmbeddingEncoder(RESPONSE_STYLE, request, about, id=name, model=about.backend_model)

@@ -2,35 +2,40 @@
 
 from collections.abc import Mapping
 
-from gateway.core.ports import Description
+from gateway.core.ports import OpenApiFragment
 from protocols.databricks import errors, listing, tables
-from protocols.databricks.answers import STYLE
-from protocols.databricks.requests import READING, STRICT, Task
+from protocols.databricks.answers import RESPONSE_STYLE
+from protocols.databricks.requests import REQUEST_RULES, STRICT_FIELDS, RequestTask
 from protocols.openai import described
 from protocols.openai.errors import ErrorBody
 from protocols.schema import (
-    NONEMPTY,
-    TEXT,
+    NONEMPTY_STRING,
+    STRING,
     Schema,
-    answer,
-    array,
-    body,
-    data,
-    mapping,
-    optional,
-    record,
+    array_of,
+    build_error_responses,
+    build_event_data,
+    build_param_schema,
+    build_request_body,
+    build_response,
+    build_struct_schemas,
+    map_of,
+    nullable,
+    object_of,
     ref,
-    refusals,
-    row,
-    structs,
 )
 
-_TEXTS: Schema = {"anyOf": [TEXT, array(TEXT, minItems=1)]}
-_INPUTS: Schema = {"anyOf": [NONEMPTY, array(NONEMPTY, minItems=1, maxItems=READING.max_inputs)]}
-_THINKING: Schema = {
+_STRING_OR_STRINGS: Schema = {"anyOf": [STRING, array_of(STRING, minItems=1)]}
+_INPUT_SCHEMA: Schema = {
     "anyOf": [
-        record({"type": {"const": "disabled"}}, "type"),
-        record(
+        NONEMPTY_STRING,
+        array_of(NONEMPTY_STRING, minItems=1, maxItems=REQUEST_RULES.max_inputs),
+    ]
+}
+_THINKING_SCHEMA: Schema = {
+    "anyOf": [
+        object_of({"type": {"const": "disabled"}}, "type"),
+        object_of(
             {
                 "type": {"const": "enabled"},
                 "budget_tokens": {"type": "integer", "minimum": 1},
@@ -40,71 +45,81 @@ _THINKING: Schema = {
         ),
     ]
 }
-_BESIDE: Mapping[str, Schema] = {
+_EXTRA_PROPERTIES: Mapping[str, Schema] = {
     "extra_params": {
-        **optional({"type": "object"}),
+        **nullable({"type": "object"}),
         "description": "Further parameters; a field of the request's own wins.",
     },
-    "usage_context": optional(mapping(TEXT)),
+    "usage_context": nullable(map_of(STRING)),
 }
-_OWN: Mapping[Task, Mapping[str, Schema]] = {
-    "chat": {"thinking": optional(_THINKING)},
-    "completion": {"prompt": _TEXTS, "use_raw_prompt": row(tables.USE_RAW_PROMPT)},
-    "embedding": {"input": _INPUTS},
+_TASK_PROPERTIES: Mapping[RequestTask, Mapping[str, Schema]] = {
+    "chat": {"thinking": nullable(_THINKING_SCHEMA)},
+    "completion": {
+        "prompt": _STRING_OR_STRINGS,
+        "use_raw_prompt": build_param_schema(tables.USE_RAW_PROMPT),
+    },
+    "embedding": {"input": _INPUT_SCHEMA},
 }
-_ANSWERS: Mapping[Task, str] = {
+_RESPONSE_NAMES: Mapping[RequestTask, str] = {
     "chat": "ChatAnswer",
     "completion": "TextAnswer",
     "embedding": "VectorList",
 }
 
 
-def describe() -> Description:
-    """See ``gateway.core.ports.Described``."""
-    refused = refusals(errors.STATUSES, ref("Body"))
+def describe_api() -> OpenApiFragment:
+    """See ``gateway.core.ports.OpenApiProvider``."""
+    refused = build_error_responses(errors.ERROR_STATUSES, ref("Body"))
     failed = ref("StreamFailed")
-    operations = described.operations(READING, refused, failed)
-    bodies: dict[Task, Schema] = {
-        "chat": described.chat(READING, kinds=("function",)),
-        "completion": described.completion(READING),
-        "embedding": described.embedding(READING),
+    operations = described.build_operations(REQUEST_RULES, refused, failed)
+    bodies: dict[RequestTask, Schema] = {
+        "chat": described.build_chat_request(REQUEST_RULES, kinds=("function",)),
+        "completion": described.build_completion_request(REQUEST_RULES),
+        "embedding": described.build_embedding_request(REQUEST_RULES),
     }
     for task, schema in bodies.items():
-        schema["properties"] |= {**_OWN[task], **_BESIDE}
-        operations[task] = {**operations[task], "requestBody": body(schema)}
+        schema["properties"] |= {**_TASK_PROPERTIES[task], **_EXTRA_PROPERTIES}
+        operations[task] = {**operations[task], "requestBody": build_request_body(schema)}
     chunk: Schema = {"anyOf": [ref("ChatChunk"), ref("TextChunk"), failed]}
-    whole: Schema = {"anyOf": [ref(name) for name in _ANSWERS.values()]}
+    whole: Schema = {"anyOf": [ref(name) for name in _RESPONSE_NAMES.values()]}
     operations["invocations"] = {
         "summary": "Ask one endpoint: a conversation, a completion or vectors, by the fields.",
-        "requestBody": body({"anyOf": [_strict(bodies[task], task) for task in bodies]}),
-        "responses": {"200": answer(whole, data(chunk, "[DONE]")), **refused},
+        "requestBody": build_request_body(
+            {"anyOf": [_restrict_properties(bodies[task], task) for task in bodies]}
+        ),
+        "responses": {"200": build_response(whole, build_event_data(chunk, "[DONE]")), **refused},
     }
-    for variant, (summary, schema) in _TOLD.items():
-        responses = {"200": answer(schema), **refused}
+    for variant, (summary, schema) in _LISTING_OPERATIONS.items():
+        responses = {"200": build_response(schema), **refused}
         operations[variant] = {"summary": summary, "responses": responses}
-    return Description(
+    return OpenApiFragment(
         operations,
         {
-            **described.answers(STYLE),
-            **structs(listing.ServingEndpoint, listing.Endpoints, listing.Models, errors.Body),
-            **structs(ErrorBody),
-            "StreamFailed": record({"error": ref("ErrorBody")}, "error"),
+            **described.build_response_schemas(RESPONSE_STYLE),
+            **build_struct_schemas(
+                listing.ServingEndpoint,
+                listing.ServingEndpointList,
+                listing.DatabricksModelList,
+                errors.DatabricksErrorBody,
+            ),
+            **build_struct_schemas(ErrorBody),
+            "StreamFailed": object_of({"error": ref("ErrorBody")}, "error"),
         },
     )
 
 
-_TOLD: Mapping[str, tuple[str, Schema]] = {
+_LISTING_OPERATIONS: Mapping[str, tuple[str, Schema]] = {
     "endpoints": ("List the endpoints.", ref("Endpoints")),
     "endpoint": ("Tell of one endpoint.", ref("ServingEndpoint")),
     "models": ("List the endpoints as models.", ref("Models")),
-    "config": ("Tell of the host; every field is optional, and a gateway has none.", record({})),
+    "config": ("Tell of the host; every field is optional, and a gateway has none.", object_of({})),
 }
 
 
-def _strict(schema: Schema, task: Task) -> Schema:
+def _restrict_properties(schema: Schema, task: RequestTask) -> Schema:
     """The body where the path names the model and no other field is taken."""
-    known = STRICT[task]
+    known = STRICT_FIELDS[task]
     properties = {name: one for name, one in schema["properties"].items() if name in known}
     properties["model"] = {"description": "Says nothing here: the path names the endpoint."}
     needed = [name for name in schema["required"] if name != "model"]
-    return record(properties, *needed, more=False)
+    return object_of(properties, *needed, more=False)

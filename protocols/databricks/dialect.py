@@ -7,35 +7,35 @@ from msgspec import Raw, json
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import ClientError, GatewayError
-from gateway.core.loss import Loss
+from gateway.core.loss import UnsupportedParameter
 from gateway.core.ports import (
-    About,
-    Call,
-    Decoder,
-    Description,
-    Dialect,
-    Encoder,
+    ClientAdapter,
+    ClientRequest,
     Endpoint,
-    Envelope,
-    Relay,
-    Reply,
-    WireRequest,
+    HttpResponse,
+    OpenApiFragment,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    RoutingInfo,
+    UpstreamRequest,
 )
-from gateway.core.types import EmbedRequest, Request
-from protocols.body import read_object, value
+from gateway.core.request import EmbeddingRequest, Request
+from protocols.body import decode_value, read_object
 from protocols.databricks import answers, described, errors, listing, relay, requests, roles
-from protocols.databricks.requests import Task
-from protocols.databricks.tables import TABLES
-from protocols.databricks.worker import Worker, meaning
+from protocols.databricks.requests import RequestTask
+from protocols.databricks.tables import PARAM_TABLES
+from protocols.databricks.worker import DatabricksUpstream, map_worker_error
 from protocols.openai import faults
-from protocols.openai.reading import given, wrong_type
+from protocols.openai.reading import invalid_type_error, null_to_none
 from protocols.openai.requests import read_model
 from protocols.params import Param
 
 _encode = json.Encoder().encode
 _CompletionIndex = Literal["prompt", "flat"]
-_ROOTS = ("/serving-endpoints", "/ai-gateway/mlflow/v1")
-_LIST = "/api/2.0/serving-endpoints"
+_PATH_PREFIXES = ("/serving-endpoints", "/ai-gateway/mlflow/v1")
+_LIST_PATH = "/api/2.0/serving-endpoints"
 
 _ENDPOINTS = (
     Endpoint("POST", "/serving-endpoints/{name}/invocations", operation="invocations"),
@@ -46,7 +46,7 @@ _ENDPOINTS = (
     ),
     *(
         endpoint
-        for root in _ROOTS
+        for root in _PATH_PREFIXES
         for endpoint in (
             Endpoint("POST", f"{root}/chat/completions", operation="chat"),
             Endpoint("POST", f"{root}/completions", operation="completion"),
@@ -54,8 +54,8 @@ _ENDPOINTS = (
             Endpoint("GET", f"{root}/models", "inform", "models"),
         )
     ),
-    Endpoint("GET", _LIST, "inform", "endpoints"),
-    Endpoint("GET", f"{_LIST}/{{name}}", "inform", "endpoint"),
+    Endpoint("GET", _LIST_PATH, "inform", "endpoints"),
+    Endpoint("GET", f"{_LIST_PATH}/{{name}}", "inform", "endpoint"),
     Endpoint("GET", "/.well-known/databricks-config", "inform", "config", public=True),
 )
 
@@ -84,8 +84,8 @@ class Databricks:
         "/.well-known",
     )
     endpoints: tuple[Endpoint, ...] = _ENDPOINTS
-    param_tables: Mapping[str, tuple[Param, ...]] = TABLES
-    health_request = WireRequest(_LIST, b"", method="GET")
+    param_tables: Mapping[str, tuple[Param, ...]] = PARAM_TABLES
+    health_request = UpstreamRequest(_LIST_PATH, b"", method="GET")
 
     def __init__(
         self,
@@ -107,77 +107,86 @@ class Databricks:
         self._stream_default = stream_default
         self._role_rules = role_rules
         self._indexes_by_prompt = completion_index == "prompt"
-        self._upstream = Worker(self.name, pay_per_token=pay_per_token, extra_params=extra_params)
-        self._passthrough_rules = relay.relays()
+        self._upstream = DatabricksUpstream(
+            self.name, pay_per_token=pay_per_token, extra_params=extra_params
+        )
+        self._passthrough_rules = relay.build_passthrough_rules()
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def peek(self, call: Call) -> Envelope:
+    def peek(self, call: ClientRequest) -> RoutingInfo:
         """The endpoint's name, from the path or from ``model``, and ``stream``.
 
         A path that names a served entity pins that version. Source: Databricks' documentation,
         "Query individual models behind an endpoint".
         """
         fields = read_object(call.body)
-        name, served = _name(call, fields), call.path_params.get("served")
-        return Envelope(name, served, self._is_stream(call, fields))
+        name, served = _read_endpoint_name(call, fields), call.path_params.get("served")
+        return RoutingInfo(name, served, self._is_stream(call, fields))
 
-    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
         """The request, checked."""
         fields = read_object(call.body)
-        task = _task(call, fields)
+        task = _read_task(call, fields)
         strict = call.endpoint.operation == "invocations"
         if strict:
-            requests.check_known(fields, task)
+            requests.check_known_fields(fields, task)
         if self._is_stream(call, fields) and task != "embedding":
             fields["stream"] = Raw(b"true")
-        name = _name(call, fields)
-        request = requests.read(fields, task, name, order=self._role_rules, wrapped=strict)
+        name = _read_endpoint_name(call, fields)
+        request = requests.read_request(fields, task, name, order=self._role_rules, wrapped=strict)
         if model is not None:
-            requests.check_model(request, pay_per_token=listing.is_pay_per_token(model))
+            requests.check_endpoint_rules(request, pay_per_token=listing.is_pay_per_token(model))
         return request
 
-    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
         """What writes the answer."""
         del call
-        if isinstance(request, EmbedRequest):
-            return answers.vectors(request, about)
-        return answers.generation(request, about, by_prompt=self._indexes_by_prompt)
+        if isinstance(request, EmbeddingRequest):
+            return answers.create_embedding_encoder(request, about)
+        return answers.create_generation_encoder(request, about, by_prompt=self._indexes_by_prompt)
 
-    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """The answer that tells of an error."""
         del call
-        return errors.refuse(error)
+        return errors.build_error_response(error)
 
-    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """Endpoints, models and the host's metadata. Raises ModelNotFound."""
         match call.endpoint.operation:
             case "endpoints":
-                return Reply(200, _encode(listing.endpoints(catalog.list_models())))
+                return HttpResponse(
+                    200, _encode(listing.build_endpoint_list(catalog.list_models()))
+                )
             case "endpoint":
-                return Reply(
-                    200, _encode(listing.endpoint(catalog.find_model(call.path_params["name"])))
+                return HttpResponse(
+                    200,
+                    _encode(
+                        listing.build_endpoint_details(catalog.find_model(call.path_params["name"]))
+                    ),
                 )
             case "models":
-                return Reply(200, _encode(listing.models(catalog.list_models())))
+                return HttpResponse(200, _encode(listing.build_model_list(catalog.list_models())))
             case _:  # the host's metadata: each field is optional, and none is true of a gateway
-                return Reply(200, b"{}")
+                return HttpResponse(200, b"{}")
 
-    def field_names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """The wire name of each field."""
         del call
-        return requests.NAMES
+        return requests.FIELD_NAMES
 
-    def openapi_fragment(self) -> Description:
+    def openapi_fragment(self) -> OpenApiFragment:
         """What the endpoints take and answer."""
-        return described.describe()
+        return described.describe_api()
 
-    def _is_stream(self, call: Call, fields: Mapping[str, Raw]) -> bool:
+    def _is_stream(self, call: ClientRequest, fields: Mapping[str, Raw]) -> bool:
         """Whether to stream: vectors never are. Raises InvalidParameter."""
-        raw = given(fields.get("stream"))
-        got = self._stream_default if raw is None else value(raw)
+        raw = null_to_none(fields.get("stream"))
+        got = self._stream_default if raw is None else decode_value(raw)
         if not isinstance(got, bool):
-            raise wrong_type("stream", "a boolean", got)
+            raise invalid_type_error("stream", "a boolean", got)
         embeds = call.endpoint.operation == "embedding" or (
             call.endpoint.operation == "invocations"
             and "input" in fields
@@ -189,42 +198,44 @@ class Databricks:
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.unsupported_parameters(request, names)
 
-    def encode_request(self, request: Request) -> WireRequest:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.encode_request(request)
 
-    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
-        """See ``gateway.core.ports.Relaying``: for clients whose order of roles is not checked."""
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``gateway.core.ports.SupportsPassthrough``: for clients whose order of roles is not checked."""
         if not isinstance(client, Databricks) or client._role_rules == "strict":  # noqa: SLF001
             return None
         try:
             fields = read_object(call.body)
-            task, stream = _task(call, fields), client._is_stream(call, fields)  # noqa: SLF001
+            task, stream = _read_task(call, fields), client._is_stream(call, fields)  # noqa: SLF001
         except ClientError:
             return None
-        return relay.relay(self._passthrough_rules, call, about, task, stream=stream)
+        return relay.build_passthrough(self._passthrough_rules, call, about, task, stream=stream)
 
-    def create_decoder(self, request: Request) -> Decoder:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        return faults.read_error(status, headers, body, meaning)
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        return faults.read_worker_error(status, headers, body, map_worker_error)
 
 
-def _name(call: Call, fields: Mapping[str, Raw]) -> str:
+def _read_endpoint_name(call: ClientRequest, fields: Mapping[str, Raw]) -> str:
     """On the path of one endpoint a ``model`` in the body says nothing."""
     return call.path_params.get("name") or read_model(fields)
 
 
-def _task(call: Call, fields: dict[str, Raw]) -> Task:
+def _read_task(call: ClientRequest, fields: dict[str, Raw]) -> RequestTask:
     match call.endpoint.operation:
         case "chat" | "completion" | "embedding" as task:
             return task
         case _:
-            return requests.task_of(fields)
+            return requests.find_task(fields)

@@ -12,63 +12,63 @@ from math import ceil
 from msgspec import Struct, json
 
 from gateway.core.errors import (
+    ClientDisconnected,
     ClientError,
-    ClientGone,
     ContextTooLong,
     DeadlineExceeded,
     Forbidden,
     GatewayError,
     InvalidParameter,
-    Malformed,
+    MalformedRequest,
     MethodNotAllowed,
     ModelNotFound,
     Overloaded,
     PathNotFound,
     QuotaExceeded,
-    RateLimited,
-    TooLarge,
+    RateLimitExceeded,
+    RequestTooLarge,
     Unauthorized,
     UnknownParameter,
-    Unsupported,
+    UnsupportedFeature,
     WorkerError,
     WorkerUnreachable,
 )
-from gateway.core.ports import Headers, Reply
+from gateway.core.ports import Headers, HttpResponse
 from protocols.params import Param
 
 _encode = json.Encoder().encode
-_JSON = ("Content-Type", "application/json")
-_RETRIED = (429, 503)
-_NO_ENDPOINT = (
+_JSON_HEADER = ("Content-Type", "application/json")
+_RETRYABLE_STATUSES = (429, 503)
+_ENDPOINT_NOT_FOUND = (
     "The given endpoint does not exist, please retry after checking the specified model and "
     "version deployment exists."
 )
 
 
-class Body(Struct, frozen=True):
+class DatabricksErrorBody(Struct, frozen=True):
     """Every refusal's body: exactly these keys."""
 
     error_code: str
     message: str
 
 
-_ROWS: Mapping[type[GatewayError], tuple[int, str]] = {
+_ERROR_CODES: Mapping[type[GatewayError], tuple[int, str]] = {
     GatewayError: (500, "INTERNAL_ERROR"),
     ClientError: (400, "BAD_REQUEST"),
-    Malformed: (400, "BAD_REQUEST"),
+    MalformedRequest: (400, "BAD_REQUEST"),
     InvalidParameter: (400, "INVALID_PARAMETER_VALUE"),
     UnknownParameter: (400, "BAD_REQUEST"),
-    Unsupported: (400, "INVALID_PARAMETER_VALUE"),
+    UnsupportedFeature: (400, "INVALID_PARAMETER_VALUE"),
     ContextTooLong: (400, "BAD_REQUEST"),
     ModelNotFound: (404, "RESOURCE_DOES_NOT_EXIST"),
     PathNotFound: (404, "ENDPOINT_NOT_FOUND"),
     MethodNotAllowed: (405, "BAD_REQUEST"),
-    TooLarge: (413, "BAD_REQUEST"),
+    RequestTooLarge: (413, "BAD_REQUEST"),
     Unauthorized: (401, "UNAUTHENTICATED"),
     Forbidden: (403, "PERMISSION_DENIED"),
-    RateLimited: (429, "REQUEST_LIMIT_EXCEEDED"),
+    RateLimitExceeded: (429, "REQUEST_LIMIT_EXCEEDED"),
     QuotaExceeded: (403, "PERMISSION_DENIED"),  # a 429 would be tried again, for minutes, in vain
-    ClientGone: (499, "CANCELLED"),
+    ClientDisconnected: (499, "CANCELLED"),
     Overloaded: (503, "TEMPORARILY_UNAVAILABLE"),
     DeadlineExceeded: (504, "DEADLINE_EXCEEDED"),
     WorkerError: (500, "INTERNAL_ERROR"),
@@ -76,43 +76,43 @@ _ROWS: Mapping[type[GatewayError], tuple[int, str]] = {
 }
 
 
-STATUSES = tuple((cls, status) for cls, (status, _) in _ROWS.items())
+ERROR_STATUSES = tuple((cls, status) for cls, (status, _) in _ERROR_CODES.items())
 """The status of each class of errors."""
 
 
-def refuse(error: GatewayError) -> Reply:
+def build_error_response(error: GatewayError) -> HttpResponse:
     """The answer that tells of ``error``."""
-    status, code = next(row for kind in type(error).__mro__ if (row := _ROWS.get(kind)))
-    body = _encode(Body(code, _message(error)))
-    return Reply(status, body, (_JSON, *_headers(error, status)))
+    status, code = next(row for kind in type(error).__mro__ if (row := _ERROR_CODES.get(kind)))
+    body = _encode(DatabricksErrorBody(code, _build_message(error)))
+    return HttpResponse(status, body, (_JSON_HEADER, *_build_headers(error, status)))
 
 
-def _headers(error: GatewayError, status: int) -> Headers:
-    if status in _RETRIED:
+def _build_headers(error: GatewayError, status: int) -> Headers:
+    if status in _RETRYABLE_STATUSES:
         return (("Retry-After", str(max(1, ceil(error.retry_after or 1)))),)
     if isinstance(error, MethodNotAllowed):
         return (("Allow", ", ".join(error.allowed)),)
     return ()
 
 
-def _message(error: GatewayError) -> str:
+def _build_message(error: GatewayError) -> str:
     match error:
-        case Malformed():
+        case MalformedRequest():
             return f"Bad request: json: {error.message}"
         case UnknownParameter():
             return f'Bad request: json: unknown field "{error.param}"'
         case ModelNotFound():
-            return _NO_ENDPOINT
+            return _ENDPOINT_NOT_FOUND
         case ContextTooLong(tokens=int() as tokens, limit=int() as limit):
             return f"Bad request: the prompt has {tokens} tokens, the model's limit is {limit}"
         case InvalidParameter(expected=Param() as row, problem="below" | "above"):
             got = str(error.value).removesuffix(".0")
-            return f"{error.param} must be {_range(row)}, got {got}"
+            return f"{error.param} must be {_describe_range(row)}, got {got}"
         case _:
             return error.message
 
 
-def _range(row: Param) -> str:
+def _describe_range(row: Param) -> str:
     if row.low is not None and row.high is not None:
         left, right = "(" if row.above_low else "[", ")" if row.below_high else "]"
         return f"in {left}{row.low:g}, {row.high:g}{right}"

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from gateway.core.catalog import ModelInfo, VersionInfo
 
 _TASKS = {"chat": "llm/v1/chat", "embedding": "llm/v1/embeddings"}
-_FAMILY = "databricks"
+_ENTITY_FAMILY = "databricks"
 
 
 class _State(Struct):
@@ -74,53 +74,55 @@ class ServingEndpoint(Struct):
     permission_level: str | UnsetType = UNSET
 
 
-class Endpoints(Struct):
+class ServingEndpointList(Struct):
     """The list; its key must be there even when it is empty."""
 
     endpoints: list[ServingEndpoint]
 
 
-class Model(Struct):
+class DatabricksModel(Struct):
     """An endpoint as OpenAI's clients list it."""
 
     id: str
     object: str
     created: int
-    owned_by: str = _FAMILY
+    owned_by: str = _ENTITY_FAMILY
 
 
-class Models(Struct):
+class DatabricksModelList(Struct):
     """Their list."""
 
     object: str
-    data: list[Model]
+    data: list[DatabricksModel]
 
 
 def is_pay_per_token(info: ModelInfo) -> bool:
     """Whether the endpoint is one of the service's own, paid by the token, or a provisioned one."""
-    return bool(info.protocol_options.get(_FAMILY, {}).get("pay_per_token"))
+    return bool(info.protocol_options.get(_ENTITY_FAMILY, {}).get("pay_per_token"))
 
 
-def endpoints(models: Sequence[ModelInfo]) -> Endpoints:
+def build_endpoint_list(models: Sequence[ModelInfo]) -> ServingEndpointList:
     """Every endpoint, without the details."""
-    return Endpoints([_endpoint(info, whole=False) for info in models])
+    return ServingEndpointList([_build_endpoint(info, whole=False) for info in models])
 
 
-def endpoint(info: ModelInfo) -> ServingEndpoint:
+def build_endpoint_details(info: ModelInfo) -> ServingEndpoint:
     """One endpoint, with its traffic."""
-    return _endpoint(info, whole=True)
+    return _build_endpoint(info, whole=True)
 
 
-def models(infos: Sequence[ModelInfo]) -> Models:
+def build_model_list(infos: Sequence[ModelInfo]) -> DatabricksModelList:
     """Every endpoint, as a model."""
-    return Models("list", [Model(info.name, "model", info.created) for info in infos])
+    return DatabricksModelList(
+        "list", [DatabricksModel(info.name, "model", info.created) for info in infos]
+    )
 
 
-def _endpoint(info: ModelInfo, *, whole: bool) -> ServingEndpoint:
-    entities = [_entity(info, version, whole=whole) for version in info.versions]
+def _build_endpoint(info: ModelInfo, *, whole: bool) -> ServingEndpoint:
+    entities = [_build_entity(info, version, whole=whole) for version in info.versions]
     config = _Config(entities)
     if whole:
-        config.traffic_config = _Traffic(_routes(info.versions))
+        config.traffic_config = _Traffic(_build_routes(info.versions))
         config.config_version = 1
     made = info.created * 1000
     return ServingEndpoint(
@@ -137,7 +139,7 @@ def _endpoint(info: ModelInfo, *, whole: bool) -> ServingEndpoint:
     )
 
 
-def _entity(info: ModelInfo, version: VersionInfo, *, whole: bool) -> _Entity:
+def _build_entity(info: ModelInfo, version: VersionInfo, *, whole: bool) -> _Entity:
     entity = _Entity(version.name, version.backend_model, version.name, info.created * 1000)
     if is_pay_per_token(info):
         entity.foundation_model = _Foundation(version.backend_model, version.backend_model)
@@ -149,7 +151,7 @@ def _entity(info: ModelInfo, version: VersionInfo, *, whole: bool) -> _Entity:
     return entity
 
 
-def _routes(versions: Sequence[VersionInfo]) -> list[_Route]:
+def _build_routes(versions: Sequence[VersionInfo]) -> list[_Route]:
     routes = [_Route(version.name, version.name, version.share) for version in versions]
     if routes:  # rounded shares may miss 100 by a little: the largest bears it
         largest = max(routes, key=lambda route: route.traffic_percentage)

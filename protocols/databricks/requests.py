@@ -13,92 +13,96 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.core.errors import InvalidParameter, UnknownParameter
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
     Prompt,
-    Reasoning,
+    ReasoningOptions,
     Request,
     Tool,
 )
 from protocols import params
-from protocols.body import value
+from protocols.body import decode_value
 from protocols.databricks import roles, tables
-from protocols.openai.messages import MEDIA, Rules
-from protocols.openai.reading import as_object, given, missing, wrong_type
-from protocols.openai.requests import Reading, read_chat, read_completion, read_embedding
-from protocols.params import Param, Table
+from protocols.openai.messages import USER_PART_TYPES, MessageRules
+from protocols.openai.reading import as_object, invalid_type_error, missing_error, null_to_none
+from protocols.openai.requests import RequestRules, read_chat, read_completion, read_embedding
+from protocols.params import Param, ParamTable
 
-Task = Literal["chat", "completion", "embedding"]
-Fields = dict[str, Raw]
+RequestTask = Literal["chat", "completion", "embedding"]
+RawFields = dict[str, Raw]
 
-_TASKS: Mapping[str, Task] = {"messages": "chat", "prompt": "completion", "input": "embedding"}
-STRICT: Mapping[Task, set[str]] = {
-    "chat": tables.STRICT_CHAT,
-    "completion": tables.STRICT_COMPLETION,
-    "embedding": tables.STRICT_EMBEDDING,
+_TASK_BY_FIELD: Mapping[str, RequestTask] = {
+    "messages": "chat",
+    "prompt": "completion",
+    "input": "embedding",
 }
-READING = Reading(
-    chat=Table(*tables.LENIENT_CHAT),
-    completion=Table(*tables.LENIENT_COMPLETION),
-    embedding=Table(*tables.EMBEDDING),
-    message_rules=Rules(
+STRICT_FIELDS: Mapping[RequestTask, set[str]] = {
+    "chat": tables.STRICT_CHAT_FIELDS,
+    "completion": tables.STRICT_COMPLETION_FIELDS,
+    "embedding": tables.STRICT_EMBEDDING_FIELDS,
+}
+REQUEST_RULES = RequestRules(
+    chat=ParamTable(*tables.LENIENT_CHAT_PARAMS),
+    completion=ParamTable(*tables.LENIENT_COMPLETION_PARAMS),
+    embedding=ParamTable(*tables.EMBEDDING_PARAMS),
+    message_rules=MessageRules(
         roles=("system", "developer", "user", "assistant", "tool"),
-        user_parts=MEDIA,
+        user_parts=USER_PART_TYPES,
         assistant_parts=("text", "refusal", "reasoning"),
         requires_tool_results=False,
         accepts_argument_objects=True,
     ),
-    max_tools=tables.MOST_TOOLS,
+    max_tools=tables.MAX_TOOLS,
     default_completion_tokens=None,
 )
 
-_RAW_PROMPT = Table(tables.USE_RAW_PROMPT)
+_RAW_PROMPT_TABLE = ParamTable(tables.USE_RAW_PROMPT)
 
 
-def task_of(fields: Fields) -> Task:
+def find_task(fields: RawFields) -> RequestTask:
     """The task that the fields name. Raises UnknownParameter, InvalidParameter."""
-    for name, task in _TASKS.items():
+    for name, task in _TASK_BY_FIELD.items():
         if name in fields:
             return task
     for name in fields:
-        if not any(name in known for known in STRICT.values()):
+        if not any(name in known for known in STRICT_FIELDS.values()):
             raise UnknownParameter(f"unknown field {name[:64]!r}", param=name[:64])
     text = "one of messages, prompt and input is required"
     raise InvalidParameter(text, param="messages", problem="missing")
 
 
-def check_known(fields: Fields, task: Task) -> None:
+def check_known_fields(fields: RawFields, task: RequestTask) -> None:
     """Every field must be one of the task's. Raises UnknownParameter."""
     for name in fields:
-        if name not in STRICT[task]:
+        if name not in STRICT_FIELDS[task]:
             raise UnknownParameter(f"unknown field {name[:64]!r}", param=name[:64])
 
 
-def read(
-    fields: Fields, task: Task, model: str, *, order: roles.RoleRules, wrapped: bool
+def read_request(
+    fields: RawFields, task: RequestTask, model: str, *, order: roles.RoleRules, wrapped: bool
 ) -> Request:
     """The request. ``wrapped``: prompts go through the server's template unless they say otherwise.
 
     Raises ClientError.
     """
     fields = dict(fields)
-    labels = _usage_context(fields.pop("usage_context", None))
-    _merge(fields, fields.pop("extra_params", None), task)
+    labels = _read_usage_context(fields.pop("usage_context", None))
+    _merge_extra_params(fields, fields.pop("extra_params", None), task)
     request: Request
     match task:
         case "chat":
-            request = _chat(fields, model, order)
+            request = _read_chat(fields, model, order)
         case "completion":
-            request = _completion(fields, model, wrapped=wrapped)
+            request = _read_completion(fields, model, wrapped=wrapped)
         case _:
-            request = _embedding(fields, model)
+            request = _read_embedding(fields, model)
     return replace(request, labels={**labels, **request.labels}) if labels else request
 
 
-def check_model(request: Request, *, pay_per_token: bool) -> None:
+def check_endpoint_rules(request: Request, *, pay_per_token: bool) -> None:
     """The rules that are the endpoint's. Raises InvalidParameter."""
-    if pay_per_token and isinstance(request, GenerateRequest) and (request.n or 1) > 1:
+    if pay_per_token and isinstance(request, GenerationRequest) and (request.n or 1) > 1:
         text = f"n must be 1 on a pay-per-token endpoint, got {request.n}"
         raise InvalidParameter(text, param="n", problem="above", got=request.n)
     if not pay_per_token and "error_behavior" in request.given:
@@ -109,41 +113,41 @@ def check_model(request: Request, *, pay_per_token: bool) -> None:
 # --- the tasks ------------------------------------------------------------------------------------
 
 
-def _chat(fields: Fields, model: str, order: roles.RoleRules) -> GenerateRequest:
-    thinking = given(fields.pop("thinking", None))
+def _read_chat(fields: RawFields, model: str, order: roles.RoleRules) -> GenerationRequest:
+    thinking = null_to_none(fields.pop("thinking", None))
     if bytes(fields.get("tools", b"")) == b"[]":
         del fields["tools"]
-    request = read_chat(fields, READING, model=model)
+    request = read_chat(fields, REQUEST_RULES, model=model)
     if b"tool_call_id" in bytes(fields["messages"]):
-        roles.check_ids(value(fields["messages"]))
-    messages = roles.modern(request.messages)
+        roles.check_tool_call_ids(decode_value(fields["messages"]))
+    messages = roles.normalize_messages(request.messages)
     if order == "strict":
-        roles.check_order(messages)
+        roles.check_role_order(messages)
     for i, tool in enumerate(request.tools):
         _check_tool(tool, f"tools[{i}]")
     if thinking is not None:
-        reasoning = replace(request.reasoning or Reasoning(), **_thinking(thinking))
+        reasoning = replace(request.reasoning or ReasoningOptions(), **_read_thinking(thinking))
         request = replace(request, reasoning=reasoning)
-    return _with_usage(replace(request, messages=messages))
+    return _enable_usage(replace(request, messages=messages))
 
 
-def _completion(fields: Fields, model: str, *, wrapped: bool) -> GenerateRequest:
-    raw = params.read(_RAW_PROMPT, fields).get("asked.raw_prompt", not wrapped)
-    request = read_completion(fields, READING, model=model)
+def _read_completion(fields: RawFields, model: str, *, wrapped: bool) -> GenerationRequest:
+    raw = params.read_params(_RAW_PROMPT_TABLE, fields).get("asked.raw_prompt", not wrapped)
+    request = read_completion(fields, REQUEST_RULES, model=model)
     _check_texts(request.prompts, "prompt")
     mode: Literal["raw", "server"] = "raw" if raw else "server"
     templating = replace(request.templating, mode=mode)
     suffix = request.suffix or None
-    return _with_usage(replace(request, templating=templating, suffix=suffix))
+    return _enable_usage(replace(request, templating=templating, suffix=suffix))
 
 
-def _embedding(fields: Fields, model: str) -> EmbedRequest:
-    request = read_embedding(fields, READING, model=model)
+def _read_embedding(fields: RawFields, model: str) -> EmbeddingRequest:
+    request = read_embedding(fields, REQUEST_RULES, model=model)
     _check_texts(request.inputs, "input")
     return request
 
 
-def _with_usage(request: GenerateRequest) -> GenerateRequest:
+def _enable_usage(request: GenerationRequest) -> GenerationRequest:
     """A stream tells usage in its last chunk unless the client says how it wants it."""
     if request.stream and "stream_options" not in request.given:
         return replace(request, want=replace(request.want, usage="final"))
@@ -152,7 +156,7 @@ def _with_usage(request: GenerateRequest) -> GenerateRequest:
 
 def _check_texts(prompts: Iterable[Prompt], at: str) -> None:
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise wrong_type(at, "a string or an array of strings", [])
+        raise invalid_type_error(at, "a string or an array of strings", [])
 
 
 def _check_tool(tool: Tool, at: str) -> None:
@@ -160,18 +164,18 @@ def _check_tool(tool: Tool, at: str) -> None:
         raise InvalidParameter(f"{at}.type must be function", param=f"{at}.type")
     if tool.parameters is None:
         return
-    properties = value(tool.parameters).get("properties")
-    if isinstance(properties, dict) and len(properties) > tables.MOST_PROPERTIES:
+    properties = decode_value(tool.parameters).get("properties")
+    if isinstance(properties, dict) and len(properties) > tables.MAX_TOOL_PROPERTIES:
         raise InvalidParameter(
             f"the parameters of {tool.name!r} have {len(properties)} properties; "
-            f"at most {tables.MOST_PROPERTIES} are allowed",
+            f"at most {tables.MAX_TOOL_PROPERTIES} are allowed",
             param=f"{at}.function.parameters",
             problem="too_long",
         )
 
 
-def _thinking(raw: Raw) -> dict[str, Any]:
-    match value(raw):
+def _read_thinking(raw: Raw) -> dict[str, Any]:
+    match decode_value(raw):
         case {"type": "disabled"}:
             return {"include": False}
         case {"type": "enabled", "budget_tokens": int(budget)} if budget > 0:
@@ -180,60 +184,62 @@ def _thinking(raw: Raw) -> dict[str, Any]:
             at = "thinking.budget_tokens"
             raise InvalidParameter(f"{at} must be an integer above 0", param=at)
         case {"type": "enabled"}:
-            raise missing("thinking.budget_tokens")
+            raise missing_error("thinking.budget_tokens")
         case dict():
             text = "thinking.type must be enabled or disabled"
             raise InvalidParameter(text, param="thinking.type")
         case got:
-            raise wrong_type("thinking", "an object", got)
+            raise invalid_type_error("thinking", "an object", got)
 
 
 # --- what comes beside ----------------------------------------------------------------------------
 
 
-def _usage_context(raw: Raw | None) -> dict[str, str]:
-    raw = given(raw)
+def _read_usage_context(raw: Raw | None) -> dict[str, str]:
+    raw = null_to_none(raw)
     if raw is None:
         return {}
-    got = value(raw)
+    got = decode_value(raw)
     if not isinstance(got, dict) or not all(isinstance(one, str) for one in got.values()):
-        raise wrong_type("usage_context", "an object of strings", got)
+        raise invalid_type_error("usage_context", "an object of strings", got)
     return {f"usage_context.{name}": one for name, one in got.items()}
 
 
-def _merge(fields: Fields, raw: Raw | None, task: Task) -> None:
+def _merge_extra_params(fields: RawFields, raw: Raw | None, task: RequestTask) -> None:
     """Put ``extra_params`` among the fields. A field of the request's own wins."""
-    raw = given(raw)
+    raw = null_to_none(raw)
     if raw is None:
         return
     for name, extra in as_object(raw, "extra_params").items():
         if name not in fields:
-            fields[name] = _typed(extra, _ROWS[task].get(name))
+            fields[name] = _convert_string(extra, _PARAMS_BY_NAME[task].get(name))
 
 
-def _typed(raw: Raw, row: Param | None) -> Raw:
+def _convert_string(raw: Raw, row: Param | None) -> Raw:
     """A value that came as a string, as the type that its parameter wants."""
-    got = value(raw)
+    got = decode_value(raw)
     if not isinstance(got, str) or (row is not None and row.type == "str"):
         return raw
     try:
         meant = msgspec.json.decode(got)
     except msgspec.DecodeError:
         return raw
-    wanted = list if row is not None and row.type in _LISTS else bool | int | float
+    wanted = list if row is not None and row.type in _LIST_TYPES else bool | int | float
     return Raw(got.encode()) if isinstance(meant, wanted) else raw
 
 
-_LISTS = ("strings", "string list", "ints")
-_ROWS: Mapping[Task, Mapping[str, Param]] = {
-    "chat": {row.wire: row for row in tables.LENIENT_CHAT},
-    "completion": {row.wire: row for row in tables.LENIENT_COMPLETION},
-    "embedding": {row.wire: row for row in tables.EMBEDDING},
+_LIST_TYPES = ("strings", "string list", "ints")
+_PARAMS_BY_NAME: Mapping[RequestTask, Mapping[str, Param]] = {
+    "chat": {row.wire: row for row in tables.LENIENT_CHAT_PARAMS},
+    "completion": {row.wire: row for row in tables.LENIENT_COMPLETION_PARAMS},
+    "embedding": {row.wire: row for row in tables.EMBEDDING_PARAMS},
 }
-NAMES: Mapping[str, str] = {
+FIELD_NAMES: Mapping[str, str] = {
     "tools": "tools",
     "tool_choice": "tool_choice",
     "output": "response_format",
-    **params.names((*tables.LENIENT_CHAT, *tables.EMBEDDING, *tables.LENIENT_COMPLETION)),
+    **params.map_field_names(
+        (*tables.LENIENT_CHAT_PARAMS, *tables.EMBEDDING_PARAMS, *tables.LENIENT_COMPLETION_PARAMS)
+    ),
 }
 """The wire name of each field path: the tasks do not contradict each other."""

@@ -16,7 +16,7 @@ from gateway.core.types import Message, TextPart
 
 RoleRules = Literal["strict", "lenient"]
 
-_NEXT: Mapping[str, tuple[str, ...]] = {
+_NEXT_ROLES: Mapping[str, tuple[str, ...]] = {
     "": ("user",),
     "system": ("user",),
     "user": ("assistant",),
@@ -27,12 +27,12 @@ _NEXT: Mapping[str, tuple[str, ...]] = {
 """Which roles may follow; ``calling`` is an assistant that calls tools, "" the beginning."""
 
 
-def modern(messages: Iterable[Message]) -> tuple[Message, ...]:
+def normalize_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
     """The conversation with ``developer`` as ``system``, and blank text beside calls left out."""
-    return tuple(_modern(message) for message in messages)
+    return tuple(_normalize_message(message) for message in messages)
 
 
-def _modern(message: Message) -> Message:
+def _normalize_message(message: Message) -> Message:
     if message.role == "developer":
         return replace(message, role="system")
     if message.tool_calls and not message.text.strip():
@@ -41,15 +41,15 @@ def _modern(message: Message) -> Message:
     return message
 
 
-def check_ids(wire: Sequence[Any]) -> None:
+def check_tool_call_ids(wire: Sequence[Any]) -> None:
     """``tool_call_id`` is for tools; ``wire`` is the conversation as it was sent."""
     for i, message in enumerate(wire):
         if message.get("role") != "tool" and message.get("tool_call_id"):
             at = f"messages[{i}].tool_call_id"
-            raise _wrong(at, f"{at} must be empty unless the role is tool")
+            raise _build_role_error(at, f"{at} must be empty unless the role is tool")
 
 
-def check_order(messages: Sequence[Message]) -> None:
+def check_role_order(messages: Sequence[Message]) -> None:
     """The strict rules. Raises InvalidParameter."""
     before = ""
     for i, message in enumerate(messages):
@@ -57,17 +57,19 @@ def check_order(messages: Sequence[Message]) -> None:
         role = message.role
         if role == "system":
             if i > 0:
-                raise _wrong(at, "the system role can be used once only, as the first message")
-        elif role not in _NEXT[before]:
-            allowed = " or ".join(_NEXT[before])
-            raise _wrong(at, f"{at} must be {allowed}, got {role}")
+                raise _build_role_error(
+                    at, "the system role can be used once only, as the first message"
+                )
+        elif role not in _NEXT_ROLES[before]:
+            allowed = " or ".join(_NEXT_ROLES[before])
+            raise _build_role_error(at, f"{at} must be {allowed}, got {role}")
         if message.tool_calls and message.text.strip():
             where = f"messages[{i}].content"
-            raise _wrong(where, f"{where} must not be set beside tool_calls")
+            raise _build_role_error(where, f"{where} must not be set beside tool_calls")
         before = "calling" if message.tool_calls else role
     if before not in ("user", "tool"):
-        raise _wrong("messages", "messages must end with a message of the role user")
+        raise _build_role_error("messages", "messages must end with a message of the role user")
 
 
-def _wrong(param: str, text: str) -> InvalidParameter:
+def _build_role_error(param: str, text: str) -> InvalidParameter:
     return InvalidParameter(text, param=param, problem="conflict")

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from protocols.openai import tables
-from protocols.openai.tables import changed, without
+from protocols.openai.tables import remove_params, replace_params
 from protocols.params import Param
 
-MOST_TOOLS = 32
-MOST_PROPERTIES = 15
+MAX_TOOLS = 32
+MAX_TOOL_PROPERTIES = 15
 
 _TOP_K = Param(
     wire="top_k",
@@ -22,7 +22,7 @@ _TOP_K = Param(
     note="null is no limit; 0 is refused",
 )
 _REQUEST_ID = Param(wire="client_request_id", field="client_id", type="str")
-_EXTENSIONS = without(tables.EXTENSIONS, "top_k", "request_id", "use_beam_search")
+_EXTENSION_PARAMS = remove_params(tables.EXTENSION_PARAMS, "top_k", "request_id", "use_beam_search")
 
 _SHARED_CHANGES: dict[str, dict[str, Any]] = {
     "top_p": {"above_low": True},
@@ -30,12 +30,14 @@ _SHARED_CHANGES: dict[str, dict[str, Any]] = {
     "stop": {"max_items": None},
 }
 
-_CHAT = changed(
-    without(tables.CHAT, "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+_BASE_CHAT_PARAMS = replace_params(
+    remove_params(
+        tables.CHAT_PARAMS, "safety_identifier", "prompt_cache_key", "prompt_cache_retention"
+    ),
     reasoning_effort={"choices": ("low", "medium", "high")},
     **_SHARED_CHANGES,
 )
-CHAT: tuple[Param, ...] = (*_CHAT, _TOP_K, _REQUEST_ID)
+CHAT_PARAMS: tuple[Param, ...] = (*_BASE_CHAT_PARAMS, _TOP_K, _REQUEST_ID)
 """What a chat request may name on the strict path."""
 
 USE_RAW_PROMPT = Param(
@@ -45,9 +47,9 @@ USE_RAW_PROMPT = Param(
     default=False,
     note="false: the server may wrap the prompt as its template wants",
 )
-COMPLETION: tuple[Param, ...] = (
-    *changed(
-        without(tables.COMPLETION, "best_of", "logprobs"),
+COMPLETION_PARAMS: tuple[Param, ...] = (
+    *replace_params(
+        remove_params(tables.COMPLETION_PARAMS, "best_of", "logprobs"),
         max_tokens={"low": 1, "default": None},
         suffix={"field": "suffix", "default": "", "note": "appended to each completion"},
         **_SHARED_CHANGES,
@@ -65,35 +67,41 @@ COMPLETION: tuple[Param, ...] = (
 )
 """What a completion request may name on the strict path."""
 
-EMBEDDING: tuple[Param, ...] = (
-    *tables.EMBEDDING,
+EMBEDDING_PARAMS: tuple[Param, ...] = (
+    *tables.EMBEDDING_PARAMS,
     Param(wire="instruction", field="instruction", type="str"),
     _REQUEST_ID,
 )
 
-LENIENT_CHAT = (*CHAT, *_EXTENSIONS, *tables.CHAT_EXTENSIONS[len(tables.EXTENSIONS) :])
-LENIENT_COMPLETION = (
-    *COMPLETION,
-    tables.row(tables.COMPLETION, "best_of"),
-    tables.row(tables.COMPLETION, "logprobs"),
-    *_EXTENSIONS,
+LENIENT_CHAT_PARAMS = (
+    *CHAT_PARAMS,
+    *_EXTENSION_PARAMS,
+    *tables.CHAT_EXTENSION_PARAMS[len(tables.EXTENSION_PARAMS) :],
+)
+LENIENT_COMPLETION_PARAMS = (
+    *COMPLETION_PARAMS,
+    tables.find_param(tables.COMPLETION_PARAMS, "best_of"),
+    tables.find_param(tables.COMPLETION_PARAMS, "logprobs"),
+    *_EXTENSION_PARAMS,
 )
 """What may also come in ``extra_params``, and on the paths of OpenAI's clients."""
 
-TABLES: Mapping[str, tuple[Param, ...]] = {
-    "invocations, of a conversation": CHAT,
-    "invocations, of a completion": COMPLETION,
-    "invocations, of embeddings": EMBEDDING,
-    "chat": LENIENT_CHAT,
-    "completion": LENIENT_COMPLETION,
-    "embedding": EMBEDDING,
+PARAM_TABLES: Mapping[str, tuple[Param, ...]] = {
+    "invocations, of a conversation": CHAT_PARAMS,
+    "invocations, of a completion": COMPLETION_PARAMS,
+    "invocations, of embeddings": EMBEDDING_PARAMS,
+    "chat": LENIENT_CHAT_PARAMS,
+    "completion": LENIENT_COMPLETION_PARAMS,
+    "embedding": EMBEDDING_PARAMS,
 }
-"""See ``protocols.params.Tabled``."""
+"""See ``protocols.params.ParamTableProvider``."""
 
-_ASIDE = {"model", "extra_params", "usage_context"}
-STRICT_CHAT = _ASIDE | {param.wire for param in CHAT} | {
+_OTHER_FIELDS = {"model", "extra_params", "usage_context"}
+STRICT_CHAT_FIELDS = _OTHER_FIELDS | {param.wire for param in CHAT_PARAMS} | {
     "messages", "tools", "tool_choice", "response_format", "stream_options", "metadata", "thinking",
 }  # fmt: skip
-STRICT_COMPLETION = _ASIDE | {param.wire for param in COMPLETION} | {"prompt", "stream_options"}
-STRICT_EMBEDDING = _ASIDE | {param.wire for param in EMBEDDING} | {"input"}
+STRICT_COMPLETION_FIELDS = (
+    _OTHER_FIELDS | {param.wire for param in COMPLETION_PARAMS} | {"prompt", "stream_options"}
+)
+STRICT_EMBEDDING_FIELDS = _OTHER_FIELDS | {param.wire for param in EMBEDDING_PARAMS} | {"input"}
 """Every field that the strict path knows."""

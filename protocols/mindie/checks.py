@@ -11,34 +11,34 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.core.errors import InvalidParameter, Malformed, Problem
-from gateway.core.ports import Call
+from gateway.core.errors import InvalidParameter, MalformedRequest, ParameterProblem
+from gateway.core.ports import ClientRequest
 from protocols import params
-from protocols.body import read_object, value
-from protocols.params import Param, Type, Values
+from protocols.body import decode_value, read_object
+from protocols.params import Param, ParamType, ParsedParams
 
-Kind = Literal["float", "integer", "unsigned", "boolean"]
+ParamKind = Literal["float", "integer", "unsigned", "boolean"]
 
-fields_of = msgspec.json.Decoder(dict[str, Raw]).decode
+decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 """The fields of what is known to be an object, their values left as they were sent."""
-_items = msgspec.json.Decoder(list[Raw]).decode
-_INT64 = 2**63
-_WIDE = 10**15
-_WIDER = 10**16
+_decode_items = msgspec.json.Decoder(list[Raw]).decode
+_INT64_LIMIT = 2**63
+_EXPONENT_THRESHOLD = 10**15
+_REPR_EXPONENT_THRESHOLD = 10**16
 
 
-class Row(Struct, frozen=True):
+class MindieParam(Struct, frozen=True):
     """A scalar, and what is said of a wrong one; ``{got}`` stands for the value."""
 
     param: Param
-    kind: Kind
+    kind: ParamKind
     range_error: str = ""
     """Of a value outside the range."""
     type_error: str = ""
     """Of a value of another type; empty: "NAME must be KIND type."."""
 
 
-class Check(Struct, frozen=True):
+class ParamCheck(Struct, frozen=True):
     """A check that no row can say. ``field`` is the path that it sets.
 
     ``type`` is that of the parameter, where it has no row beside.
@@ -46,86 +46,94 @@ class Check(Struct, frozen=True):
 
     wire: str
     field: str
-    run: Callable[[Mapping[str, Raw], Values], None]
-    type: Type | None = None
+    run: Callable[[Mapping[str, Raw], ParsedParams], None]
+    type: ParamType | None = None
 
 
-Table = tuple[Row | Check, ...]
+MindieParamTable = tuple[MindieParam | ParamCheck, ...]
 
 
-def wrong(text: str, param: str, problem: Problem = "value", got: Any = None) -> InvalidParameter:
+def build_param_error(
+    text: str, param: str, problem: ParameterProblem = "value", got: Any = None
+) -> InvalidParameter:
     """A complaint in the server's words."""
     return InvalidParameter(text, param=param, problem=problem, got=got)
 
 
-def body(call: Call) -> Mapping[str, Raw]:
+def read_body_fields(call: ClientRequest) -> Mapping[str, Raw]:
     """The body's fields. What is JSON and no object has none, as for the server.
 
     Raises Malformed.
     """
     try:
         return read_object(call.body)
-    except Malformed as error:
+    except MalformedRequest as error:
         if error.problem != "object":
             raise
-        value(Raw(call.body))  # it may be no JSON at all behind its first byte
+        decode_value(Raw(call.body))  # it may be no JSON at all behind its first byte
         return {}
 
 
-def get(fields: Mapping[str, Raw], name: str) -> Any:
+def get_field(fields: Mapping[str, Raw], name: str) -> Any:
     """A field's value, None where it is absent. Raises Malformed."""
     raw = fields.get(name)
-    return None if raw is None else value(raw)
+    return None if raw is None else decode_value(raw)
 
 
-def inner(fields: Mapping[str, Raw], name: str) -> Mapping[str, Raw]:
+def read_object_field(fields: Mapping[str, Raw], name: str) -> Mapping[str, Raw]:
     """The fields of an object inside. Raises InvalidParameter or Malformed."""
-    got = get(fields, name)
+    got = get_field(fields, name)
     if got is None:
         return {}
     if not isinstance(got, dict):
-        raise wrong(f"{name} must be object type.", name, "type")
-    return fields_of(fields[name])
+        raise build_param_error(f"{name} must be object type.", name, "type")
+    return decode_fields(fields[name])
 
 
-def first(raw: Raw) -> Mapping[str, Raw]:
+def read_first_object(raw: Raw) -> Mapping[str, Raw]:
     """The fields of the first object of a list that is known to hold one."""
-    return fields_of(_items(raw)[0])
+    return decode_fields(_decode_items(raw)[0])
 
 
-def read(table: Table, fields: Mapping[str, Raw]) -> Values:
+def read_params(table: MindieParamTable, fields: Mapping[str, Raw]) -> ParsedParams:
     """The values of ``table``, checked in its order. Raises InvalidParameter or Malformed."""
-    values = Values()
+    values = ParsedParams()
     for step in table:
-        if isinstance(step, Check):
+        if isinstance(step, ParamCheck):
             step.run(fields, values)
             continue
         param = step.param
         if param.wire not in fields:
             continue
         try:
-            params.take(param, fields[param.wire], values)
+            params.read_param(param, fields[param.wire], values)
         except InvalidParameter as error:
-            got = get(fields, param.wire)  # as it was sent: 0 and not 0.0
-            raise _complaint(step, error, got) from None
+            got = get_field(fields, param.wire)  # as it was sent: 0 and not 0.0
+            raise _reword_error(step, error, got) from None
     return values
 
 
-def rest(table: Table, fields: Mapping[str, Raw], known: Iterable[str] = ()) -> dict[str, Raw]:
+def collect_extra_fields(
+    table: MindieParamTable, fields: Mapping[str, Raw], known: Iterable[str] = ()
+) -> dict[str, Raw]:
     """The fields of which the internal request says nothing, as they were sent."""
-    told = {step.wire if isinstance(step, Check) else step.param.wire for step in table}
-    kept = {s.param.wire for s in table if isinstance(s, Row) and s.param.field.startswith("kept.")}
+    told = {step.wire if isinstance(step, ParamCheck) else step.param.wire for step in table}
+    kept = {
+        s.param.wire
+        for s in table
+        if isinstance(s, MindieParam) and s.param.field.startswith("kept.")
+    }
     dropped = (told - kept) | set(known)
     return {name: raw for name, raw in fields.items() if name not in dropped}
 
 
-def names(table: Table) -> dict[str, str]:
+def map_field_names(table: MindieParamTable) -> dict[str, str]:
     """The wire name of each path of the internal request."""
     found = {}
     for step in table:
         path, wire = (
             (step.field, step.wire)
-            if isinstance(step, Check)
+            if isinstance(step, ParamCheck)
             else (step.param.field, step.param.wire)
         )
         if not path.startswith(("asked.", "kept.")):
@@ -133,42 +141,48 @@ def names(table: Table) -> dict[str, str]:
     return found
 
 
-def rows(table: Table) -> tuple[Param, ...]:
+def list_params(table: MindieParamTable) -> tuple[Param, ...]:
     """The parameters of a table, with those that a check reads."""
     found = []
     for step in table:
-        if isinstance(step, Row):
+        if isinstance(step, MindieParam):
             found.append(step.param)
         elif step.type is not None:
             found.append(Param(wire=step.wire, field=step.field, type=step.type))
     return tuple(found)
 
 
-def shown(got: Any) -> str:
+def format_json_number(got: Any) -> str:
     """A number as nlohmann::json prints it: exponents from 1e+15 on, and -5 down."""
-    if isinstance(got, int) and not -_INT64 <= got < 2 * _INT64:
+    if isinstance(got, int) and not -_INT64_LIMIT <= got < 2 * _INT64_LIMIT:
         got = float(got)
     text = repr(got)
-    if isinstance(got, float) and _WIDE <= abs(got) < _WIDER and "e" not in text:
+    if (
+        isinstance(got, float)
+        and _EXPONENT_THRESHOLD <= abs(got) < _REPR_EXPONENT_THRESHOLD
+        and "e" not in text
+    ):
         sign = "-" if got < 0 else ""
         digits = text.lstrip("-").replace(".", "").rstrip("0")
         return f"{sign}{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e+15"
     return text
 
 
-def units(text: str) -> int:
+def count_utf16_units(text: str) -> int:
     """The length in UTF-16 units, by which the server measures."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
-def _complaint(row: Row, error: InvalidParameter, got: Any) -> InvalidParameter:
+def _reword_error(row: MindieParam, error: InvalidParameter, got: Any) -> InvalidParameter:
     param = row.param
     mistyped = error.problem == "type"
     if row.kind in ("integer", "unsigned") and type(got) is int:
-        low = 0 if row.kind == "unsigned" else -_INT64  # what is below or above is no such number
-        mistyped = not low <= got < 2 * _INT64
+        low = (
+            0 if row.kind == "unsigned" else -_INT64_LIMIT
+        )  # what is below or above is no such number
+        mistyped = not low <= got < 2 * _INT64_LIMIT
     if mistyped:
         text = row.type_error or f"{param.wire} must be {row.kind} type."
         return InvalidParameter(text, param=param.wire, problem="type", expected=param, got=got)
-    text = row.range_error.format(got=shown(got))
+    text = row.range_error.format(got=format_json_number(got))
     return InvalidParameter(text, param=param.wire, problem=error.problem, expected=param, got=got)

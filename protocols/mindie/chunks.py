@@ -14,40 +14,43 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core import types
-from gateway.core.aggregate import Answer, ChoiceAnswer
-from gateway.core.errors import ClientGone, GatewayError
-from gateway.core.ports import About, Headers, Reply
-from gateway.core.sse import DONE
-from gateway.core.sse import event as framed
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core import events as core_events
+from gateway.core.aggregate import UnaryChoice, UnaryResponse
+from gateway.core.errors import ClientDisconnected, GatewayError
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     FinishReason,
-    GenerateRequest,
-    Refusal,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
 )
+from gateway.core.ports import Headers, HttpResponse, ResponseContext
+from gateway.core.request import GenerationRequest
+from gateway.core.sse import DONE_EVENT
+from gateway.core.sse import format_event as framed
 from protocols.mindie import errors
-from protocols.mindie.texts import CONTENT_TYPE, encode, reply
-from protocols.openai.pieces import CallPiece, Function, calls_of
+from protocols.mindie.texts import STREAM_CONTENT_TYPE, build_json_response, encode_json
+from protocols.openai.pieces import FunctionCallItem, ToolCallItem, build_tool_calls
 
-_REASONS: Mapping[FinishReason, str] = {"length": "length", "tool_calls": "tool_calls"}
+_OPENAI_FINISH_REASONS: Mapping[FinishReason, str] = {
+    "length": "length",
+    "tool_calls": "tool_calls",
+}
 """All else is ``stop``."""
-_EARLY_REASONS: Mapping[FinishReason, str] = {
+_EARLY_OPENAI_FINISH_REASONS: Mapping[FinishReason, str] = {
     "length": "length",
     "content_filter": "stop_sequence",
     "unknown": "invalid flag",
 }
 
 
-class Form(Struct, frozen=True):
+class ResponseVariant(Struct, frozen=True):
     """What tells conversations from completions, and the first releases from the later."""
 
     is_chat: bool = True
@@ -66,77 +69,81 @@ class Form(Struct, frozen=True):
     def map_finish_reason(self, reason: FinishReason, *, called: bool) -> str:
         """A finish reason's name: whatever is no length is an end."""
         if self.early:
-            return _EARLY_REASONS.get(reason, "eos_token")
+            return _EARLY_OPENAI_FINISH_REASONS.get(reason, "eos_token")
         if called and reason != "length":
             return "tool_calls"
-        return _REASONS.get(reason, "stop")
+        return _OPENAI_FINISH_REASONS.get(reason, "stop")
 
 
-class Encoder:
+class OpenAiStyleEncoder:
     """Writes the answer to a conversation or a completion."""
 
-    content_type = CONTENT_TYPE
+    content_type = STREAM_CONTENT_TYPE
 
     def __init__(
-        self, form: Form, request: GenerateRequest, about: About, headers: Headers
+        self,
+        form: ResponseVariant,
+        request: GenerationRequest,
+        about: ResponseContext,
+        headers: Headers,
     ) -> None:
         self._variant, self._request, self._headers = form, request, headers
-        about_it = b'"created":%d,"model":%b' % (about.created, encode(about.model))
+        about_it = b'"created":%d,"model":%b' % (about.created, encode_json(about.model))
         head = b'{"id":%b,"object":%b,' + about_it + b","
-        self._unary_head = head % (encode(request.client_id), encode(form.unary_object))
-        self._chunk_head = head % (encode(request.client_id), encode(form.chunk_object))
+        self._unary_head = head % (encode_json(request.client_id), encode_json(form.unary_object))
+        self._chunk_head = head % (encode_json(request.client_id), encode_json(form.chunk_object))
         self._started = False
         self._prompt_tokens: int | None = None
-        self._usage: types.Usage | None = None
+        self._usage: core_events.Usage | None = None
         self._token_counts = [0] * request.choice_count
         self._text_offsets = [0] * request.choice_count
         self._templates: dict[int, tuple[bytes, bytes]] = {}
         self._choices_with_calls: set[int] = set()
-        self._choice_ends: list[End] = []
+        self._choice_ends: list[ChoiceEnd] = []
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
-        if isinstance(error, ClientGone):
+        """See ``gateway.core.ports.ResponseEncoder``. What its client stopped has come to its end."""
+        if isinstance(error, ClientDisconnected):
             return self._encode_stopped()
-        return errors.broken(error, self._request.timeout)
+        return errors.encode_stream_error(error, self._request.timeout)
 
-    def encode_unary(self, answer: Answer) -> Reply:
-        """See ``gateway.core.ports.Encoder``."""
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``gateway.core.ports.ResponseEncoder``."""
         write = self._build_chat_choice if self._variant.is_chat else self._build_completion_choice
-        body = b'"choices":' + encode([write(choice) for choice in answer.choices])
+        body = b'"choices":' + encode_json([write(choice) for choice in answer.choices])
         if answer.usage is not None:
-            body += b',"usage":' + encode(usage_of(answer.usage))
-        return reply(self._unary_head + body + b"}")
+            body += b',"usage":' + encode_json(build_usage(answer.usage))
+        return build_json_response(self._unary_head + body + b"}")
 
     # --- a stream ---------------------------------------------------------------------------------
 
     def _encode_event(self, event: Event) -> bytes:
         match event:
-            case Text() | Thought() | Refusal():
+            case TextDelta() | ReasoningDelta() | RefusalDelta():
                 return self._encode_role_chunks() + self._encode_text(event)
-            case CallStart(index, call, name_id, name):
-                piece = CallPiece(call, name_id, "function", Function(name, ""))
+            case ToolCallStart(index, call, name_id, name):
+                piece = ToolCallItem(call, name_id, "function", FunctionCallItem(name, ""))
                 return self._encode_role_chunks() + self._encode_call(index, piece)
-            case CallArguments(index, call, text):
-                piece = CallPiece(call, function=Function(arguments=text))
+            case ToolCallDelta(index, call, text):
+                piece = ToolCallItem(call, function=FunctionCallItem(arguments=text))
                 return self._encode_role_chunks() + self._encode_call(index, piece)
-            case Start(prompt_tokens):
+            case StreamStart(prompt_tokens):
                 self._prompt_tokens = prompt_tokens
-            case End():
+            case ChoiceEnd():
                 self._choice_ends.append(event)
-            case types.Usage():
+            case core_events.Usage():
                 self._usage = event
-            case Done():
+            case StreamEnd():
                 last = b"".join([self._encode_final_chunk(end) for end in self._choice_ends])
-                return self._encode_role_chunks() + last + DONE
+                return self._encode_role_chunks() + last + DONE_EVENT
             case _:
                 pass
         return b""
@@ -150,20 +157,24 @@ class Encoder:
             [self._encode_delta(i, content=b'""') for i in range(self._request.choice_count)]
         )
 
-    def _encode_text(self, event: Text | Thought | Refusal) -> bytes:
+    def _encode_text(self, event: TextDelta | ReasoningDelta | RefusalDelta) -> bytes:
         index, logprobs = event.index, b"null"
-        if isinstance(event, Text):
+        if isinstance(event, TextDelta):
             self._token_counts[index] += event.tokens
             if event.logprobs:
-                logprobs = encode(self._build_logprobs(index, event.logprobs))
+                logprobs = encode_json(self._build_logprobs(index, event.logprobs))
         if not event.text and logprobs == b"null":
             return b""
-        apart = isinstance(event, Thought) and self._variant.is_chat and not self._variant.early
+        apart = (
+            isinstance(event, ReasoningDelta) and self._variant.is_chat and not self._variant.early
+        )
         if not apart and logprobs == b"null":
             head, tail = self._templates.get(index) or self._build_template(index)
-            return head + encode(event.text) + tail
+            return head + encode_json(event.text) + tail
         key = b"reasoning_content" if apart else b"content"
-        return self._encode_delta(index, content=encode(event.text), key=key, logprobs=logprobs)
+        return self._encode_delta(
+            index, content=encode_json(event.text), key=key, logprobs=logprobs
+        )
 
     def _build_template(self, index: int) -> tuple[bytes, bytes]:
         """A piece of plain text, cut where the text belongs; JSON never holds the mark."""
@@ -171,9 +182,9 @@ class Encoder:
         self._templates[index] = head, tail
         return head, tail
 
-    def _encode_call(self, index: int, piece: CallPiece) -> bytes:
+    def _encode_call(self, index: int, piece: ToolCallItem) -> bytes:
         self._choices_with_calls.add(index)
-        return self._encode_delta(index, content=b"[%b]" % encode(piece), key=b"tool_calls")
+        return self._encode_delta(index, content=b"[%b]" % encode_json(piece), key=b"tool_calls")
 
     def _encode_delta(
         self, index: int, *, content: bytes, key: bytes = b"content", logprobs: bytes = b"null"
@@ -183,8 +194,8 @@ class Encoder:
         delta = b'"delta":{"role":"assistant","%b":%b}' % (key, content)
         return self._encode_chunk(index, delta, logprobs, b"null", b"")
 
-    def _encode_final_chunk(self, end: End) -> bytes:
-        reason = encode(
+    def _encode_final_chunk(self, end: ChoiceEnd) -> bytes:
+        reason = encode_json(
             self._variant.map_finish_reason(
                 end.finish_reason, called=end.index in self._choices_with_calls
             )
@@ -195,22 +206,22 @@ class Encoder:
             b'"delta":{"role":"assistant","content":""}' if self._variant.is_chat else b'"text":""'
         )
         usage = self._get_choice_usage(end.index)
-        told = b"" if usage is None else b'"usage":' + encode(usage_of(usage))
+        told = b"" if usage is None else b'"usage":' + encode_json(build_usage(usage))
         return self._encode_chunk(end.index, said, b"null", reason, told)
 
     def _encode_stopped(self) -> bytes:
         """The end of every choice that had none; a call that it had begun is none."""
         cut = set(range(self._request.choice_count)) - {end.index for end in self._choice_ends}
         self._choices_with_calls -= cut
-        self._choice_ends.extend(End("content_filter", index) for index in sorted(cut))
-        return self._encode_event(Done())
+        self._choice_ends.extend(ChoiceEnd("content_filter", index) for index in sorted(cut))
+        return self._encode_event(StreamEnd())
 
-    def _get_choice_usage(self, index: int) -> types.Usage | None:
+    def _get_choice_usage(self, index: int) -> core_events.Usage | None:
         """Each choice tells its own tokens; the backend's figure is for all of them."""
         if self._request.choice_count == 1 and self._usage is not None:
             return self._usage
         prompt = self._usage.prompt_tokens if self._usage else self._prompt_tokens
-        return None if prompt is None else types.Usage(prompt, self._token_counts[index])
+        return None if prompt is None else core_events.Usage(prompt, self._token_counts[index])
 
     def _encode_chunk(
         self, index: int, said: bytes, logprobs: bytes, reason: bytes, usage: bytes
@@ -225,7 +236,7 @@ class Encoder:
 
     # --- a whole answer ---------------------------------------------------------------------------
 
-    def _build_chat_choice(self, choice: ChoiceAnswer) -> dict[str, Any]:
+    def _build_chat_choice(self, choice: UnaryChoice) -> dict[str, Any]:
         form = self._variant
         text = choice.text + choice.refusal
         message: dict[str, Any] = {"role": "assistant", "content": text}
@@ -235,14 +246,14 @@ class Encoder:
         else:
             if choice.reasoning:
                 message["reasoning_content"] = choice.reasoning
-            message["tool_calls"] = calls_of(choice.tool_calls)
+            message["tool_calls"] = build_tool_calls(choice.tool_calls)
             whole["logprobs"] = self._build_logprobs(choice.index, choice.logprobs)
         whole["finish_reason"] = form.map_finish_reason(
             choice.finish_reason, called=bool(choice.tool_calls)
         )
         return whole
 
-    def _build_completion_choice(self, choice: ChoiceAnswer) -> dict[str, Any]:
+    def _build_completion_choice(self, choice: UnaryChoice) -> dict[str, Any]:
         return {
             "index": choice.index,
             "text": choice.reasoning + choice.text + choice.refusal,
@@ -255,9 +266,9 @@ class Encoder:
         if not tokens:
             return None
         if self._variant.is_chat:
-            return {"content": [_chat_logprob(one) for one in tokens]}
+            return {"content": [_build_chat_logprob(one) for one in tokens]}
         start = self._text_offsets[index]
-        columns = _Columns([], [], [], [])
+        columns = _CompletionLogprobs([], [], [], [])
         for one in tokens:
             columns.append_token(one, start)
             start += len(one.token.encode())
@@ -268,35 +279,35 @@ class Encoder:
 # --- the small shapes -----------------------------------------------------------------------------
 
 
-class _CachedTokens(Struct):
+class _PromptTokensDetails(Struct):
     cached_tokens: int
 
 
-class _ReasoningTokens(Struct):
+class _CompletionTokensDetails(Struct):
     reasoning_tokens: int
 
 
-class _Usage(Struct):
+class _UsageBody(Struct):
     prompt_tokens: int
-    prompt_tokens_details: _CachedTokens | UnsetType
+    prompt_tokens_details: _PromptTokensDetails | UnsetType
     completion_tokens: int
-    completion_tokens_details: _ReasoningTokens | UnsetType
+    completion_tokens_details: _CompletionTokensDetails | UnsetType
     total_tokens: int
 
 
-def usage_of(usage: types.Usage) -> _Usage:
+def build_usage(usage: core_events.Usage) -> _UsageBody:
     """Usage, its details where they are known."""
     cached, thought = usage.cached_tokens, usage.reasoning_tokens
-    return _Usage(
+    return _UsageBody(
         usage.prompt_tokens,
-        UNSET if cached is None else _CachedTokens(cached),
+        UNSET if cached is None else _PromptTokensDetails(cached),
         usage.completion_tokens,
-        UNSET if thought is None else _ReasoningTokens(thought),
+        UNSET if thought is None else _CompletionTokensDetails(thought),
         usage.total_tokens,
     )
 
 
-def _token(token: str, logprob: float | None, data: bytes | None) -> dict[str, Any]:
+def _build_token_logprob(token: str, logprob: float | None, data: bytes | None) -> dict[str, Any]:
     return {
         "token": token,
         "logprob": logprob,
@@ -304,12 +315,12 @@ def _token(token: str, logprob: float | None, data: bytes | None) -> dict[str, A
     }
 
 
-def _chat_logprob(one: TokenLogprob) -> dict[str, Any]:
-    top = [_token(other.token, other.logprob, other.data) for other in one.top]
-    return {**_token(one.token, one.logprob, one.data), "top_logprobs": top}
+def _build_chat_logprob(one: TokenLogprob) -> dict[str, Any]:
+    top = [_build_token_logprob(other.token, other.logprob, other.data) for other in one.top]
+    return {**_build_token_logprob(one.token, one.logprob, one.data), "top_logprobs": top}
 
 
-class _Columns(Struct):
+class _CompletionLogprobs(Struct):
     """The older form. The token that came is the first among its alternatives."""
 
     text_offset: list[int]

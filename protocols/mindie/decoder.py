@@ -15,28 +15,21 @@ from msgspec.structs import replace
 
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.types import (
-    Done,
-    End,
-    Event,
-    GenerateRequest,
-    Served,
-    Text,
-    Usage,
-)
-from protocols.mindie.faults import complain
+from gateway.core.events import ChoiceEnd, Event, ResponseMetadata, StreamEnd, TextDelta, Usage
+from gateway.core.request import GenerationRequest
+from protocols.mindie.faults import raise_worker_error
 from protocols.mindie.incoming import (
-    REASONS,
-    WireDetails,
-    WireText,
-    read_wire,
-    timings_of,
-    tokens_of,
+    FINISH_REASONS,
+    WorkerTextDetails,
+    WorkerTextResponse,
+    decode_text_response,
+    get_token_count,
+    list_timings,
 )
-from protocols.openai.decoder import AnswerDecoder
+from protocols.openai.decoder import GenerationDecoder
 
-_END_TOKEN = re.compile(r"</s>|<\|\w{1,32}\|>")
-_BROKEN: Final = "The worker broke off its answer."
+_END_TOKEN_PATTERN = re.compile(r"</s>|<\|\w{1,32}\|>")
+_BROKEN_RESPONSE: Final = "The worker broke off its answer."
 
 
 class TextDecoder:
@@ -45,11 +38,11 @@ class TextDecoder:
     ``early``: the last event of a first release holds the text of the token that ended it.
     """
 
-    def __init__(self, request: GenerateRequest, *, early: bool) -> None:
+    def __init__(self, request: GenerationRequest, *, early: bool) -> None:
         self._wants_timing = request.want.timing
         self._early = early
-        self._body_reader = sse.Body()
-        self._sse_parser = sse.Splitter()
+        self._body_reader = sse.ResponseBodyReader()
+        self._sse_parser = sse.SseParser()
         self._token_count = 0
         self._has_metadata = False
         self._closing = False
@@ -57,7 +50,7 @@ class TextDecoder:
         self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         if self._is_done:
@@ -65,7 +58,7 @@ class TextDecoder:
         return self._decode_events(self._body_reader.feed(data))
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         self._closing = True
@@ -81,7 +74,9 @@ class TextDecoder:
     # --- a stream ---------------------------------------------------------------------------------
 
     def _decode_events(self, data: bytes) -> list[Event]:
-        events, self._pending_error = sse.events_of(self._iter_payloads(data), self._decode_event)
+        events, self._pending_error = sse.collect_events(
+            self._iter_payloads(data), self._decode_event
+        )
         return events
 
     def _iter_payloads(self, data: bytes) -> Iterator[bytes]:
@@ -90,21 +85,21 @@ class TextDecoder:
             if payload.strip() and not self._is_done:
                 yield payload
         if self._sse_parser.stray_line is not None and not self._is_done:
-            complain(self._sse_parser.stray_line)
-            raise WorkerFailed(_BROKEN)
+            raise_worker_error(self._sse_parser.stray_line)
+            raise WorkerFailed(_BROKEN_RESPONSE)
 
     def _decode_event(self, payload: bytes, events: list[Event]) -> None:
         wire = self._decode_wire(payload)
-        details = wire.details or WireDetails()
-        made = tokens_of(details)
+        details = wire.details or WorkerTextDetails()
+        made = get_token_count(details)
         count = 1 if made is None else max(made - self._token_count, 0)
         self._token_count += count
         reason = details.finish_reason or wire.finish_reason
         text = wire.text_output or ""
-        if self._early and reason == "eos_token" and _END_TOKEN.fullmatch(text):
+        if self._early and reason == "eos_token" and _END_TOKEN_PATTERN.fullmatch(text):
             text = ""
         self._add_metadata(wire, details, events)
-        events.append(Text(text, tokens=count))
+        events.append(TextDelta(text, tokens=count))
         if reason:
             self._add_end(reason, events)
 
@@ -112,74 +107,76 @@ class TextDecoder:
 
     def _decode_unary(self, body: bytes) -> list[Event]:
         wire = self._decode_wire(body)
-        details = wire.details or WireDetails()
+        details = wire.details or WorkerTextDetails()
         events: list[Event] = []
         self._add_metadata(wire, details, events)
-        made = tokens_of(details)
-        events.append(Text(wire.text_output or "", tokens=1 if made is None else made))
+        made = get_token_count(details)
+        events.append(TextDelta(wire.text_output or "", tokens=1 if made is None else made))
         self._add_end(details.finish_reason or wire.finish_reason or "", events)
         return events
 
     # --- both -------------------------------------------------------------------------------------
 
-    def _decode_wire(self, body: bytes) -> WireText:
+    def _decode_wire(self, body: bytes) -> WorkerTextResponse:
         try:
-            wire = read_wire(body)
+            wire = decode_text_response(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            complain(body)
+            raise_worker_error(body)
             if self._closing and self._body_reader.unary_body is None:
                 raise StreamBroken("The worker's stream stopped inside an event.") from e
             raise WorkerFailed("The worker's answer can't be read.") from e
         if wire.text_output is None or wire.error is not None:
-            complain(body)
+            raise_worker_error(body)
             raise WorkerFailed("The worker's answer has no text.")
         return wire
 
-    def _add_metadata(self, wire: WireText, details: WireDetails, events: list[Event]) -> None:
+    def _add_metadata(
+        self, wire: WorkerTextResponse, details: WorkerTextDetails, events: list[Event]
+    ) -> None:
         if not self._has_metadata:
             self._has_metadata = True
             model, name = wire.model_name, wire.id
             events.append(
-                Served(
+                ResponseMetadata(
                     model if isinstance(model, str) else None,
                     id=name if isinstance(name, str) else None,
                 )
             )
         if self._wants_timing:
-            events += timings_of(wire, details)
+            events += list_timings(wire, details)
 
     def _add_end(self, reason: str, events: list[Event]) -> None:
-        known = REASONS.get(reason, "unknown")
+        known = FINISH_REASONS.get(reason, "unknown")
         if known is None:
-            raise WorkerFailed(_BROKEN)
+            raise WorkerFailed(_BROKEN_RESPONSE)
         self._is_done = True
-        events += [End(known), Done()]
+        events += [ChoiceEnd(known), StreamEnd()]
 
 
-class TalkDecoder:
+class OpenAiStyleDecoder:
     """Reads an answer in OpenAI's manner, where the server goes its own ways.
 
     Each choice of a stream tells its own usage. ``early``: a first release's finish reason
     ``stop_sequence`` is that of a request that was stopped, or broke off.
     """
 
-    def __init__(self, request: GenerateRequest, *, early: bool) -> None:
+    def __init__(self, request: GenerationRequest, *, early: bool) -> None:
         self._continuous_usage = request.want.usage == "each"
         self._early = early
         asked = replace(request.want, usage="each")
-        self._inner = AnswerDecoder(replace(request, want=asked), complaint=complain)
+        self._inner = GenerationDecoder(replace(request, want=asked), complaint=raise_worker_error)
         self._choice_index = 0
         self._usages: dict[int, Usage] = {}
         self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         return self._merge_usage(self._inner.feed(data))
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         return self._merge_usage(self._inner.close())
@@ -192,10 +189,10 @@ class TalkDecoder:
                     self._usages[self._choice_index] = event
                     if self._continuous_usage:
                         out.append(self._sum_usage())
-                case End("stop") if self._early:
-                    self._pending_error = WorkerFailed(_BROKEN)
+                case ChoiceEnd("stop") if self._early:
+                    self._pending_error = WorkerFailed(_BROKEN_RESPONSE)
                     break
-                case Done():
+                case StreamEnd():
                     out += [] if self._continuous_usage or not self._usages else [self._sum_usage()]
                     out.append(event)
                 case _:

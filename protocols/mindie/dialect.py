@@ -12,23 +12,23 @@ from msgspec.structs import replace
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError
-from gateway.core.loss import Loss
+from gateway.core.loss import UnsupportedParameter
 from gateway.core.ports import (
-    About,
-    Call,
-    Decoder,
-    Description,
-    Dialect,
-    Encoder,
+    ClientAdapter,
+    ClientRequest,
     Endpoint,
-    Envelope,
-    Relay,
-    Renderer,
-    Reply,
+    HttpResponse,
+    OpenApiFragment,
+    PassthroughRequest,
+    PromptRenderer,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    RoutingInfo,
     Token,
-    WireRequest,
+    UpstreamRequest,
 )
-from gateway.core.types import GenerateRequest, Request
+from gateway.core.request import GenerationRequest, Request
 from protocols.mindie import (
     chat,
     checks,
@@ -38,27 +38,27 @@ from protocols.mindie import (
     faults,
     info,
     inputs,
-    prompts,
     tables,
     tokenizer,
-    tokens,
 )
-from protocols.mindie.checks import body, get, wrong
-from protocols.mindie.pieces import InputsEncoder, NativeEncoder, PromptEncoder
-from protocols.mindie.profiles import PROFILES, TEMPLATINGS, Prompts, Setup
-from protocols.mindie.relay import ServerRelays
-from protocols.mindie.texts import TextEncoder, TokensEncoder, headers_of
-from protocols.mindie.worker import PROBE, Chats, Writer
+from protocols.mindie import prompts as mindie_prompts
+from protocols.mindie import tokens as mindie_tokens
+from protocols.mindie.checks import build_param_error, get_field, read_body_fields
+from protocols.mindie.pieces import NativeEncoder, TgiStyleEncoder, VllmStyleEncoder
+from protocols.mindie.profiles import PROFILES, PROMPT_OPTIONS_BY_MODE, MindieConfig, PromptMode
+from protocols.mindie.relay import MindiePassthrough
+from protocols.mindie.texts import TextEncoder, TokensEncoder, build_headers
+from protocols.mindie.worker import HEALTH_REQUEST, ChatMode, MindieUpstream
 from protocols.params import Param
 
-_MODEL = "/v2/models/{model}"
+_MODEL_PATH = "/v2/models/{model}"
 
 
-def _get(path: str, variant: str, *, open: bool = False) -> Endpoint:  # noqa: A002 - the port's word
+def _build_info_endpoint(path: str, variant: str, *, open: bool = False) -> Endpoint:  # noqa: A002 - the port's word
     return Endpoint("GET", path, "inform", variant, open)
 
 
-def _post(path: str, variant: str) -> Endpoint:
+def _build_generate_endpoint(path: str, variant: str) -> Endpoint:
     return Endpoint("POST", path, "generate", variant)
 
 
@@ -76,34 +76,34 @@ class MindIE:
     """
 
     name = "mindie"
-    health_request: WireRequest = PROBE
+    health_request: UpstreamRequest = HEALTH_REQUEST
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
     path_prefixes: tuple[str, ...] = ("/v2", "/v1", "/")
     endpoints: tuple[Endpoint, ...] = (
-        _post(f"{_MODEL}/generate", "text"),
-        _post(f"{_MODEL}/generate_stream", "text_stream"),
-        _post(f"{_MODEL}/infer", "tokens"),
-        Endpoint("POST", f"{_MODEL}/stopInfer", "stop", "stop"),
+        _build_generate_endpoint(f"{_MODEL_PATH}/generate", "text"),
+        _build_generate_endpoint(f"{_MODEL_PATH}/generate_stream", "text_stream"),
+        _build_generate_endpoint(f"{_MODEL_PATH}/infer", "tokens"),
+        Endpoint("POST", f"{_MODEL_PATH}/stopInfer", "stop", "stop"),
         Endpoint("POST", "/v1/tokenizer", "tokenize", "tokenizer"),
-        _post("/v1/chat/completions", "chat"),
-        _post("/v1/completions", "completion"),
-        _post("/generate", "generate"),
-        _post("/generate_stream", "generate_stream"),
-        _post("/infer", "native"),
-        _post("/infer_token", "native"),
-        _post("/", "root"),
-        _get("/v2", "server"),
-        _get(_MODEL, "metadata"),
-        _get(f"{_MODEL}/config", "config"),
-        _get(f"{_MODEL}/ready", "model_ready"),
-        _get(f"{_MODEL}/getSlotCount", "slots"),
-        _get("/v2/health/live", "live", open=True),
-        _get("/v2/health/ready", "ready", open=True),
-        _get("/health", "ready", open=True),
-        _get("/info", "info"),
-        _get("/v1/models", "models"),
-        _get("/v1/models/{model}", "model"),
+        _build_generate_endpoint("/v1/chat/completions", "chat"),
+        _build_generate_endpoint("/v1/completions", "completion"),
+        _build_generate_endpoint("/generate", "generate"),
+        _build_generate_endpoint("/generate_stream", "generate_stream"),
+        _build_generate_endpoint("/infer", "native"),
+        _build_generate_endpoint("/infer_token", "native"),
+        _build_generate_endpoint("/", "root"),
+        _build_info_endpoint("/v2", "server"),
+        _build_info_endpoint(_MODEL_PATH, "metadata"),
+        _build_info_endpoint(f"{_MODEL_PATH}/config", "config"),
+        _build_info_endpoint(f"{_MODEL_PATH}/ready", "model_ready"),
+        _build_info_endpoint(f"{_MODEL_PATH}/getSlotCount", "slots"),
+        _build_info_endpoint("/v2/health/live", "live", open=True),
+        _build_info_endpoint("/v2/health/ready", "ready", open=True),
+        _build_info_endpoint("/health", "ready", open=True),
+        _build_info_endpoint("/info", "info"),
+        _build_info_endpoint("/v1/models", "models"),
+        _build_info_endpoint("/v1/models/{model}", "model"),
     )
 
     def __init__(
@@ -112,249 +112,266 @@ class MindIE:
         *,
         vllm_validator: bool = True,
         model: str = "",
-        prompts: Prompts = "raw",
+        prompts: PromptMode = "raw",
         max_iter_times: int | None = None,
-        chats: Chats = "messages",
-        renderer: Renderer | None = None,
+        chats: ChatMode = "messages",
+        renderer: PromptRenderer | None = None,
     ) -> None:
         chosen = PROFILES.get(profile or self.profiles[0])
         if chosen is None:
             known = ", ".join(self.profiles)
             raise ValueError(f"{profile!r} is no profile of MindIE; there are {known}")
-        self._config = Setup(
+        self._config = MindieConfig(
             profile=chosen,
             vllm_validator=vllm_validator,
             default_model=model,
-            templating=TEMPLATINGS[prompts],
+            templating=PROMPT_OPTIONS_BY_MODE[prompts],
             max_iter_times=max_iter_times,
         )
-        self._text_field_names = checks.names(chosen.text_params)
+        self._text_field_names = checks.map_field_names(chosen.text_params)
         self.param_tables: Mapping[str, tuple[Param, ...]] = {
-            "text": checks.rows(chosen.text_params),
-            "text_stream": checks.rows(chosen.text_params),
-            "chat": checks.rows(self._config.chat_params),
-            **_TABLES,
+            "text": checks.list_params(chosen.text_params),
+            "text_stream": checks.list_params(chosen.text_params),
+            "chat": checks.list_params(self._config.chat_params),
+            **_PARAM_TABLES,
         }
-        self._chat_field_names = checks.names(self._config.chat_params) | _CHAT_NAMES
-        self._upstream = Writer(self._config, chats, renderer)
-        self._passthrough = ServerRelays(self._config, chats)
+        self._chat_field_names = (
+            checks.map_field_names(self._config.chat_params) | _CHAT_FIELD_NAMES
+        )
+        self._upstream = MindieUpstream(self._config, chats, renderer)
+        self._passthrough = MindiePassthrough(self._config, chats)
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def peek(self, call: Call) -> Envelope:
-        """See ``gateway.core.ports.Dialect``."""
+    def peek(self, call: ClientRequest) -> RoutingInfo:
+        """See ``gateway.core.ports.ClientAdapter``."""
         variant = call.endpoint.operation
         match variant:
             case "text" | "text_stream" | "tokens":
-                return Envelope(info.model_name(call), stream=variant == "text_stream")
+                return RoutingInfo(info.read_path_model(call), stream=variant == "text_stream")
             case "stop":
                 return self._read_stop_routing(call)
             case "tokenizer":
                 self.read_text(call)
-                return Envelope(self._read_default_model(call))
+                return RoutingInfo(self._read_default_model(call))
             case "chat" | "completion":
-                fields = body(call)
-                stream = get(fields, "stream") is True
-                return Envelope(chat.read_model(fields, self._config), stream=stream)
+                fields = read_body_fields(call)
+                stream = get_field(fields, "stream") is True
+                return RoutingInfo(chat.read_model_name(fields, self._config), stream=stream)
             case _:
                 return self._read_default_routing(call)
 
-    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
-        """See ``gateway.core.ports.Dialect``."""
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+        """See ``gateway.core.ports.ClientAdapter``."""
         del model
         setup = self._config
         match call.endpoint.operation:
             case "text" | "text_stream" as variant:
-                return prompts.read_text(call, setup, stream=variant == "text_stream")
+                return mindie_prompts.read_text_request(
+                    call, setup, stream=variant == "text_stream"
+                )
             case "tokens":
-                return tokens.read_tokens(call, setup)
+                return mindie_tokens.read_tokens_request(call, setup)
             case "chat":
-                return chat.read_chat(call, setup)
+                return chat.read_chat_request(call, setup)
             case "completion":
-                return chat.read_completion(call, setup)
+                return chat.read_completion_request(call, setup)
             case "native":
-                return inputs.read_native(call, setup, self._read_default_model(call))
-            case "generate" if inputs.manner(call) == "prompt":
-                return inputs.read_vllm(call, setup, self._read_default_model(call))
+                return inputs.read_native_request(call, setup, self._read_default_model(call))
+            case "generate" if inputs.detect_generate_style(call) == "prompt":
+                return inputs.read_vllm_style_request(call, setup, self._read_default_model(call))
             case _:
                 stream = self._read_default_routing(call).stream
-                return inputs.read_inputs(
+                return inputs.read_tgi_style_request(
                     call, setup, self._read_default_model(call), stream=stream
                 )
 
-    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
-        """See ``gateway.core.ports.Dialect``."""
-        assert isinstance(request, GenerateRequest)  # noqa: S101 - decode makes no other
-        profile, headers = self._config.profile, headers_of(call)
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
+        """See ``gateway.core.ports.ClientAdapter``."""
+        assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
+        profile, headers = self._config.profile, build_headers(call)
         match call.endpoint.operation:
             case "text" | "text_stream":
                 return TextEncoder(profile, request, about, headers)
             case "tokens":
-                output = tokens.output_name(get(body(call), "outputs"))
+                output = mindie_tokens.read_output_name(
+                    get_field(read_body_fields(call), "outputs")
+                )
                 return TokensEncoder(request, headers, output)
             case "chat":
-                return chunks.Encoder(chunks.Form(early=profile.early), request, about, headers)
+                return chunks.OpenAiStyleEncoder(
+                    chunks.ResponseVariant(early=profile.early), request, about, headers
+                )
             case "completion":
-                return chunks.Encoder(chunks.Form(is_chat=False), request, about, headers)
+                return chunks.OpenAiStyleEncoder(
+                    chunks.ResponseVariant(is_chat=False), request, about, headers
+                )
             case "native":
                 return NativeEncoder(profile, request, about, headers)
-            case "generate" if inputs.manner(call) == "prompt":
-                return PromptEncoder(request, headers)
+            case "generate" if inputs.detect_generate_style(call) == "prompt":
+                return VllmStyleEncoder(request, headers)
             case variant:
-                return InputsEncoder(profile, request, headers, listed=variant == "root")
+                return TgiStyleEncoder(profile, request, headers, listed=variant == "root")
 
-    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
-        """See ``gateway.core.ports.Dialect``."""
-        return _headed(errors.refuse(error, call), call)
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
+        """See ``gateway.core.ports.ClientAdapter``."""
+        return _add_headers(errors.build_error_response(error, call), call)
 
-    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
-        """See ``gateway.core.ports.Dialect``; also the answer of ``stop``, once it has stopped."""
-        return _headed(info.inform(call, catalog, self._config), call)
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        """See ``gateway.core.ports.ClientAdapter``; also the answer of ``stop``, once it has stopped."""
+        return _add_headers(info.build_info_response(call, catalog, self._config), call)
 
-    def read_text(self, call: Call) -> str:
-        """See ``gateway.core.ports.Tokenizing``."""
-        return tokenizer.read(call, self._config)
+    def read_text(self, call: ClientRequest) -> str:
+        """See ``gateway.core.ports.SupportsTokenize``."""
+        return tokenizer.read_tokenizer_text(call, self._config)
 
-    def encode_tokens(self, call: Call, tokens: Sequence[Token]) -> Reply:
-        """See ``gateway.core.ports.Tokenizing``."""
-        return _headed(tokenizer.told(call, tokens), call)
+    def encode_tokens(self, call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
+        """See ``gateway.core.ports.SupportsTokenize``."""
+        return _add_headers(tokenizer.build_tokenizer_response(call, tokens), call)
 
-    def field_names(self, call: Call) -> Mapping[str, str]:
-        """See ``gateway.core.ports.Dialect``."""
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
+        """See ``gateway.core.ports.ClientAdapter``."""
         match call.endpoint.operation:
             case "text" | "text_stream":
                 return self._text_field_names
             case "chat":
                 return self._chat_field_names
-            case "generate" if inputs.manner(call) == "prompt":
-                return _PROMPT_NAMES
+            case "generate" if inputs.detect_generate_style(call) == "prompt":
+                return _VLLM_STYLE_FIELD_NAMES
             case _:
-                return _NAMES[call.endpoint.operation]
+                return _FIELD_NAMES[call.endpoint.operation]
 
-    def openapi_fragment(self) -> Description:
-        """See ``gateway.core.ports.Described``."""
-        return described.describe(self._config, self.param_tables)
+    def openapi_fragment(self) -> OpenApiFragment:
+        """See ``gateway.core.ports.OpenApiProvider``."""
+        return described.describe_api(self._config, self.param_tables)
 
     # --- towards workers --------------------------------------------------------------------------
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.unsupported_parameters(request, names)
 
-    def encode_request(self, request: Request) -> WireRequest:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.encode_request(request)
 
-    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
-        """See ``gateway.core.ports.Relaying``: between servers of one release."""
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``gateway.core.ports.SupportsPassthrough``: between servers of one release."""
         if not isinstance(client, MindIE):
             return None
         return self._passthrough.prepare_passthrough(client._config, call, about)  # noqa: SLF001
 
-    def create_decoder(self, request: Request) -> Decoder:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        return faults.read_error(status, headers, body)
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        return faults.read_worker_error(status, headers, body)
 
-    def encode_cancel(self, request: Request) -> WireRequest:
-        """See ``gateway.core.ports.Cancelling``."""
+    def encode_cancel(self, request: Request) -> UpstreamRequest:
+        """See ``gateway.core.ports.SupportsCancel``."""
         return self._upstream.encode_cancel(request)
 
-    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
-        """See ``gateway.core.ports.Learning``."""
+    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
+        """See ``gateway.core.ports.ModelMetadataReader``."""
         return self._upstream.metadata_requests(model)
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``gateway.core.ports.Learning``."""
+        """See ``gateway.core.ports.ModelMetadataReader``."""
         return self._upstream.load_metadata(model, answers)
 
     # --- what a call names ------------------------------------------------------------------------
 
-    def _read_stop_routing(self, call: Call) -> Envelope:
+    def _read_stop_routing(self, call: ClientRequest) -> RoutingInfo:
         """Raises InvalidParameter where the body names no request."""
-        model = info.model_name(call)
-        fields = body(call)
+        model = info.read_path_model(call)
+        fields = read_body_fields(call)
         if "id" not in fields:
-            raise wrong("Not found id.", "id", "missing")
-        got = get(fields, "id")
+            raise build_param_error("Not found id.", "id", "missing")
+        got = get_field(fields, "id")
         if got is None:
-            raise wrong("id must not be null.", "id", "missing")
-        return Envelope(model, client_id=prompts.check_id(got))
+            raise build_param_error("id must not be null.", "id", "missing")
+        return RoutingInfo(model, client_id=mindie_prompts.check_request_id(got))
 
-    def _read_default_routing(self, call: Call) -> Envelope:
-        stream = _STREAMS[call.endpoint.operation](call)
-        return Envelope(self._read_default_model(call), stream=stream)
+    def _read_default_routing(self, call: ClientRequest) -> RoutingInfo:
+        stream = _STREAM_READERS[call.endpoint.operation](call)
+        return RoutingInfo(self._read_default_model(call), stream=stream)
 
-    def _read_default_model(self, call: Call) -> str:
+    def _read_default_model(self, call: ClientRequest) -> str:
         """The model of an endpoint that asks for none: the body may name it all the same."""
-        got = get(body(call), "model")
+        got = get_field(read_body_fields(call), "model")
         name = got if isinstance(got, str) and got else self._config.default_model
         if not name:
-            raise wrong("Request contains not model or model null", "model", "missing")
+            raise build_param_error("Request contains not model or model null", "model", "missing")
         return name
 
 
-def _headed(reply: Reply, call: Call | None) -> Reply:
+def _add_headers(reply: HttpResponse, call: ClientRequest | None) -> HttpResponse:
     if call is None:
         return reply
-    return replace(reply, headers=(*reply.headers, *headers_of(call)))
+    return replace(reply, headers=(*reply.headers, *build_headers(call)))
 
 
-def _body_stream(call: Call) -> bool:
-    return get(body(call), "stream") is True
+def _read_body_stream(call: ClientRequest) -> bool:
+    return get_field(read_body_fields(call), "stream") is True
 
 
-def _generate_stream(call: Call) -> bool:
-    return inputs.manner(call) == "prompt" and _body_stream(call)
+def _read_generate_stream(call: ClientRequest) -> bool:
+    return inputs.detect_generate_style(call) == "prompt" and _read_body_stream(call)
 
 
-def _always(call: Call) -> bool:
+def _always_streams(call: ClientRequest) -> bool:
     del call
     return True
 
 
-_STREAMS: Mapping[str, Callable[[Call], bool]] = {
-    "generate": _generate_stream,
-    "generate_stream": _always,
-    "native": _body_stream,
-    "root": inputs.stream_of,
+_STREAM_READERS: Mapping[str, Callable[[ClientRequest], bool]] = {
+    "generate": _read_generate_stream,
+    "generate_stream": _always_streams,
+    "native": _read_body_stream,
+    "root": inputs.read_stream_flag,
 }
 
 
-_OUTPUT_NAMES = {"output": "response_format", "sampling.beam_width": "use_beam_search"}
-_CHAT_NAMES = {
-    **_OUTPUT_NAMES,
+_OUTPUT_FIELD_NAMES = {"output": "response_format", "sampling.beam_width": "use_beam_search"}
+_CHAT_FIELD_NAMES = {
+    **_OUTPUT_FIELD_NAMES,
     "tools": "tools",
     "tool_choice": "tool_choice",
     "logprobs.top": "top_logprobs",
     "templating.template": "chat_template",
     "templating.arguments": "chat_template_kwargs",
 }
-_PROMPT_NAMES = checks.names(tables.PROMPT)
-_INPUTS_NAMES = {**checks.names(tables.INPUTS), "adapter": "adapter_id"}
-_TABLES: Mapping[str, tuple[Param, ...]] = {
-    "tokens": checks.rows(tables.TOKENS),
-    "completion": checks.rows(tables.COMPLETION),
-    "generate": checks.rows(tables.INPUTS),
-    "generate_stream": checks.rows(tables.INPUTS),
-    "root": checks.rows(tables.INPUTS),
-    "generate, of a prompt": checks.rows(tables.PROMPT),
-    "native": checks.rows(tables.NATIVE),
+_VLLM_STYLE_FIELD_NAMES = checks.map_field_names(tables.VLLM_STYLE_PARAMS)
+_TGI_STYLE_FIELD_NAMES = {
+    **checks.map_field_names(tables.TGI_STYLE_PARAMS),
+    "adapter": "adapter_id",
 }
-_NAMES: Mapping[str, Mapping[str, str]] = {
-    "tokens": checks.names(tables.TOKENS),
-    "native": checks.names(tables.NATIVE),
+_PARAM_TABLES: Mapping[str, tuple[Param, ...]] = {
+    "tokens": checks.list_params(tables.TOKENS_PARAMS),
+    "completion": checks.list_params(tables.COMPLETION_PARAMS),
+    "generate": checks.list_params(tables.TGI_STYLE_PARAMS),
+    "generate_stream": checks.list_params(tables.TGI_STYLE_PARAMS),
+    "root": checks.list_params(tables.TGI_STYLE_PARAMS),
+    "generate, of a prompt": checks.list_params(tables.VLLM_STYLE_PARAMS),
+    "native": checks.list_params(tables.NATIVE_PARAMS),
+}
+_FIELD_NAMES: Mapping[str, Mapping[str, str]] = {
+    "tokens": checks.map_field_names(tables.TOKENS_PARAMS),
+    "native": checks.map_field_names(tables.NATIVE_PARAMS),
     "completion": {
-        **checks.names(tables.COMPLETION),
-        **_OUTPUT_NAMES,
+        **checks.map_field_names(tables.COMPLETION_PARAMS),
+        **_OUTPUT_FIELD_NAMES,
         "logprobs.top": "logprobs",
     },
-    "generate": _INPUTS_NAMES,
-    "generate_stream": _INPUTS_NAMES,
-    "root": _INPUTS_NAMES,
+    "generate": _TGI_STYLE_FIELD_NAMES,
+    "generate_stream": _TGI_STYLE_FIELD_NAMES,
+    "root": _TGI_STYLE_FIELD_NAMES,
 }

@@ -12,38 +12,38 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.errors import (
-    ContentRefused,
+    ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
     Forbidden,
     GatewayError,
     InternalError,
     InvalidParameter,
-    Malformed,
+    MalformedRequest,
     MethodNotAllowed,
     ModelNotFound,
     Overloaded,
     PathNotFound,
     QuotaExceeded,
-    RateLimited,
+    RateLimitExceeded,
     RequestNotFound,
-    TooLarge,
+    RequestTooLarge,
     Unauthorized,
-    Unsupported,
+    UnsupportedFeature,
     VersionNotFound,
     WorkerError,
     WorkerUnreachable,
 )
-from gateway.core.ports import Call, Headers, Reply
-from protocols.mindie.checks import body, get, inner
-from protocols.mindie.inputs import NEITHER
+from gateway.core.ports import ClientRequest, Headers, HttpResponse
+from protocols.mindie.checks import get_field, read_body_fields, read_object_field
+from protocols.mindie.inputs import MISSING_INPUT_ERROR
 
 _encode = msgspec.json.Encoder().encode
 
-CLOSE: Final[Headers] = (("Connection", "close"),)
-JSON: Final[Headers] = (("Content-Type", "application/json"), *CLOSE)
-STOPPED: Final = "The service has been stopped."
-TYPES: Final = {
+CLOSE_HEADERS: Final[Headers] = (("Connection", "close"),)
+JSON_HEADERS: Final[Headers] = (("Content-Type", "application/json"), *CLOSE_HEADERS)
+SERVICE_STOPPED: Final = "The service has been stopped."
+ERROR_TYPES: Final = {
     400: "Bad Request",
     401: "Unauthorized",
     403: "Forbidden",
@@ -53,101 +53,105 @@ TYPES: Final = {
     500: "Incomplete Generation",
     503: "Service Unavailable",
 }
-_IN_BODY = ("chat", "completion")
+_MODEL_IN_BODY_OPERATIONS = ("chat", "completion")
 """The endpoints whose model stands in the body."""
 _MIB = 1 << 20
-_MALFORMED = {
-    "generate": NEITHER,
+_MALFORMED_BODY_ERRORS = {
+    "generate": MISSING_INPUT_ERROR,
     "root": "Failed to parse context to json body",
     "stop": "Failed to parse context to json body.",
     "tokenizer": "Req body converts to json fail.",
 }
 
 
-def told(status: int, text: str) -> Reply:
+def build_status_response(status: int, text: str) -> HttpResponse:
     """An error in the usual shape."""
-    return Reply(status, _encode({"error": text, "error_type": TYPES[status]}), JSON)
+    return HttpResponse(
+        status, _encode({"error": text, "error_type": ERROR_TYPES[status]}), JSON_HEADERS
+    )
 
 
-def failed() -> Reply:
+def build_engine_error_response() -> HttpResponse:
     """The answer could not be made."""
-    return told(500, "Failed to get engine response.")
+    return build_status_response(500, "Failed to get engine response.")
 
 
-def nothing(status: int = 404) -> Reply:
+def build_empty_response(status: int = 404) -> HttpResponse:
     """No body, as for a path that the server does not have."""
-    return Reply(status, b"", CLOSE)
+    return HttpResponse(status, b"", CLOSE_HEADERS)
 
 
-def unknown_model(name: str) -> str:
+def describe_unknown_model(name: str) -> str:
     """What is said of a model that a body names and nobody has."""
     return f"Got model {name[:300]}, but not found in server"
 
 
-def broken(error: GatewayError, timeout: float | None) -> bytes:
+def encode_stream_error(error: GatewayError, timeout: float | None) -> bytes:
     """The bare text at the end of a stream that fails; ``timeout`` is the client's own."""
     match error:
         case DeadlineExceeded(phase=which):
-            return _timeout(which, timeout is not None).encode()
+            return _describe_timeout(which, timeout is not None).encode()
         case _:
             return b"Failed to get engine response"
 
 
-def refuse(error: GatewayError, call: Call | None) -> Reply:
-    """See ``gateway.core.ports.Dialect``."""
+def build_error_response(error: GatewayError, call: ClientRequest | None) -> HttpResponse:
+    """See ``gateway.core.ports.ClientAdapter``."""
     variant = call.endpoint.operation if call else ""
     match error:
         case RequestNotFound(id=name):
-            return told(404, f"RequestId is {name} not found.")
+            return build_status_response(404, f"RequestId is {name} not found.")
         case PathNotFound() | MethodNotAllowed():
-            return nothing()
-        case VersionNotFound() if variant not in _IN_BODY:
-            return nothing()
-        case ModelNotFound(model=model) if variant in _IN_BODY:
-            return told(422, unknown_model(model))
+            return build_empty_response()
+        case VersionNotFound() if variant not in _MODEL_IN_BODY_OPERATIONS:
+            return build_empty_response()
+        case ModelNotFound(model=model) if variant in _MODEL_IN_BODY_OPERATIONS:
+            return build_status_response(422, describe_unknown_model(model))
         case ModelNotFound(model=model):
-            return told(404, f"Model {model[:300]} not found.")
-        case Malformed():
-            return told(422, _MALFORMED.get(variant, "Failed to parse request context to json"))
-        case TooLarge(limit=limit):
-            return _too_large(limit)
-        case RateLimited() | QuotaExceeded():
-            return _busy(error, variant)
+            return build_status_response(404, f"Model {model[:300]} not found.")
+        case MalformedRequest():
+            return build_status_response(
+                422, _MALFORMED_BODY_ERRORS.get(variant, "Failed to parse request context to json")
+            )
+        case RequestTooLarge(limit=limit):
+            return _build_too_large_response(limit)
+        case RateLimitExceeded() | QuotaExceeded():
+            return _build_rate_limit_response(error, variant)
         case DeadlineExceeded(phase=which):
-            own = call is not None and _has_timeout(call)
-            return told(500, _timeout(which, own))
+            own = call is not None and _has_client_timeout(call)
+            return build_status_response(500, _describe_timeout(which, own))
         case InternalError():
-            return Reply(500, b"Server internal error", JSON)
+            return HttpResponse(500, b"Server internal error", JSON_HEADERS)
         case _:
-            return _retry_after(_other(error), error)
+            return _add_retry_after(_map_other_error(error), error)
 
 
-def _other(error: GatewayError) -> Reply:
+def _map_other_error(error: GatewayError) -> HttpResponse:
     match error:
-        case InvalidParameter() | Unsupported():
-            return told(422, error.message)
+        case InvalidParameter() | UnsupportedFeature():
+            return build_status_response(422, error.message)
         case ContextTooLong():
-            return told(424, f"Failed to enqueue inferRequest. {error.message}")
+            return build_status_response(424, f"Failed to enqueue inferRequest. {error.message}")
         case Unauthorized():
-            return told(401, error.message)
+            return build_status_response(401, error.message)
         case Forbidden():
-            return told(403, error.message)
-        case ContentRefused():
-            return told(400, error.message)
+            return build_status_response(403, error.message)
+        case ContentFiltered():
+            return build_status_response(400, error.message)
         case Overloaded() | WorkerUnreachable():
-            return told(503, error.message)
+            return build_status_response(503, error.message)
         case WorkerError():
-            return failed()
+            return build_engine_error_response()
         case _:
-            return told(400 if error.origin == "client" else 500, error.message)
+            return build_status_response(400 if error.origin == "client" else 500, error.message)
 
 
-def _too_large(limit: int) -> Reply:
+def _build_too_large_response(limit: int) -> HttpResponse:
     text = f"Request body too large. Maximum allowed size is {limit / _MIB:g}MB."
-    return Reply(413, _encode({"message": text}), JSON)
+    return HttpResponse(413, _encode({"message": text}), JSON_HEADERS)
 
 
-def _busy(error: GatewayError, variant: str) -> Reply:
+def _build_rate_limit_response(error: GatewayError, variant: str) -> HttpResponse:
     shape: dict[str, Any]
     match variant:
         case "chat" | "completion":
@@ -157,25 +161,28 @@ def _busy(error: GatewayError, variant: str) -> Reply:
             shape = {"error": error.message, "error_type": "overloaded"}
         case _:
             shape = {"error": error.message, "code": 429}
-    return _retry_after(Reply(429, _encode(shape), JSON), error)
+    return _add_retry_after(HttpResponse(429, _encode(shape), JSON_HEADERS), error)
 
 
-def _retry_after(reply: Reply, error: GatewayError) -> Reply:
+def _add_retry_after(reply: HttpResponse, error: GatewayError) -> HttpResponse:
     if error.retry_after is None:
         return reply
     after = ("Retry-After", str(math.ceil(error.retry_after)))
-    return Reply(reply.status, reply.body, (*reply.headers, after))
+    return HttpResponse(reply.status, reply.body, (*reply.headers, after))
 
 
-def _timeout(which: str, own: bool) -> str:  # noqa: FBT001 - whether the limit was the client's
+def _describe_timeout(which: str, own: bool) -> str:  # noqa: FBT001 - whether the limit was the client's
     names = {"idle": "server tokenTimeout", "first_token": "server tokenTimeout"}
     limit = names.get(which) or ("client timeout" if own else "server e2eTimeout")
     return f"Engine callback timeout: {limit}"
 
 
-def _has_timeout(call: Call) -> bool:
+def _has_client_timeout(call: ClientRequest) -> bool:
     """Whether the client set a limit. The request was read before, unless it never came whole."""
     try:
-        return get(inner(body(call), "parameters"), "timeout") is not None
-    except (Malformed, InvalidParameter):
+        return (
+            get_field(read_object_field(read_body_fields(call), "parameters"), "timeout")
+            is not None
+        )
+    except (MalformedRequest, InvalidParameter):
         return False

@@ -14,16 +14,16 @@ from msgspec import Struct
 
 from gateway.core.types import FinishReason, Timing
 
-REASONS: Final[Mapping[str, FinishReason | None]] = {
+FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "eos_token": "eos",
     "length": "length",
     "stop_sequence": None,
 }
 """None is a failure of the worker: the request was stopped, or broke off. All else is unknown."""
-_MOST = 1e12
+_MAX_NUMBER = 1e12
 
 
-class WireDetails(Struct):
+class WorkerTextDetails(Struct):
     """What is only told when asked for."""
 
     finish_reason: str | None = None
@@ -33,68 +33,68 @@ class WireDetails(Struct):
     perf_stat: Any = None
 
 
-class WireText(Struct):
+class WorkerTextResponse(Struct):
     """An answer, or an event of one."""
 
     id: Any = None
     model_name: Any = None
     text_output: str | None = None
-    details: WireDetails | None = None
+    details: WorkerTextDetails | None = None
     finish_reason: str | None = None
     prefill_time: Any = None
     decode_time: Any = None
     error: Any = None
 
 
-read_wire = msgspec.json.Decoder(WireText).decode
+decode_text_response = msgspec.json.Decoder(WorkerTextResponse).decode
 
 
-def tokens_of(details: WireDetails) -> int | None:
+def get_token_count(details: WorkerTextDetails) -> int | None:
     """How many tokens the server has made so far, where it says."""
-    got = _figure(details.generated_tokens)
+    got = _parse_number(details.generated_tokens)
     return None if got is None else int(got)
 
 
-def timings_of(wire: WireText, details: WireDetails) -> list[Timing]:
+def list_timings(wire: WorkerTextResponse, details: WorkerTextDetails) -> list[Timing]:
     """What was measured, step by step."""
-    batches, queues = _figures(details.batch_size), _figures(details.queue_wait_time)
-    prefills, decodes = _figures(wire.prefill_time), _figures(wire.decode_time)
-    if stat := _stat(details.perf_stat):
+    batches, queues = _parse_numbers(details.batch_size), _parse_numbers(details.queue_wait_time)
+    prefills, decodes = _parse_numbers(wire.prefill_time), _parse_numbers(wire.decode_time)
+    if stat := _parse_perf_stat(details.perf_stat):
         prefills, decodes = stat[:1], [None, *stat[1:]]
     found = []
     for i in range(max(map(len, (batches, queues, prefills, decodes)))):
-        batch = _at(batches, i)
+        batch = _get_item(batches, i)
         found.append(
             Timing(
-                _seconds(_at(queues, i), 1e6),
-                _seconds(_at(prefills, i), 1e3),
-                _seconds(_at(decodes, i), 1e3),
+                _to_seconds(_get_item(queues, i), 1e6),
+                _to_seconds(_get_item(prefills, i), 1e3),
+                _to_seconds(_get_item(decodes, i), 1e3),
                 None if batch is None else int(batch),
             )
         )
     return [one for one in found if one != Timing()]
 
 
-def _stat(got: Any) -> list[float | None]:
+def _parse_perf_stat(got: Any) -> list[float | None]:
     if not isinstance(got, list):
         return []
-    return [_figure(pair[1]) for pair in got if isinstance(pair, list) and len(pair) > 1]
+    return [_parse_number(pair[1]) for pair in got if isinstance(pair, list) and len(pair) > 1]
 
 
-def _figures(got: Any) -> list[float | None]:
-    return [_figure(one) for one in (got if isinstance(got, list) else [got])]
+def _parse_numbers(got: Any) -> list[float | None]:
+    return [_parse_number(one) for one in (got if isinstance(got, list) else [got])]
 
 
-def _figure(got: Any) -> float | None:
+def _parse_number(got: Any) -> float | None:
     """A number that can have been counted or measured."""
     if isinstance(got, bool) or not isinstance(got, int | float):
         return None
-    return got if 0 <= got < _MOST else None
+    return got if 0 <= got < _MAX_NUMBER else None
 
 
-def _at(figures: Sequence[float | None], i: int) -> float | None:
+def _get_item(figures: Sequence[float | None], i: int) -> float | None:
     return figures[i] if i < len(figures) else None
 
 
-def _seconds(figure: float | None, scale: float) -> float | None:
+def _to_seconds(figure: float | None, scale: float) -> float | None:
     return None if figure is None else figure / scale

@@ -12,84 +12,86 @@ import msgspec
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import PathNotFound
-from gateway.core.ports import Call, Reply
+from gateway.core.ports import ClientRequest, HttpResponse
 from protocols.mindie import errors
-from protocols.mindie.checks import body
-from protocols.mindie.profiles import MODEL, Setup
+from protocols.mindie.checks import read_body_fields
+from protocols.mindie.profiles import MODEL_NAME_PATTERN, MindieConfig
 
 _encode = msgspec.json.Encoder().encode
 
-_SLOTS: Final = 200
-_BLOCK_TOKENS: Final = 8192
-_SEQUENCE: Final = 2560
-_MAX_ITER_TIMES: Final = 512
-_OWNER: Final = "MindIE Server"
+_TOTAL_SLOTS: Final = 200
+_MAX_BATCH_TOKENS: Final = 8192
+_DEFAULT_MAX_SEQUENCE: Final = 2560
+_DEFAULT_MAX_ITER_TIMES: Final = 512
+_SERVER_NAME: Final = "MindIE Server"
 
 
-def inform(call: Call, catalog: Catalog, setup: Setup) -> Reply:
-    """See ``gateway.core.ports.Dialect``. Raises ModelNotFound or PathNotFound."""
-    return _ANSWERS[call.endpoint.operation](call, catalog, setup)
+def build_info_response(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
+    """See ``gateway.core.ports.ClientAdapter``. Raises ModelNotFound or PathNotFound."""
+    return _INFO_HANDLERS[call.endpoint.operation](call, catalog, setup)
 
 
-def model_name(call: Call) -> str:
+def read_path_model(call: ClientRequest) -> str:
     """The model of a path. Raises PathNotFound for what no model may be called."""
     name = call.path_params["model"]
-    if not MODEL.fullmatch(name):
+    if not MODEL_NAME_PATTERN.fullmatch(name):
         raise PathNotFound("no endpoint of this path")
     return name
 
 
-def _told(told: Any) -> Reply:
-    return Reply(200, _encode(told), errors.JSON)
+def _build_json_response(told: Any) -> HttpResponse:
+    return HttpResponse(200, _encode(told), errors.JSON_HEADERS)
 
 
-def _model(call: Call, catalog: Catalog) -> ModelInfo:
-    return catalog.find_model(model_name(call))
+def _find_model(call: ClientRequest, catalog: Catalog) -> ModelInfo:
+    return catalog.find_model(read_path_model(call))
 
 
-def _server(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _describe_server(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
     del call, catalog
-    return _told(
+    return _build_json_response(
         {
-            "name": _OWNER,
+            "name": _SERVER_NAME,
             "version": setup.profile.version,
             "extensions": {
-                "max_iter_times": setup.max_iter_times or _MAX_ITER_TIMES,
+                "max_iter_times": setup.max_iter_times or _DEFAULT_MAX_ITER_TIMES,
                 "prefill_policy_type": 0,
                 "decode_policy_type": 0,
                 "max_prefill_batch_size": 50,
-                "max_prefill_tokens": _BLOCK_TOKENS,
+                "max_prefill_tokens": _MAX_BATCH_TOKENS,
             },
         }
     )
 
 
-def _tensor(name: str) -> dict[str, Any]:
+def _describe_tensor(name: str) -> dict[str, Any]:
     return {"name": name, "shape": [-1], "datatype": "UINT32"}
 
 
-def _metadata(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _describe_model(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
     del setup
-    _model(call, catalog)
-    return _told(
+    _find_model(call, catalog)
+    return _build_json_response(
         {
             "name": call.path_params["model"],
-            "platform": _OWNER,
-            "inputs": [_tensor("input0")],
-            "outputs": [_tensor("output0")],
+            "platform": _SERVER_NAME,
+            "inputs": [_describe_tensor("input0")],
+            "outputs": [_describe_tensor("output0")],
         }
     )
 
 
-def _config(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _describe_model_config(
+    call: ClientRequest, catalog: Catalog, setup: MindieConfig
+) -> HttpResponse:
     del setup
-    model = _model(call, catalog)
-    return _told(
+    model = _find_model(call, catalog)
+    return _build_json_response(
         {
             "model_name": call.path_params["model"],
             "input_datatype": "INT64",
             "output_datatype": "INT64",
-            "max_seq_len": model.context_length or _SEQUENCE,
+            "max_seq_len": model.context_length or _DEFAULT_MAX_SEQUENCE,
             "npu_mem_size": -1,
             "cpu_mem_size": 0,
             "world_size": 1,
@@ -99,104 +101,116 @@ def _config(call: Call, catalog: Catalog, setup: Setup) -> Reply:
     )
 
 
-def _slots(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _describe_slots(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
     """A model that can't take requests has no free slot."""
     del setup
-    model = _model(call, catalog)
+    model = _find_model(call, catalog)
     free = model.ready and catalog.ready
-    return _told(
+    return _build_json_response(
         {
-            "total_slots": _SLOTS,
-            "free_slots": _SLOTS if free else 0,
-            "available_tokens_length": (model.context_length or _SEQUENCE) * _SLOTS if free else 0,
+            "total_slots": _TOTAL_SLOTS,
+            "free_slots": _TOTAL_SLOTS if free else 0,
+            "available_tokens_length": (model.context_length or _DEFAULT_MAX_SEQUENCE)
+            * _TOTAL_SLOTS
+            if free
+            else 0,
         }
     )
 
 
-def _info(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _describe_server_info(
+    call: ClientRequest, catalog: Catalog, setup: MindieConfig
+) -> HttpResponse:
     del call
     models = catalog.list_models()
-    return _told(
+    return _build_json_response(
         {
             "docker_label": None,
-            "max_batch_total_tokens": _BLOCK_TOKENS,
+            "max_batch_total_tokens": _MAX_BATCH_TOKENS,
             "max_best_of": 1,
-            "max_concurrent_requests": _SLOTS,
+            "max_concurrent_requests": _TOTAL_SLOTS,
             "max_stop_sequences": None,
             "max_waiting_tokens": None,
             "sha": None,
             "validation_workers": None,
             "version": setup.profile.version,
             "waiting_served_ratio": None,
-            "models": [_info_of(model) for model in models],
+            "models": [_describe_info_model(model) for model in models],
             "max_input_length": max(
-                (m.context_length or _SEQUENCE for m in models), default=_SEQUENCE
+                (m.context_length or _DEFAULT_MAX_SEQUENCE for m in models),
+                default=_DEFAULT_MAX_SEQUENCE,
             ),
         }
     )
 
 
-def _info_of(model: ModelInfo) -> dict[str, Any]:
+def _describe_info_model(model: ModelInfo) -> dict[str, Any]:
     return {
         "model_device_type": "npu",
         "model_dtype": "float16",
         "model_id": model.name,
         "model_pipeline_tag": "text-generation",
         "model_sha": None,
-        "max_total_tokens": model.context_length or _SEQUENCE,
+        "max_total_tokens": model.context_length or _DEFAULT_MAX_SEQUENCE,
     }
 
 
-def _listed(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": _OWNER}
+def _build_model_card(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": _SERVER_NAME}
 
 
-def _list(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _list_models(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
     del call, setup
-    data = [_listed(model.name, model.created) for model in catalog.list_models()]
-    return _told({"object": "list", "data": data})
+    data = [_build_model_card(model.name, model.created) for model in catalog.list_models()]
+    return _build_json_response({"object": "list", "data": data})
 
 
-def _one(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _get_model_card(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
     del setup
-    return _told(_listed(call.path_params["model"], _model(call, catalog).created))
+    return _build_json_response(
+        _build_model_card(call.path_params["model"], _find_model(call, catalog).created)
+    )
 
 
-def _live(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _check_live(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
     """Alive until it is told to stop: restarting a gateway mends no worker."""
     del call, setup
-    return errors.nothing(200) if catalog.ready else errors.told(503, errors.STOPPED)
+    return (
+        errors.build_empty_response(200)
+        if catalog.ready
+        else errors.build_status_response(503, errors.SERVICE_STOPPED)
+    )
 
 
-def _ready(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _check_ready(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
     """Ready when some model is; until then, as while an engine starts, 503 with no body."""
     if not catalog.ready or any(model.ready for model in catalog.list_models()):
-        return _live(call, catalog, setup)
-    return errors.nothing(503)
+        return _check_live(call, catalog, setup)
+    return errors.build_empty_response(503)
 
 
-def _model_ready(call: Call, catalog: Catalog, setup: Setup) -> Reply:
-    if not catalog.ready or _model(call, catalog).ready:
-        return _live(call, catalog, setup)
-    return errors.nothing(503)
+def _check_model_ready(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
+    if not catalog.ready or _find_model(call, catalog).ready:
+        return _check_live(call, catalog, setup)
+    return errors.build_empty_response(503)
 
 
-def _stopped(call: Call, catalog: Catalog, setup: Setup) -> Reply:
+def _confirm_stop(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
     """A request that was stopped: the body says it back."""
     del catalog, setup
-    return _told(dict(body(call)))
+    return _build_json_response(dict(read_body_fields(call)))
 
 
-_ANSWERS: Mapping[str, Callable[[Call, Catalog, Setup], Reply]] = {
-    "server": _server,
-    "metadata": _metadata,
-    "config": _config,
-    "slots": _slots,
-    "info": _info,
-    "models": _list,
-    "model": _one,
-    "live": _live,
-    "ready": _ready,
-    "model_ready": _model_ready,
-    "stop": _stopped,
+_INFO_HANDLERS: Mapping[str, Callable[[ClientRequest, Catalog, MindieConfig], HttpResponse]] = {
+    "server": _describe_server,
+    "metadata": _describe_model,
+    "config": _describe_model_config,
+    "slots": _describe_slots,
+    "info": _describe_server_info,
+    "models": _list_models,
+    "model": _get_model_card,
+    "live": _check_live,
+    "ready": _check_ready,
+    "model_ready": _check_model_ready,
+    "stop": _confirm_stop,
 }

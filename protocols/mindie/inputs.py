@@ -11,149 +11,176 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw
 
-from gateway.core.errors import Malformed
-from gateway.core.ports import Call
-from gateway.core.types import GenerateRequest
+from gateway.core.errors import MalformedRequest
+from gateway.core.ports import ClientRequest
+from gateway.core.request import GenerationRequest
 from protocols.mindie import tables
-from protocols.mindie.checks import body, get, inner, read, wrong
-from protocols.mindie.profiles import RAW, Setup
-from protocols.mindie.prompts import LENGTH, Words, read_prompt
-from protocols.mindie.requests import PROMPT_COUNTING, build, count, sampling, want
-from protocols.params import Values
+from protocols.mindie.checks import (
+    build_param_error,
+    get_field,
+    read_body_fields,
+    read_object_field,
+    read_params,
+)
+from protocols.mindie.profiles import RAW_PROMPT_OPTIONS, MindieConfig
+from protocols.mindie.prompts import LENGTH_ERROR_SUFFIX, PromptErrorTexts, read_prompt
+from protocols.mindie.requests import (
+    VLLM_STYLE_COUNT_ERRORS,
+    apply_sampling_defaults,
+    build_request,
+    build_response_options,
+    resolve_choice_count,
+)
+from protocols.params import ParsedParams
 
-_MOST_TOKEN = 1 << 20
-_ADAPTER = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
-_ABNORMAL = "The type of inputs is abnormal"
-_EMPTY = "Inputs arr is empty"
-_NECESSARY = " must be necessary and data type must be string and length in (0, {limit}]" + LENGTH
-_NATIVE = Words(_ABNORMAL, _EMPTY, "Inputs" + _NECESSARY)
-_INPUTS = Words(_ABNORMAL, _EMPTY, "Inputs length must be in (0, {limit}], but got {length}")
-_PROMPT = Words("The type of prompt is abnormal", "Prompt arr is empty", "Prompt" + _NECESSARY)
-NEITHER: Final = (
+_MAX_TOKEN_ID = 1 << 20
+_ADAPTER_ID_PATTERN = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
+_INPUTS_TYPE_ERROR = "The type of inputs is abnormal"
+_INPUTS_EMPTY_ERROR = "Inputs arr is empty"
+_REQUIRED_ERROR_SUFFIX = (
+    " must be necessary and data type must be string and length in (0, {limit}]"
+    + LENGTH_ERROR_SUFFIX
+)
+_NATIVE_ERRORS = PromptErrorTexts(
+    _INPUTS_TYPE_ERROR, _INPUTS_EMPTY_ERROR, "Inputs" + _REQUIRED_ERROR_SUFFIX
+)
+_TGI_STYLE_ERRORS = PromptErrorTexts(
+    _INPUTS_TYPE_ERROR,
+    _INPUTS_EMPTY_ERROR,
+    "Inputs length must be in (0, {limit}], but got {length}",
+)
+_VLLM_STYLE_ERRORS = PromptErrorTexts(
+    "The type of prompt is abnormal", "Prompt arr is empty", "Prompt" + _REQUIRED_ERROR_SUFFIX
+)
+MISSING_INPUT_ERROR: Final = (
     '{"Error": "`inputs` or `prompt` must be necessary and data type must be string. Additionally, '
     'the request body must be valid json", "error_type": "validation"}'
 )
 """Said as a string that is JSON once more."""
 
 
-def manner(call: Call) -> Literal["inputs", "prompt"]:
+def detect_generate_style(call: ClientRequest) -> Literal["inputs", "prompt"]:
     """Whose manner a request to /generate follows. Raises InvalidParameter for neither."""
     try:
-        fields = body(call)
-        if get(fields, "prompt") is not None:
+        fields = read_body_fields(call)
+        if get_field(fields, "prompt") is not None:
             return "prompt"
-        if get(fields, "inputs") is not None:
+        if get_field(fields, "inputs") is not None:
             return "inputs"
-    except Malformed:
+    except MalformedRequest:
         pass
-    raise wrong(NEITHER, "inputs", "missing")
+    raise build_param_error(MISSING_INPUT_ERROR, "inputs", "missing")
 
 
-def read_native(call: Call, setup: Setup, model: str) -> GenerateRequest:
+def read_native_request(call: ClientRequest, setup: MindieConfig, model: str) -> GenerationRequest:
     """/infer and /infer_token: text, or token ids."""
-    fields = body(call)
+    fields = read_body_fields(call)
     if "inputs" in fields and "input_id" in fields:
-        raise wrong("Input conflict.", "inputs", "conflict")
+        raise build_param_error("Input conflict.", "inputs", "conflict")
     if "inputs" in fields:
-        if get(fields, "inputs") is None:
-            raise wrong("Inputs must not be null", "inputs", "missing")
-        prompt = read_prompt(fields, "inputs", setup, _NATIVE)
+        if get_field(fields, "inputs") is None:
+            raise build_param_error("Inputs must not be null", "inputs", "missing")
+        prompt = read_prompt(fields, "inputs", setup, _NATIVE_ERRORS)
     elif "input_id" in fields:
-        ids = _token_ids(get(fields, "input_id"))
-        prompt = {"kind": "completion", "prompts": (ids,), "templating": RAW}
+        ids = _read_token_ids(get_field(fields, "input_id"))
+        prompt = {"kind": "completion", "prompts": (ids,), "templating": RAW_PROMPT_OPTIONS}
     else:
-        raise wrong("Not found inputs.", "inputs", "missing")
-    parameters = inner(fields, "parameters")
-    values = read(tables.NATIVE, parameters)
-    if (stream := get(fields, "stream")) is not None and not isinstance(stream, bool):
-        raise wrong("stream must be boolean type.", "stream", "type")
-    sampling(values, setup, tokens=tables.DEFAULT_NEW_TOKENS)
-    return build(
+        raise build_param_error("Not found inputs.", "inputs", "missing")
+    parameters = read_object_field(fields, "parameters")
+    values = read_params(tables.NATIVE_PARAMS, parameters)
+    if (stream := get_field(fields, "stream")) is not None and not isinstance(stream, bool):
+        raise build_param_error("stream must be boolean type.", "stream", "type")
+    apply_sampling_defaults(values, setup, tokens=tables.DEFAULT_MAX_NEW_TOKENS)
+    return build_request(
         values,
         setup,
-        tables.NATIVE,
+        tables.NATIVE_PARAMS,
         parameters,
         model=model,
         stream=bool(stream),
-        want=want(values, token_ids=True, timing=bool(stream)),
+        want=build_response_options(values, token_ids=True, timing=bool(stream)),
         client_id=setup.get_request_id(call),
         **prompt,
     )
 
 
-def _token_ids(got: Any) -> tuple[int, ...]:
+def _read_token_ids(got: Any) -> tuple[int, ...]:
     if got is None:
-        raise wrong("Input_id should not be empty", "input_id", "missing")
+        raise build_param_error("Input_id should not be empty", "input_id", "missing")
     if not isinstance(got, list):
-        raise wrong("Parameter input_id must be an array", "input_id", "type")
+        raise build_param_error("Parameter input_id must be an array", "input_id", "type")
     if not all(type(one) is int for one in got):
-        raise wrong("Parameter input_id must be integer", "input_id", "type")
-    if not all(0 <= one <= _MOST_TOKEN for one in got):
-        raise wrong("Data element in param input_id is invalid", "input_id")
-    if not 0 < len(got) <= _MOST_TOKEN:
-        text = f"Inputs token length must be in (0, {_MOST_TOKEN}], but got {len(got)}"
-        raise wrong(text, "input_id", "too_long" if got else "empty")
+        raise build_param_error("Parameter input_id must be integer", "input_id", "type")
+    if not all(0 <= one <= _MAX_TOKEN_ID for one in got):
+        raise build_param_error("Data element in param input_id is invalid", "input_id")
+    if not 0 < len(got) <= _MAX_TOKEN_ID:
+        text = f"Inputs token length must be in (0, {_MAX_TOKEN_ID}], but got {len(got)}"
+        raise build_param_error(text, "input_id", "too_long" if got else "empty")
     return tuple(got)
 
 
-def stream_of(call: Call) -> bool:
+def read_stream_flag(call: ClientRequest) -> bool:
     """Whether a request to / wants a stream. Raises InvalidParameter or Malformed."""
-    stream = get(body(call), "stream")
+    stream = get_field(read_body_fields(call), "stream")
     if stream is not None and not isinstance(stream, bool):
-        raise wrong("Stream must be boolean type.", "stream", "type")
+        raise build_param_error("Stream must be boolean type.", "stream", "type")
     return bool(stream)
 
 
-def read_inputs(call: Call, setup: Setup, model: str, *, stream: bool) -> GenerateRequest:
+def read_tgi_style_request(
+    call: ClientRequest, setup: MindieConfig, model: str, *, stream: bool
+) -> GenerationRequest:
     """The endpoints after TGI."""
-    fields = body(call)
-    if get(fields, "inputs") is None:
+    fields = read_body_fields(call)
+    if get_field(fields, "inputs") is None:
         text = "Request should contain 'inputs' and the type should be string."
-        raise wrong(text, "inputs", "missing")
-    prompt = read_prompt(fields, "inputs", setup, _INPUTS)
-    parameters = inner(fields, "parameters")
-    values = read(tables.INPUTS, parameters)
+        raise build_param_error(text, "inputs", "missing")
+    prompt = read_prompt(fields, "inputs", setup, _TGI_STYLE_ERRORS)
+    parameters = read_object_field(fields, "parameters")
+    values = read_params(tables.TGI_STYLE_PARAMS, parameters)
     if stream and values.get("asked.prefill"):
         text = "The decoder_input_details must not be true when stream is true."
-        raise wrong(text, "decoder_input_details", "conflict")
-    sampling(values, setup, tokens=tables.DEFAULT_NEW_TOKENS)
-    return build(
+        raise build_param_error(text, "decoder_input_details", "conflict")
+    apply_sampling_defaults(values, setup, tokens=tables.DEFAULT_MAX_NEW_TOKENS)
+    return build_request(
         values,
         setup,
-        tables.INPUTS,
+        tables.TGI_STYLE_PARAMS,
         parameters,
         known=("adapter_id",),
         model=model,
-        adapter=_adapter(parameters, values),
+        adapter=_read_adapter(parameters, values),
         stream=stream,
-        want=want(values, token_ids=stream or bool(values.get("asked.details"))),
+        want=build_response_options(values, token_ids=stream or bool(values.get("asked.details"))),
         client_id=setup.get_request_id(call),
         **prompt,
     )
 
 
-def _adapter(parameters: Mapping[str, Raw], values: Values) -> str | None:
-    got = get(parameters, "adapter_id")
+def _read_adapter(parameters: Mapping[str, Raw], values: ParsedParams) -> str | None:
+    got = get_field(parameters, "adapter_id")
     if got is None:
         return None
     if not isinstance(got, str):
-        raise wrong("adapter_id must be string type.", "adapter_id", "type")
-    if not _ADAPTER.fullmatch(got):
-        raise wrong("The format of adapter_id is invalid.", "adapter_id")
+        raise build_param_error("adapter_id must be string type.", "adapter_id", "type")
+    if not _ADAPTER_ID_PATTERN.fullmatch(got):
+        raise build_param_error("The format of adapter_id is invalid.", "adapter_id")
     values.given.add("adapter_id")
     return got
 
 
-def read_vllm(call: Call, setup: Setup, model: str) -> GenerateRequest:
+def read_vllm_style_request(
+    call: ClientRequest, setup: MindieConfig, model: str
+) -> GenerationRequest:
     """/generate after vLLM: its parameters stand beside the prompt."""
-    fields = body(call)
-    prompt = read_prompt(fields, "prompt", setup, _PROMPT)
-    values = read(tables.PROMPT, fields)
-    count(values, PROMPT_COUNTING)
-    return build(
+    fields = read_body_fields(call)
+    prompt = read_prompt(fields, "prompt", setup, _VLLM_STYLE_ERRORS)
+    values = read_params(tables.VLLM_STYLE_PARAMS, fields)
+    resolve_choice_count(values, VLLM_STYLE_COUNT_ERRORS)
+    return build_request(
         values,
         setup,
-        tables.PROMPT,
+        tables.VLLM_STYLE_PARAMS,
         fields,
         known=("prompt", "model"),
         model=model,

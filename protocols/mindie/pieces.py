@@ -12,37 +12,37 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core.aggregate import Answer, ChoiceAnswer
-from gateway.core.errors import ClientGone, GatewayError
-from gateway.core.ports import About, Headers, Reply
-from gateway.core.sse import event as framed
-from gateway.core.types import (
-    Done,
-    End,
+from gateway.core.aggregate import UnaryChoice, UnaryResponse
+from gateway.core.errors import ClientDisconnected, GatewayError
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
-    Refusal,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     Timing,
     Usage,
 )
+from gateway.core.ports import Headers, HttpResponse, ResponseContext
+from gateway.core.request import GenerationRequest
+from gateway.core.sse import format_event as framed
 from protocols.mindie import errors
-from protocols.mindie.profiles import Profile
+from protocols.mindie.profiles import MindieProfile
 from protocols.mindie.texts import (
-    CONTENT_TYPE,
-    STOPPED,
-    Stopwatch,
-    encode,
-    only,
-    reason_of,
-    reply,
-    said,
+    STOPPED_FINISH_REASON,
+    STREAM_CONTENT_TYPE,
+    ChunkTimer,
+    build_json_response,
+    encode_json,
+    get_only_choice,
+    join_choice_text,
+    map_finish_reason,
 )
 
 
-class _Told:
+class _StreamState:
     """What a stream has told so far."""
 
     def __init__(self) -> None:
@@ -51,28 +51,28 @@ class _Told:
         self.prompt_tokens = 0
         self.finish_reason = ""
 
-    def update(self, event: Event, profile: Profile) -> None:
+    def update(self, event: Event, profile: MindieProfile) -> None:
         """Remember what the end will repeat."""
         match event:
-            case Text(text):
+            case TextDelta(text):
                 self.texts.append(text)
                 self.token_count += event.tokens
-            case Thought(text) | Refusal(text):
+            case ReasoningDelta(text) | RefusalDelta(text):
                 self.texts.append(text)
                 self.token_count += 1
-            case Start(prompt_tokens):
+            case StreamStart(prompt_tokens):
                 self.prompt_tokens = prompt_tokens or 0
             case Usage(prompt_tokens, completion_tokens):
                 self.prompt_tokens = prompt_tokens
                 self.token_count = max(self.token_count, completion_tokens)
-            case End(reason):
-                self.finish_reason = reason_of(reason, profile)
+            case ChoiceEnd(reason):
+                self.finish_reason = map_finish_reason(reason, profile)
             case _:
                 pass
 
 
-def _ids(event: Event) -> list[int]:
-    return list(event.token_ids) if isinstance(event, Text) else []
+def _get_token_ids(event: Event) -> list[int]:
+    return list(event.token_ids) if isinstance(event, TextDelta) else []
 
 
 # --- the server's own -----------------------------------------------------------------------------
@@ -90,13 +90,13 @@ class _NativeToken(Struct):
     text: str | None
 
 
-class _NativePiece(Struct):
+class _NativeChunk(Struct):
     prefill_time: int | None
     decode_time: int | None
     token: _NativeToken
 
 
-class _NativeLast(Struct):
+class _NativeFinalChunk(Struct):
     prefill_time: int | None
     decode_time: int | None
     generated_text: str
@@ -107,50 +107,54 @@ class _NativeLast(Struct):
 class NativeEncoder:
     """Writes the answer to /infer and /infer_token."""
 
-    content_type = CONTENT_TYPE
+    content_type = STREAM_CONTENT_TYPE
 
     def __init__(
-        self, profile: Profile, request: GenerateRequest, about: About, headers: Headers
+        self,
+        profile: MindieProfile,
+        request: GenerationRequest,
+        about: ResponseContext,
+        headers: Headers,
     ) -> None:
         self._profile, self._request, self._headers = profile, request, headers
-        self._timer = Stopwatch(about.clock)
-        self._state = _Told()
+        self._timer = ChunkTimer(about.clock)
+        self._state = _StreamState()
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
-        if isinstance(error, ClientGone):
-            self._state.finish_reason = STOPPED
+        """See ``gateway.core.ports.ResponseEncoder``. What its client stopped has come to its end."""
+        if isinstance(error, ClientDisconnected):
+            self._state.finish_reason = STOPPED_FINISH_REASON
             return self._encode_final_event()
-        return errors.broken(error, self._request.timeout)
+        return errors.encode_stream_error(error, self._request.timeout)
 
-    def encode_unary(self, answer: Answer) -> Reply:
-        """See ``gateway.core.ports.Encoder``."""
-        choice = only(answer)
-        body: dict[str, Any] = {"generated_text": said(choice)}
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``gateway.core.ports.ResponseEncoder``."""
+        choice = get_only_choice(answer)
+        body: dict[str, Any] = {"generated_text": join_choice_text(choice)}
         if self._request.want.details:
             tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
             body["details"] = self._build_details(
-                reason_of(choice.finish_reason, self._profile), tokens, choice.token_ids
+                map_finish_reason(choice.finish_reason, self._profile), tokens, choice.token_ids
             )
-        return reply(encode(body))
+        return build_json_response(encode_json(body))
 
     def _encode_event(self, event: Event) -> bytes:
         self._state.update(event, self._profile)
         match event:
-            case Text(text) | Thought(text) | Refusal(text):
-                token = _NativeToken(_ids(event), text)
-                return framed(encode(_NativePiece(*self._timer.measure_chunk(), token)))
+            case TextDelta(text) | ReasoningDelta(text) | RefusalDelta(text):
+                token = _NativeToken(_get_token_ids(event), text)
+                return framed(encode_json(_NativeChunk(*self._timer.measure_chunk(), token)))
             case Timing():
                 self._timer.set_backend_timing(event)
-            case Done():
+            case StreamEnd():
                 return self._encode_final_event()
             case _:
                 pass
@@ -159,13 +163,13 @@ class NativeEncoder:
     def _encode_final_event(self) -> bytes:
         told = self._state
         details = self._build_details(told.finish_reason, told.token_count, UNSET)
-        last = _NativeLast(
+        last = _NativeFinalChunk(
             *self._timer.measure_chunk(),
             "".join(told.texts),
             details if self._request.want.details else None,
             _NativeToken([], None),
         )
-        return framed(encode(last))
+        return framed(encode_json(last))
 
     def _build_details(
         self, reason: str, tokens: int, ids: list[int] | UnsetType
@@ -176,95 +180,100 @@ class NativeEncoder:
 # --- after TGI ------------------------------------------------------------------------------------
 
 
-class _Token(Struct):
+class _TgiToken(Struct):
     id: list[int]
     text: str
     logprob: None = None
     special: None = None
 
 
-class _LastDetails(Struct):
+class _TgiStreamDetails(Struct):
     prompt_tokens: int
     finish_reason: str
     generated_tokens: int
     seed: int | None
 
 
-class _Piece(Struct):
-    token: _Token
+class _TgiChunk(Struct):
+    token: _TgiToken
     generated_text: str | None = None
-    details: _LastDetails | None = None
+    details: _TgiStreamDetails | None = None
 
 
-class _WholeToken(Struct):
+class _TgiUnaryToken(Struct):
     id: int
     logprob: None = None
     special: None = None
     text: None = None
 
 
-class _WholeDetails(Struct):
+class _TgiUnaryDetails(Struct):
     prompt_tokens: int
     finish_reason: str
     generated_tokens: int
-    prefill: list[_WholeToken]
+    prefill: list[_TgiUnaryToken]
     seed: int | None
-    tokens: list[_WholeToken] | UnsetType
+    tokens: list[_TgiUnaryToken] | UnsetType
 
 
-class InputsEncoder:
+class TgiStyleEncoder:
     """Writes the answers of the endpoints after TGI; ``listed``: whole, as a list of one."""
 
-    content_type = CONTENT_TYPE
+    content_type = STREAM_CONTENT_TYPE
 
     def __init__(
-        self, profile: Profile, request: GenerateRequest, headers: Headers, *, listed: bool = False
+        self,
+        profile: MindieProfile,
+        request: GenerationRequest,
+        headers: Headers,
+        *,
+        listed: bool = False,
     ) -> None:
         self._profile, self._request, self._as_list = profile, request, listed
         self._headers = headers
-        self._state = _Told()
+        self._state = _StreamState()
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``. What its client stopped has come to its end."""
-        if isinstance(error, ClientGone):
-            self._state.finish_reason = STOPPED
+        """See ``gateway.core.ports.ResponseEncoder``. What its client stopped has come to its end."""
+        if isinstance(error, ClientDisconnected):
+            self._state.finish_reason = STOPPED_FINISH_REASON
             return self._encode_final_event()
-        return errors.broken(error, self._request.timeout)
+        return errors.encode_stream_error(error, self._request.timeout)
 
-    def encode_unary(self, answer: Answer) -> Reply:
-        """See ``gateway.core.ports.Encoder``."""
-        choice = only(answer)
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``gateway.core.ports.ResponseEncoder``."""
+        choice = get_only_choice(answer)
         body: dict[str, Any] = {}
         if self._request.want.details:
             body["details"] = self._build_details(answer, choice)
-        body["generated_text"] = said(choice)
-        return reply(encode([body] if self._as_list else body))
+        body["generated_text"] = join_choice_text(choice)
+        return build_json_response(encode_json([body] if self._as_list else body))
 
-    def _build_details(self, answer: Answer, choice: ChoiceAnswer) -> _WholeDetails:
+    def _build_details(self, answer: UnaryResponse, choice: UnaryChoice) -> _TgiUnaryDetails:
         usage = answer.usage
-        return _WholeDetails(
+        return _TgiUnaryDetails(
             usage.prompt_tokens if usage else 0,
-            reason_of(choice.finish_reason, self._profile),
+            map_finish_reason(choice.finish_reason, self._profile),
             usage.completion_tokens if usage else choice.tokens,
             [],
             self._request.sampling.seed,
-            [_WholeToken(one) for one in choice.token_ids] or UNSET,
+            [_TgiUnaryToken(one) for one in choice.token_ids] or UNSET,
         )
 
     def _encode_event(self, event: Event) -> bytes:
         self._state.update(event, self._profile)
         match event:
-            case Text(text) | Thought(text) | Refusal(text):
-                return framed(encode(_Piece(_Token(_ids(event), text))))
-            case Done():
+            case TextDelta(text) | ReasoningDelta(text) | RefusalDelta(text):
+                return framed(encode_json(_TgiChunk(_TgiToken(_get_token_ids(event), text))))
+            case StreamEnd():
                 return self._encode_final_event()
             case _:
                 return b""
@@ -274,40 +283,44 @@ class InputsEncoder:
         details = None
         if self._request.want.details:
             seed = self._request.sampling.seed
-            details = _LastDetails(told.prompt_tokens, told.finish_reason, told.token_count, seed)
-        return framed(encode(_Piece(_Token([], ""), "".join(told.texts), details)))
+            details = _TgiStreamDetails(
+                told.prompt_tokens, told.finish_reason, told.token_count, seed
+            )
+        return framed(encode_json(_TgiChunk(_TgiToken([], ""), "".join(told.texts), details)))
 
 
 # --- after vLLM -----------------------------------------------------------------------------------
 
 
-class PromptEncoder:
+class VllmStyleEncoder:
     """Writes the answers of the endpoint after vLLM: objects, each with a NUL byte behind it."""
 
-    content_type = CONTENT_TYPE
+    content_type = STREAM_CONTENT_TYPE
 
-    def __init__(self, request: GenerateRequest, headers: Headers) -> None:
+    def __init__(self, request: GenerationRequest, headers: Headers) -> None:
         self._request, self._headers = request, headers
         self._choice_count = request.choice_count
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``. What its client stopped just ends, as all does."""
-        if isinstance(error, ClientGone):
+        """See ``gateway.core.ports.ResponseEncoder``. What its client stopped just ends, as all does."""
+        if isinstance(error, ClientDisconnected):
             return b""
-        return errors.broken(error, self._request.timeout)
+        return errors.encode_stream_error(error, self._request.timeout)
 
-    def encode_unary(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """Every text begins with the prompt."""
         prompt = self._get_prompt()
-        return reply(encode({"text": [prompt + said(choice) for choice in answer.choices]}))
+        return build_json_response(
+            encode_json({"text": [prompt + join_choice_text(choice) for choice in answer.choices]})
+        )
 
     def _get_prompt(self) -> str:
         request = self._request
@@ -317,9 +330,9 @@ class PromptEncoder:
 
     def _encode_event(self, event: Event) -> bytes:
         match event:
-            case Text(text, index) | Thought(text, index) | Refusal(text, index):
+            case TextDelta(text, index) | ReasoningDelta(text, index) | RefusalDelta(text, index):
                 texts = [""] * self._choice_count
                 texts[index] = text
-                return encode({"text": texts}) + b"\0"
+                return encode_json({"text": texts}) + b"\0"
             case _:
                 return b""

@@ -12,24 +12,24 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
-from gateway.core.ports import Call
-from gateway.core.types import Templating
+from gateway.core.ports import ClientRequest
+from gateway.core.request import PromptOptions
 from protocols.mindie import tables
-from protocols.mindie.checks import Table
+from protocols.mindie.checks import MindieParamTable
 
-MODEL: Final = re.compile(r"[A-Za-z0-9_.-]+")
+MODEL_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_.-]+")
 """What a path may call a model; any other path is none of the server's."""
 
 
-Prompts = Literal["raw", "chat"]
-TEMPLATINGS: Final[Mapping[Prompts, Templating]] = {
-    "raw": Templating(mode="raw"),
-    "chat": Templating(mode="server"),
+PromptMode = Literal["raw", "chat"]
+PROMPT_OPTIONS_BY_MODE: Final[Mapping[PromptMode, PromptOptions]] = {
+    "raw": PromptOptions(mode="raw"),
+    "chat": PromptOptions(mode="server"),
 }
-RAW: Final = TEMPLATINGS["raw"]
+RAW_PROMPT_OPTIONS: Final = PROMPT_OPTIONS_BY_MODE["raw"]
 
 
-class Profile(Struct, frozen=True, kw_only=True):
+class MindieProfile(Struct, frozen=True, kw_only=True):
     """A release: what it takes, and how it answers."""
 
     name: str
@@ -37,8 +37,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Of the server, as it names itself."""
     max_text_length: int
     """The longest text, in UTF-16 units."""
-    text_params: Table = tables.TEXT
-    chat_params: Table = tables.CHAT
+    text_params: MindieParamTable = tables.TEXT_PARAMS
+    chat_params: MindieParamTable = tables.CHAT_PARAMS
     early: bool = False
     """The first releases: conversations of plain text, answered with a bare delta at the end, under
     finish reasons of their own; text that is greedy unless sampling is asked for; events without
@@ -47,17 +47,17 @@ class Profile(Struct, frozen=True, kw_only=True):
     """A worker of this release has OpenAI's completions."""
 
 
-PROFILES: Final[Mapping[str, Profile]] = {
+PROFILES: Final[Mapping[str, MindieProfile]] = {
     one.name: one
     for one in (
-        Profile(name="2x", version="2.0.0", max_text_length=40 << 20, has_completions=True),
-        Profile(name="1x", version="1.0.0", max_text_length=4 << 20),
-        Profile(
+        MindieProfile(name="2x", version="2.0.0", max_text_length=40 << 20, has_completions=True),
+        MindieProfile(name="1x", version="1.0.0", max_text_length=4 << 20),
+        MindieProfile(
             name="rc1",
             version="1.0.RC1",
             max_text_length=512 << 10,
-            text_params=tables.TEXT_RC1,
-            chat_params=tables.CHAT_RC1,
+            text_params=tables.TEXT_PARAMS_RC1,
+            chat_params=tables.CHAT_PARAMS_RC1,
             early=True,
         ),
     )
@@ -65,26 +65,30 @@ PROFILES: Final[Mapping[str, Profile]] = {
 """The first is the default."""
 
 
-class Setup(Struct, frozen=True, kw_only=True):
+class MindieConfig(Struct, frozen=True, kw_only=True):
     """One server: its profile and settings, and the counter from which it names requests."""
 
-    profile: Profile
+    profile: MindieProfile
     vllm_validator: bool = True
     """The server's ``openAiSupport``: conversations are checked after vLLM's rules."""
     default_model: str = ""
     """The model of the endpoints that name none."""
-    templating: Templating = RAW
+    templating: PromptOptions = RAW_PROMPT_OPTIONS
     """How text that is no conversation becomes the model's input."""
     max_iter_times: int | None = None
     """The most tokens that any answer has; None: no limit of ours."""
     request_counter: Iterator[int] = field(default_factory=itertools.count)
 
     @property
-    def chat_params(self) -> Table:
+    def chat_params(self) -> MindieParamTable:
         """The parameters of conversations."""
         later = not self.profile.early
-        return tables.CHAT_PLAIN if later and not self.vllm_validator else self.profile.chat_params
+        return (
+            tables.CHAT_PARAMS_SERVER_VALIDATOR
+            if later and not self.vllm_validator
+            else self.profile.chat_params
+        )
 
-    def get_request_id(self, call: Call) -> str:
+    def get_request_id(self, call: ClientRequest) -> str:
         """A name for a request: the header's, or the next of the server's own."""
         return call.headers.get("req-id") or f"endpoint_common_{next(self.request_counter)}"

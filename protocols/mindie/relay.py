@@ -15,91 +15,105 @@ import msgspec
 from msgspec import Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from gateway.core.errors import Malformed
-from gateway.core.ports import About, Call, Decoder, Encoder, Headers, Passage, Relay, WireRequest
-from gateway.core.types import Event, GenerateRequest, Text, Usage, Want
+from gateway.core.errors import MalformedRequest
+from gateway.core.events import Event, TextDelta, Usage
+from gateway.core.ports import (
+    ClientRequest,
+    Headers,
+    PassthroughReader,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    UpstreamRequest,
+)
+from gateway.core.request import GenerationRequest, ResponseOptions
 from protocols.body import read_object
 from protocols.mindie import chunks, errors
-from protocols.mindie.checks import rows
-from protocols.mindie.decoder import TalkDecoder, TextDecoder
-from protocols.mindie.profiles import Setup
+from protocols.mindie.checks import list_params
+from protocols.mindie.decoder import OpenAiStyleDecoder, TextDecoder
+from protocols.mindie.profiles import MindieConfig
 from protocols.mindie.requests import PRIORITY_STEP
-from protocols.mindie.tables import COMPLETION, INT32
-from protocols.mindie.takes import Takes, takes
-from protocols.mindie.texts import CONTENT_TYPE, TextEncoder, headers_of
-from protocols.mindie.worker import Chats
-from protocols.openai.passage import passage
+from protocols.mindie.tables import COMPLETION_PARAMS, INT32_MAX
+from protocols.mindie.takes import MindieCapabilities, get_capabilities
+from protocols.mindie.texts import STREAM_CONTENT_TYPE, TextEncoder, build_headers
+from protocols.mindie.worker import ChatMode
+from protocols.openai.passage import create_passthrough_reader
 from protocols.openai.relay import (
-    FLAG,
-    JSON,
+    JSON_HEADERS,
+    OPTIONAL_BOOL,
     PLAIN_MESSAGES,
-    TOOLS,
-    Form,
-    Relays,
-    checker,
-    fits_chat,
-    names,
-    up_to,
+    TOOL_FIELDS,
+    PassthroughRule,
+    PassthroughRules,
+    build_body_decoder,
+    build_count_type,
+    is_valid_chat,
+    list_body_fields,
 )
-from protocols.openai.worker import Writer
+from protocols.openai.worker import RequestWriter
 
 _encode = msgspec.json.Encoder().encode
 
-_OURS: Final = frozenset({"n", "best_of", "use_beam_search", "stream"})
+_GATEWAY_CHECKED_FIELDS: Final = frozenset({"n", "best_of", "use_beam_search", "stream"})
 """What is judged together with something else, or read apart."""
-_TEXT_FIELDS: Final = {"text_input", "parameters"}
-_EVENTS: Final[Headers] = (("Content-Type", CONTENT_TYPE),)
-_NOT_IN_ID: Final = re.compile(r"[^a-zA-Z0-9_-]")
-_LONGEST: Final = 200
-_STOP = Annotated[str, Meta(min_length=1, max_length=512)]
-_STOPS: Final[Any] = _STOP | Annotated[list[_STOP], Meta(max_length=32)] | UnsetType
+_GENERATE_FIELDS: Final = {"text_input", "parameters"}
+_EVENT_STREAM_HEADERS: Final[Headers] = (("Content-Type", STREAM_CONTENT_TYPE),)
+_INVALID_REQUEST_ID_CHARS: Final = re.compile(r"[^a-zA-Z0-9_-]")
+_MAX_ID_PREFIX_LENGTH: Final = 200
+_StopString = Annotated[str, Meta(min_length=1, max_length=512)]
+_STOP_FIELD_TYPE: Final[Any] = (
+    _StopString | Annotated[list[_StopString], Meta(max_length=32)] | UnsetType
+)
 """Within every limit, however many units the characters have."""
-_PROMPT = Annotated[str, Meta(min_length=1)]
-_PARAMETERS: Final[Mapping[str, Any]] = {
+_PromptString = Annotated[str, Meta(min_length=1)]
+_PARAMETER_TYPES: Final[Mapping[str, Any]] = {
     "details": bool,
     "priority": Annotated[int, Meta(ge=1, le=5)] | UnsetType,
     "timeout": Annotated[int, Meta(ge=1, le=65535)] | UnsetType,
-    "batch_size": Annotated[int, Meta(ge=1, le=INT32)] | UnsetType,
+    "batch_size": Annotated[int, Meta(ge=1, le=INT32_MAX)] | UnsetType,
 }
 
-_prompt = msgspec.json.Decoder(_PROMPT).decode
+_decode_prompt = msgspec.json.Decoder(_PromptString).decode
 
 
-class _Tally(Struct):
+class _TokenCounter(Struct):
     """How many tokens were passed on."""
 
     tokens: int = 0
 
 
-class ServerRelays:
+class MindiePassthrough:
     """Makes relays for one kind of server."""
 
-    def __init__(self, setup: Setup, chats: Chats) -> None:
+    def __init__(self, setup: MindieConfig, chats: ChatMode) -> None:
         """``chats``: conversations go as messages, or else are made into text."""
         self._config = setup
         self._early = setup.profile.early
-        taken = takes(setup)
-        self._openai_passthrough = Relays(
-            _forms(setup, taken, chats),
+        taken = get_capabilities(setup)
+        self._openai_passthrough = PassthroughRules(
+            _build_endpoint_rules(setup, taken, chats),
             read=self._build_openai_decoder,
-            whole=errors.JSON,
-            stream=_EVENTS,
+            whole=errors.JSON_HEADERS,
+            stream=_EVENT_STREAM_HEADERS,
         )
-        self._text_param_names = {param.wire for param in rows(setup.profile.text_params)}
-        table = rows(setup.profile.text_params)
-        self._parameters_checker = check = checker(
-            Form(
+        self._text_param_names = {param.wire for param in list_params(setup.profile.text_params)}
+        table = list_params(setup.profile.text_params)
+        self._parameters_checker = check = build_body_decoder(
+            PassthroughRule(
                 path="",
-                field_types=_PARAMETERS,
+                field_types=_PARAMETER_TYPES,
                 worker_params=taken.text_params,
                 client_params=table,
             )
         )
-        self._checked_names = names(check)
+        self._checked_names = list_body_fields(check)
         self._request_numbers = itertools.count()
 
-    def prepare_passthrough(self, client: Setup, call: Call, about: About) -> Relay | None:
-        """See ``gateway.core.ports.Relaying``; ``client`` is the setup that the call came by."""
+    def prepare_passthrough(
+        self, client: MindieConfig, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``gateway.core.ports.SupportsPassthrough``; ``client`` is the setup that the call came by."""
         if not self._is_same_server(client) or "req-id" in call.headers:
             return None
         if len(call.body) > self._config.profile.max_text_length:
@@ -113,7 +127,7 @@ class ServerRelays:
             case _:
                 return None
 
-    def _is_same_server(self, client: Setup) -> bool:
+    def _is_same_server(self, client: MindieConfig) -> bool:
         mine = self._config
         return (
             client.profile is mine.profile
@@ -122,15 +136,17 @@ class ServerRelays:
             and mine.max_iter_times is None
         )
 
-    def _build_unique_request_id(self, about: About) -> str:
+    def _build_unique_request_id(self, about: ResponseContext) -> str:
         """A request's name that no other has: an exchange's may be its client's choice."""
-        shown = _NOT_IN_ID.sub("_", about.id)[:_LONGEST]
+        shown = _INVALID_REQUEST_ID_CHARS.sub("_", about.id)[:_MAX_ID_PREFIX_LENGTH]
         return f"{shown}-{about.created:x}-{next(self._request_numbers):x}"
 
     # --- in OpenAI's manner -----------------------------------------------------------------------
 
-    def _prepare_openai(self, variant: str, call: Call, about: About, name: str) -> Relay | None:
-        headers = headers_of(call)
+    def _prepare_openai(
+        self, variant: str, call: ClientRequest, about: ResponseContext, name: str
+    ) -> PassthroughRequest | None:
+        headers = build_headers(call)
         relay = self._openai_passthrough.prepare_passthrough(
             variant,
             call,
@@ -142,40 +158,40 @@ class ServerRelays:
             return None
 
         request = replace(relay.request, client_id=name)
-        form = chunks.Form(is_chat=variant == "chat", early=self._early)
+        form = chunks.ResponseVariant(is_chat=variant == "chat", early=self._early)
         return replace(
             relay,
             request=request,
             upstream_request=replace(
                 relay.upstream_request, headers=(*relay.upstream_request.headers, ("req-id", name))
             ),
-            create_encoder=lambda: chunks.Encoder(
-                form, cast("GenerateRequest", request), about, headers
+            create_encoder=lambda: chunks.OpenAiStyleEncoder(
+                form, cast("GenerationRequest", request), about, headers
             ),
         )
 
-    def _build_openai_decoder(self, request: GenerateRequest) -> Decoder:
-        return TalkDecoder(request, early=self._early)
+    def _build_openai_decoder(self, request: GenerationRequest) -> ResponseDecoder:
+        return OpenAiStyleDecoder(request, early=self._early)
 
     # --- generate ---------------------------------------------------------------------------------
 
     def _prepare_generate(
-        self, call: Call, about: About, name: str, *, stream: bool
-    ) -> Relay | None:
+        self, call: ClientRequest, about: ResponseContext, name: str, *, stream: bool
+    ) -> PassthroughRequest | None:
         try:
             fields = read_object(call.body)
-            if fields.keys() != _TEXT_FIELDS:
+            if fields.keys() != _GENERATE_FIELDS:
                 return None
-            prompt = _prompt(fields["text_input"])
+            prompt = _decode_prompt(fields["text_input"])
             parameters = read_object(bytes(fields["parameters"]))
             body = self._parameters_checker.decode(fields["parameters"])
-        except (Malformed, msgspec.DecodeError):
+        except (MalformedRequest, msgspec.DecodeError):
             return None
         said = parameters.keys() & self._checked_names
         if not (body.details and self._text_param_names.isdisjoint(parameters.keys() - said)):
             return None
         fields["parameters"] = Raw(_encode(parameters))
-        request = GenerateRequest(
+        request = GenerationRequest(
             model=about.backend_model,
             kind="completion",
             prompts=(prompt,),
@@ -183,80 +199,93 @@ class ServerRelays:
             client_id=name,
             priority=(body.priority - 1) * PRIORITY_STEP if "priority" in said else None,
             timeout=float(body.timeout) if "timeout" in said else None,
-            want=Want(details=True),
+            want=ResponseOptions(details=True),
         )
         way = "generate_stream" if stream else "generate"
         path = f"/v2/models/{quote(about.backend_model, safe='')}/{way}"
-        wire = WireRequest(path, _encode(fields | {"id": name}), JSON)
+        wire = UpstreamRequest(path, _encode(fields | {"id": name}), JSON_HEADERS)
         return self._build_passthrough(wire, request, call, about)
 
     def _build_passthrough(
-        self, wire: WireRequest, request: GenerateRequest, call: Call, about: About
-    ) -> Relay:
-        headers, tally = headers_of(call), _Tally()
-        first = _EVENTS if request.stream else errors.JSON
+        self,
+        wire: UpstreamRequest,
+        request: GenerationRequest,
+        call: ClientRequest,
+        about: ResponseContext,
+    ) -> PassthroughRequest:
+        headers, tally = build_headers(call), _TokenCounter()
+        first = _EVENT_STREAM_HEADERS if request.stream else errors.JSON_HEADERS
         names = {"model_name": about.model, "id": request.client_id or ""}
 
-        def passed() -> Passage:
+        def passed() -> PassthroughReader:
             tally.tokens = 0
-            decoder = _Counted(TextDecoder(request, early=self._early), tally)
-            return passage(request, decoder, names, b"")
+            decoder = _TokenCountingDecoder(TextDecoder(request, early=self._early), tally)
+            return create_passthrough_reader(request, decoder, names, b"")
 
-        def encoder() -> Encoder:
+        def encoder() -> ResponseEncoder:
             made = TextEncoder(self._config.profile, request, about, headers)
             made.encode_events(
                 [Usage(0, tally.tokens)]
             )  # told in the event that ends what is stopped
             return made
 
-        return Relay(request, wire, lambda: first + headers, passed, encoder)
+        return PassthroughRequest(request, wire, lambda: first + headers, passed, encoder)
 
 
-class _Counted:
+class _TokenCountingDecoder:
     """A decoder whose tokens are counted."""
 
-    def __init__(self, inner: Decoder, tally: _Tally) -> None:
+    def __init__(self, inner: ResponseDecoder, tally: _TokenCounter) -> None:
         self._inner = inner
         self._counter = tally
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         return self._count_tokens(self._inner.feed(data))
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         return self._count_tokens(self._inner.close())
 
     def _count_tokens(self, events: Sequence[Event]) -> Sequence[Event]:
-        self._counter.tokens += sum(one.tokens for one in events if isinstance(one, Text))
+        self._counter.tokens += sum(one.tokens for one in events if isinstance(one, TextDelta))
         return events
 
 
-def _forms(setup: Setup, taken: Takes, chats: Chats) -> dict[str, Form]:
+def _build_endpoint_rules(
+    setup: MindieConfig, taken: MindieCapabilities, chats: ChatMode
+) -> dict[str, PassthroughRule]:
     """The endpoints in OpenAI's manner, as far as the workers have them."""
-    forwards: Callable[[str], bool] = Writer(
+    forwards: Callable[[str], bool] = RequestWriter(
         taken.openai_profile, "/v1", powers=False
     ).forwards_field
-    later = {} if taken.early else {**TOOLS, "stop": _STOPS, "logprobs": FLAG}
+    later = (
+        {} if taken.early else {**TOOL_FIELDS, "stop": _STOP_FIELD_TYPE, "logprobs": OPTIONAL_BOOL}
+    )
     forms = {}
     if chats == "messages":
-        top = {} if taken.early else {"top_logprobs": up_to(20)}
-        forms["chat"] = Form(
+        top = {} if taken.early else {"top_logprobs": build_count_type(20)}
+        forms["chat"] = PassthroughRule(
             path="/v1/chat/completions",
-            field_types={"messages": PLAIN_MESSAGES, "stream": FLAG, **later, **top},
+            field_types={"messages": PLAIN_MESSAGES, "stream": OPTIONAL_BOOL, **later, **top},
             worker_params=taken.openai_profile.chat,
-            client_params=rows(setup.chat_params),
-            gateway_fields=_OURS,
+            client_params=list_params(setup.chat_params),
+            gateway_fields=_GATEWAY_CHECKED_FIELDS,
             forwards_field=forwards,
-            is_valid_body=fits_chat,
+            is_valid_body=is_valid_chat,
         )
     if taken.has_completions:
-        forms["completion"] = Form(
+        forms["completion"] = PassthroughRule(
             path="/v1/completions",
-            field_types={"prompt": _PROMPT, "stream": FLAG, "stop": _STOPS, "logprobs": up_to(5)},
+            field_types={
+                "prompt": _PromptString,
+                "stream": OPTIONAL_BOOL,
+                "stop": _STOP_FIELD_TYPE,
+                "logprobs": build_count_type(5),
+            },
             worker_params=taken.openai_profile.completion,
-            client_params=rows(COMPLETION),
-            gateway_fields=_OURS,
+            client_params=list_params(COMPLETION_PARAMS),
+            gateway_fields=_GATEWAY_CHECKED_FIELDS,
             forwards_field=forwards,
         )
     return forms

@@ -4,49 +4,57 @@ from collections.abc import Mapping
 from typing import Final
 
 from protocols.schema import (
+    INTEGER,
     NULL,
     NUMBER,
-    TEXT,
-    WHOLE,
+    STRING,
     Schema,
-    array,
-    one_of,
-    optional,
-    record,
+    array_of,
+    enum_of,
+    nullable,
+    object_of,
     ref,
 )
 
 
-def answers(*, early: bool) -> dict[str, Schema]:
+def build_response_schemas(*, early: bool) -> dict[str, Schema]:
     """Every answer, by the name under which operations refer to it."""
     chunk = "chat.completion.chunk"
     return {
-        "Generated": _GENERATED,
-        "GeneratedPiece": _generated_piece(early=early),
-        "Usage": _USAGE,
-        "ChatAnswer": _answer("chat.completion", _message(early=early), usage=True),
-        "ChatChunk": _answer(chunk, _delta(early=early), usage=not early),
-        "TextAnswer": _answer("text_completion", _text(), usage=True),
-        "TextChunk": _answer("text_completion", _text(last=False), usage=True),
-        "Card": _CARD,
+        "Generated": _GENERATE_RESPONSE_SCHEMA,
+        "GeneratedPiece": _build_generate_event_schema(early=early),
+        "Usage": _USAGE_SCHEMA,
+        "ChatAnswer": _build_completion_object_schema(
+            "chat.completion", _build_chat_choice_schema(early=early), usage=True
+        ),
+        "ChatChunk": _build_completion_object_schema(
+            chunk, _build_chat_delta_schema(early=early), usage=not early
+        ),
+        "TextAnswer": _build_completion_object_schema(
+            "text_completion", _build_text_choice_schema(), usage=True
+        ),
+        "TextChunk": _build_completion_object_schema(
+            "text_completion", _build_text_choice_schema(last=False), usage=True
+        ),
+        "Card": _MODEL_CARD_SCHEMA,
     }
 
 
 # --- generate -------------------------------------------------------------------------------------
 
-_HEAD: Final[Mapping[str, Schema]] = {
-    "id": TEXT,
-    "model_name": TEXT,
+_GENERATE_HEAD_FIELDS: Final[Mapping[str, Schema]] = {
+    "id": STRING,
+    "model_name": STRING,
     "model_version": NULL,
-    "text_output": TEXT,
+    "text_output": STRING,
 }
 
 
-def _details(figure: Schema) -> Schema:
-    return record(
+def _build_details_schema(figure: Schema) -> Schema:
+    return object_of(
         {
-            "finish_reason": TEXT,
-            "generated_tokens": WHOLE,
+            "finish_reason": STRING,
+            "generated_tokens": INTEGER,
             "first_token_cost": NULL,
             "decode_cost": NULL,
             "batch_size": figure,
@@ -56,94 +64,122 @@ def _details(figure: Schema) -> Schema:
     )
 
 
-_GENERATED: Final[Schema] = record({**_HEAD, "details": _details(array(WHOLE))}, *_HEAD)
+_GENERATE_RESPONSE_SCHEMA: Final[Schema] = object_of(
+    {**_GENERATE_HEAD_FIELDS, "details": _build_details_schema(array_of(INTEGER))},
+    *_GENERATE_HEAD_FIELDS,
+)
 
 
-def _generated_piece(*, early: bool) -> Schema:
+def _build_generate_event_schema(*, early: bool) -> Schema:
     times = () if early else ("prefill_time", "decode_time")
-    told = dict.fromkeys(times, optional(WHOLE))
-    return record({**_HEAD, "details": _details(WHOLE), **told}, *_HEAD)
+    told = dict.fromkeys(times, nullable(INTEGER))
+    return object_of(
+        {**_GENERATE_HEAD_FIELDS, "details": _build_details_schema(INTEGER), **told},
+        *_GENERATE_HEAD_FIELDS,
+    )
 
 
 # --- conversations and completions ----------------------------------------------------------------
 
 
-def _answer(name: str, choice: Schema, *, usage: bool) -> Schema:
+def _build_completion_object_schema(name: str, choice: Schema, *, usage: bool) -> Schema:
     always = {
-        "id": TEXT,
+        "id": STRING,
         "object": {"const": name},
-        "created": WHOLE,
-        "model": TEXT,
-        "choices": array(choice),
+        "created": INTEGER,
+        "model": STRING,
+        "choices": array_of(choice),
     }
-    return record({**always, **({"usage": ref("Usage")} if usage else {})}, *always)
+    return object_of({**always, **({"usage": ref("Usage")} if usage else {})}, *always)
 
 
-def _choice(reason: Schema, **said: Schema) -> Schema:
-    always = {"index": WHOLE, **said, "finish_reason": reason}
-    return record(always, *always)
+def _build_choice_schema(reason: Schema, **said: Schema) -> Schema:
+    always = {"index": INTEGER, **said, "finish_reason": reason}
+    return object_of(always, *always)
 
 
-_REASON: Final[Schema] = one_of("stop", "length", "tool_calls")
-_EARLY_REASON: Final[Schema] = one_of("eos_token", "length", "stop_sequence", "invalid flag")
-_ROLE: Final[Schema] = {"const": "assistant"}
-_TOKEN: Final[Mapping[str, Schema]] = {
-    "token": TEXT,
-    "logprob": optional(NUMBER),
-    "bytes": array(WHOLE),
-}
-_LOGPROBS: Final[Schema] = optional(
-    record({"content": array(record({**_TOKEN, "top_logprobs": array(record(_TOKEN))}))})
+_FINISH_REASON_SCHEMA: Final[Schema] = enum_of("stop", "length", "tool_calls")
+_EARLY_FINISH_REASON_SCHEMA: Final[Schema] = enum_of(
+    "eos_token", "length", "stop_sequence", "invalid flag"
 )
-_COLUMNS: Final[Schema] = optional(
-    record(
+_ASSISTANT_ROLE_SCHEMA: Final[Schema] = {"const": "assistant"}
+_TOKEN_LOGPROB_FIELDS: Final[Mapping[str, Schema]] = {
+    "token": STRING,
+    "logprob": nullable(NUMBER),
+    "bytes": array_of(INTEGER),
+}
+_CHAT_LOGPROBS_SCHEMA: Final[Schema] = nullable(
+    object_of(
         {
-            "text_offset": array(WHOLE),
-            "token_logprobs": array(optional(NUMBER)),
-            "tokens": array(TEXT),
-            "top_logprobs": array({"type": "object", "additionalProperties": optional(NUMBER)}),
+            "content": array_of(
+                object_of(
+                    {
+                        **_TOKEN_LOGPROB_FIELDS,
+                        "top_logprobs": array_of(object_of(_TOKEN_LOGPROB_FIELDS)),
+                    }
+                )
+            )
         }
     )
 )
-_CALLED: Final[Schema] = record(
+_COMPLETION_LOGPROBS_SCHEMA: Final[Schema] = nullable(
+    object_of(
+        {
+            "text_offset": array_of(INTEGER),
+            "token_logprobs": array_of(nullable(NUMBER)),
+            "tokens": array_of(STRING),
+            "top_logprobs": array_of({"type": "object", "additionalProperties": nullable(NUMBER)}),
+        }
+    )
+)
+_RESPONSE_TOOL_CALL_SCHEMA: Final[Schema] = object_of(
     {
-        "index": WHOLE,
-        "id": TEXT,
+        "index": INTEGER,
+        "id": STRING,
         "type": {"const": "function"},
-        "function": record({"name": TEXT, "arguments": TEXT}),
+        "function": object_of({"name": STRING, "arguments": STRING}),
     }
 )
 
 
-def _message(*, early: bool) -> Schema:
-    said = {"role": _ROLE, "content": TEXT}
+def _build_chat_choice_schema(*, early: bool) -> Schema:
+    said = {"role": _ASSISTANT_ROLE_SCHEMA, "content": STRING}
     if early:
-        return _choice(_EARLY_REASON, message=record(said, *said))
-    more = {"reasoning_content": TEXT, "tool_calls": array(_CALLED)}
-    message = record({**said, **more}, *said, "tool_calls")
-    return _choice(_REASON, message=message, logprobs=_LOGPROBS)
+        return _build_choice_schema(_EARLY_FINISH_REASON_SCHEMA, message=object_of(said, *said))
+    more = {"reasoning_content": STRING, "tool_calls": array_of(_RESPONSE_TOOL_CALL_SCHEMA)}
+    message = object_of({**said, **more}, *said, "tool_calls")
+    return _build_choice_schema(
+        _FINISH_REASON_SCHEMA, message=message, logprobs=_CHAT_LOGPROBS_SCHEMA
+    )
 
 
-def _delta(*, early: bool) -> Schema:
-    said = {"role": _ROLE, "content": TEXT}
+def _build_chat_delta_schema(*, early: bool) -> Schema:
+    said = {"role": _ASSISTANT_ROLE_SCHEMA, "content": STRING}
     if early:
-        return _choice(optional(_EARLY_REASON), delta=record(said))
-    delta = record({**said, "reasoning_content": TEXT, "tool_calls": array(_CALLED)}, "role")
-    return _choice(optional(_REASON), delta=delta, logprobs=_LOGPROBS)
+        return _build_choice_schema(nullable(_EARLY_FINISH_REASON_SCHEMA), delta=object_of(said))
+    delta = object_of(
+        {**said, "reasoning_content": STRING, "tool_calls": array_of(_RESPONSE_TOOL_CALL_SCHEMA)},
+        "role",
+    )
+    return _build_choice_schema(
+        nullable(_FINISH_REASON_SCHEMA), delta=delta, logprobs=_CHAT_LOGPROBS_SCHEMA
+    )
 
 
-def _text(*, last: bool = True) -> Schema:
-    reason = _REASON if last else optional(_REASON)
-    return _choice(reason, text=TEXT, logprobs=_COLUMNS, stop_reason=NULL)
+def _build_text_choice_schema(*, last: bool = True) -> Schema:
+    reason = _FINISH_REASON_SCHEMA if last else nullable(_FINISH_REASON_SCHEMA)
+    return _build_choice_schema(
+        reason, text=STRING, logprobs=_COMPLETION_LOGPROBS_SCHEMA, stop_reason=NULL
+    )
 
 
-_USAGE: Final[Schema] = record(
+_USAGE_SCHEMA: Final[Schema] = object_of(
     {
-        "prompt_tokens": WHOLE,
-        "prompt_tokens_details": record({"cached_tokens": WHOLE}),
-        "completion_tokens": WHOLE,
-        "completion_tokens_details": record({"reasoning_tokens": WHOLE}),
-        "total_tokens": WHOLE,
+        "prompt_tokens": INTEGER,
+        "prompt_tokens_details": object_of({"cached_tokens": INTEGER}),
+        "completion_tokens": INTEGER,
+        "completion_tokens_details": object_of({"reasoning_tokens": INTEGER}),
+        "total_tokens": INTEGER,
     },
     *("prompt_tokens", "completion_tokens", "total_tokens"),
 )
@@ -151,78 +187,82 @@ _USAGE: Final[Schema] = record(
 # --- the state ------------------------------------------------------------------------------------
 
 
-def _whole(**properties: Schema) -> Schema:
-    return record(properties, *properties)
+def _require_all(**properties: Schema) -> Schema:
+    return object_of(properties, *properties)
 
 
-_TENSORS: Final[Schema] = array(_whole(name=TEXT, shape=array(WHOLE), datatype=TEXT))
-_UNKNOWN: Final[Mapping[str, Schema]] = dict.fromkeys(
+_TENSORS_SCHEMA: Final[Schema] = array_of(
+    _require_all(name=STRING, shape=array_of(INTEGER), datatype=STRING)
+)
+_NULL_INFO_FIELDS: Final[Mapping[str, Schema]] = dict.fromkeys(
     ("docker_label", "max_stop_sequences", "max_waiting_tokens", "sha", "validation_workers",
      "waiting_served_ratio"),
     NULL,
 )  # fmt: skip
-_CARD: Final[Schema] = _whole(id=TEXT, object={"const": "model"}, created=WHOLE, owned_by=TEXT)
-STATE: Final[Mapping[str, tuple[str, Schema | None]]] = {
+_MODEL_CARD_SCHEMA: Final[Schema] = _require_all(
+    id=STRING, object={"const": "model"}, created=INTEGER, owned_by=STRING
+)
+INFO_OPERATIONS: Final[Mapping[str, tuple[str, Schema | None]]] = {
     "server": (
         "Tell of the server.",
-        _whole(
-            name=TEXT,
-            version=TEXT,
-            extensions=_whole(
-                max_iter_times=WHOLE,
-                prefill_policy_type=WHOLE,
-                decode_policy_type=WHOLE,
-                max_prefill_batch_size=WHOLE,
-                max_prefill_tokens=WHOLE,
+        _require_all(
+            name=STRING,
+            version=STRING,
+            extensions=_require_all(
+                max_iter_times=INTEGER,
+                prefill_policy_type=INTEGER,
+                decode_policy_type=INTEGER,
+                max_prefill_batch_size=INTEGER,
+                max_prefill_tokens=INTEGER,
             ),
         ),
     ),
     "metadata": (
         "Tell what a model takes and gives.",
-        _whole(name=TEXT, platform=TEXT, inputs=_TENSORS, outputs=_TENSORS),
+        _require_all(name=STRING, platform=STRING, inputs=_TENSORS_SCHEMA, outputs=_TENSORS_SCHEMA),
     ),
     "config": (
         "Tell how a model is set up.",
-        _whole(
-            model_name=TEXT,
-            input_datatype=TEXT,
-            output_datatype=TEXT,
-            max_seq_len=WHOLE,
-            npu_mem_size=WHOLE,
-            cpu_mem_size=WHOLE,
-            world_size=WHOLE,
-            model_weight_path=TEXT,
-            model_instance_type=TEXT,
+        _require_all(
+            model_name=STRING,
+            input_datatype=STRING,
+            output_datatype=STRING,
+            max_seq_len=INTEGER,
+            npu_mem_size=INTEGER,
+            cpu_mem_size=INTEGER,
+            world_size=INTEGER,
+            model_weight_path=STRING,
+            model_instance_type=STRING,
         ),
     ),
     "slots": (
         "Tell how many requests a model can take now.",
-        _whole(total_slots=WHOLE, free_slots=WHOLE, available_tokens_length=WHOLE),
+        _require_all(total_slots=INTEGER, free_slots=INTEGER, available_tokens_length=INTEGER),
     ),
     "info": (
         "Tell of the server and its models.",
-        _whole(
-            **_UNKNOWN,
-            max_batch_total_tokens=WHOLE,
-            max_best_of=WHOLE,
-            max_concurrent_requests=WHOLE,
-            max_input_length=WHOLE,
-            version=TEXT,
-            models=array(
-                _whole(
-                    model_device_type=TEXT,
-                    model_dtype=TEXT,
-                    model_id=TEXT,
-                    model_pipeline_tag=TEXT,
+        _require_all(
+            **_NULL_INFO_FIELDS,
+            max_batch_total_tokens=INTEGER,
+            max_best_of=INTEGER,
+            max_concurrent_requests=INTEGER,
+            max_input_length=INTEGER,
+            version=STRING,
+            models=array_of(
+                _require_all(
+                    model_device_type=STRING,
+                    model_dtype=STRING,
+                    model_id=STRING,
+                    model_pipeline_tag=STRING,
                     model_sha=NULL,
-                    max_total_tokens=WHOLE,
+                    max_total_tokens=INTEGER,
                 )
             ),
         ),
     ),
     "models": (
         "List the models.",
-        _whole(object={"const": "list"}, data=array(ref("Card"))),
+        _require_all(object={"const": "list"}, data=array_of(ref("Card"))),
     ),
     "model": ("Tell of one model.", ref("Card")),
     "live": ("Whether the server lives.", None),

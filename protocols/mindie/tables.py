@@ -12,72 +12,85 @@ from typing import Any
 
 from msgspec import Raw
 
-from protocols.mindie.checks import Check, Kind, Row, Table, get, shown, units, wrong
-from protocols.params import Param, Values
+from protocols.mindie.checks import (
+    MindieParam,
+    MindieParamTable,
+    ParamCheck,
+    ParamKind,
+    build_param_error,
+    count_utf16_units,
+    format_json_number,
+    get_field,
+)
+from protocols.params import Param, ParsedParams
 
-INT32 = 2147483647
-FLOAT = 3.4028234663852886e38
+INT32_MAX = 2147483647
+FLOAT32_MAX = 3.4028234663852886e38
 """The largest single-precision number; printed as 3.40282e+38."""
-DEFAULT_NEW_TOKENS = 20
-MOST_STOPS = 1024
-STOP_TOTAL = 32768
+DEFAULT_MAX_NEW_TOKENS = 20
+MAX_STOP_STRINGS = 1024
+MAX_TOTAL_STOP_LENGTH = 32768
 
 
-def _number(wire: str, field: str, said: str, **more: Any) -> Row:
-    return Row(Param(wire=wire, field=field, type="float", **more), "float", said)
+def _build_float_param(wire: str, field: str, said: str, **more: Any) -> MindieParam:
+    return MindieParam(Param(wire=wire, field=field, type="float", **more), "float", said)
 
 
-def _integer(wire: str, field: str, said: str, *, kind: Kind = "integer", **more: Any) -> Row:
-    return Row(Param(wire=wire, field=field, type="strict int", **more), kind, said)
+def _build_int_param(
+    wire: str, field: str, said: str, *, kind: ParamKind = "integer", **more: Any
+) -> MindieParam:
+    return MindieParam(Param(wire=wire, field=field, type="strict int", **more), kind, said)
 
 
-def _flag(wire: str, field: str) -> Row:
-    return Row(Param(wire=wire, field=field, type="bool"), "boolean")
+def _build_bool_param(wire: str, field: str) -> MindieParam:
+    return MindieParam(Param(wire=wire, field=field, type="bool"), "boolean")
 
 
-def _temperature(most: str = "3.40282e+38", **limits: Any) -> Row:
+def _build_temperature(most: str = "3.40282e+38", **limits: Any) -> MindieParam:
     said = f"Parameter temperature must be in (0.0,{most}], got {{got}}."
-    return _number("temperature", "sampling.temperature", said, **limits)
+    return _build_float_param("temperature", "sampling.temperature", said, **limits)
 
 
-def _top_k(**limits: Any) -> Row:
-    said = f"Parameter top_k must be in -1 || (0,{INT32}], got {{got}}"
-    return _integer("top_k", "sampling.top_k", said, high=INT32, **limits)
+def _build_top_k(**limits: Any) -> MindieParam:
+    said = f"Parameter top_k must be in -1 || (0,{INT32_MAX}], got {{got}}"
+    return _build_int_param("top_k", "sampling.top_k", said, high=INT32_MAX, **limits)
 
 
-def _share(wire: str, **limits: Any) -> Row:
+def _build_probability(wire: str, **limits: Any) -> MindieParam:
     said = f"Parameter {wire} must be in (0.0,1.0], got {{got}}."
-    return _number(wire, f"sampling.{wire}", said, low=0, above_low=True, high=1, **limits)
+    return _build_float_param(
+        wire, f"sampling.{wire}", said, low=0, above_low=True, high=1, **limits
+    )
 
 
-def _repetition(most: str, high: float) -> Row:
+def _build_repetition_penalty(most: str, high: float) -> MindieParam:
     said = f"Parameter 'repetition_penalty' must be in (0.0, {most}], got {{got}}."
     path = "sampling.repetition_penalty"
-    return _number("repetition_penalty", path, said, low=0, above_low=True, high=high)
+    return _build_float_param("repetition_penalty", path, said, low=0, above_low=True, high=high)
 
 
-def _seed(low: int, high: int, interval: str) -> Row:
+def _build_seed(low: int, high: int, interval: str) -> MindieParam:
     said = f"Parameter seed must be in {interval}, got {{got}}."
-    return _integer("seed", "sampling.seed", said, kind="unsigned", low=low, high=high)
+    return _build_int_param("seed", "sampling.seed", said, kind="unsigned", low=low, high=high)
 
 
-_TEMPERATURE = _temperature(low=0, above_low=True, high=FLOAT)
-_TEMPERATURE_OR_0 = _temperature(low=0, high=FLOAT)
-_TOP_K_OR_0 = _top_k(low=0, off=(0,))
-_TOP_K = _top_k(low=1)
-_TOP_K_OR_ALL = _top_k(low=1, off=(-1,))
-_TOP_P = _share("top_p")
-_TOP_P_BELOW_1 = _share("top_p", below_high=True)
-_TYPICAL_P = _share("typical_p")
-_DO_SAMPLE = _flag("do_sample", "sampling.do_sample")
-_SEED = _seed(0, 2**63 - 1, f"[0, {2**63 - 1}]")
-_SEED_RC1 = _seed(1, 2**64 - 1, f"(0, {2**64 - 1}]")
-_REPETITION = _repetition("3.40282e+38", FLOAT)
-_REPETITION_2 = _repetition("2", 2)
-_WATERMARK = _flag("watermark", "sampling.watermark")
-_DETAILS = _flag("details", "asked.details")
-_STREAM = _flag("stream", "stream")
-_PRIORITY = _integer(
+_TEMPERATURE = _build_temperature(low=0, above_low=True, high=FLOAT32_MAX)
+_TEMPERATURE_OR_0 = _build_temperature(low=0, high=FLOAT32_MAX)
+_TOP_K_OR_0 = _build_top_k(low=0, off=(0,))
+_TOP_K = _build_top_k(low=1)
+_TOP_K_OR_ALL = _build_top_k(low=1, off=(-1,))
+_TOP_P = _build_probability("top_p")
+_TOP_P_BELOW_1 = _build_probability("top_p", below_high=True)
+_TYPICAL_P = _build_probability("typical_p")
+_DO_SAMPLE = _build_bool_param("do_sample", "sampling.do_sample")
+_SEED = _build_seed(0, 2**63 - 1, f"[0, {2**63 - 1}]")
+_SEED_RC1 = _build_seed(1, 2**64 - 1, f"(0, {2**64 - 1}]")
+_REPETITION_PENALTY = _build_repetition_penalty("3.40282e+38", FLOAT32_MAX)
+_REPETITION_PENALTY_MAX_2 = _build_repetition_penalty("2", 2)
+_WATERMARK = _build_bool_param("watermark", "sampling.watermark")
+_DETAILS = _build_bool_param("details", "asked.details")
+_STREAM = _build_bool_param("stream", "stream")
+_PRIORITY = _build_int_param(
     "priority",
     "priority",
     "Parameter priority must be in [1,5], got {got}.",
@@ -86,7 +99,7 @@ _PRIORITY = _integer(
     high=5,
     default=5,
 )
-_TIMEOUT = _integer(
+_TIMEOUT = _build_int_param(
     "timeout",
     "timeout",
     "Parameter timeout must be strictly positive and small than 65535 seconds, got {got}.",
@@ -95,41 +108,41 @@ _TIMEOUT = _integer(
     high=65535,
     default=65535,
 )
-_MAX_NEW_TOKENS = _integer(
+_MAX_NEW_TOKENS = _build_int_param(
     "max_new_tokens",
     "stopping.max_tokens",
-    f"Parameter max_new_tokens must be in (0,{INT32}], got {{got}}.",
+    f"Parameter max_new_tokens must be in (0,{INT32_MAX}], got {{got}}.",
     low=1,
-    high=INT32,
-    default=DEFAULT_NEW_TOKENS,
+    high=INT32_MAX,
+    default=DEFAULT_MAX_NEW_TOKENS,
 )
-_BATCH_SIZE = _integer(
+_BATCH_SIZE = _build_int_param(
     "batch_size",
     "kept.batch_size",
-    f"Parameter batch_size must be in (0,{INT32}], got {{got}}.",
+    f"Parameter batch_size must be in (0,{INT32_MAX}], got {{got}}.",
     low=1,
-    high=INT32,
+    high=INT32_MAX,
 )
 
 # --- what only some endpoints know ----------------------------------------------------------------
 
-_IGNORE_EOS = _flag("ignore_eos", "stopping.ignore_eos")
-_SKIP_SPECIAL = _flag("skip_special_tokens", "stopping.skip_special_tokens")
-_FREQUENCY = _number(
+_IGNORE_EOS = _build_bool_param("ignore_eos", "stopping.ignore_eos")
+_SKIP_SPECIAL_TOKENS = _build_bool_param("skip_special_tokens", "stopping.skip_special_tokens")
+_FREQUENCY_PENALTY = _build_float_param(
     "frequency_penalty",
     "sampling.frequency_penalty",
     "Parameter frequency_penalty should be in [-2.0, 2.0], got {got}.",
     low=-2,
     high=2,
 )
-_PRESENCE = _number(
+_PRESENCE_PENALTY = _build_float_param(
     "presence_penalty",
     "sampling.presence_penalty",
     "Parameter presence_penalty not in [-2.0, 2.0], but got {got}.",
     low=-2,
     high=2,
 )
-_BEST_OF = _integer(
+_BEST_OF = _build_int_param(
     "best_of",
     "best_of",
     "Parameter [best_of] should be in [1, 128], got {got}.",
@@ -137,12 +150,12 @@ _BEST_OF = _integer(
     low=1,
     high=128,
 )
-_N = _integer(
+_N = _build_int_param(
     "n", "n", "Parameter [n] should be in [1, 8192], got {got}. ", kind="unsigned", low=1, high=8192
 )
-_BEAMS = _flag("use_beam_search", "asked.beams")
-_LOGPROBS = _flag("logprobs", "asked.logprobs")
-_TOP_LOGPROBS = _integer(
+_USE_BEAM_SEARCH = _build_bool_param("use_beam_search", "asked.beams")
+_LOGPROBS = _build_bool_param("logprobs", "asked.logprobs")
+_TOP_LOGPROBS = _build_int_param(
     "top_logprobs",
     "asked.top_logprobs",
     "Parameter top logprobs must be in [0, 20], got {got}.",
@@ -150,7 +163,7 @@ _TOP_LOGPROBS = _integer(
     low=0,
     high=20,
 )
-_COMPLETION_LOGPROBS = _integer(
+_COMPLETION_LOGPROBS = _build_int_param(
     "logprobs",
     "asked.top_logprobs",
     "logprobs should be in range [0, 5], got {got}.",
@@ -158,90 +171,95 @@ _COMPLETION_LOGPROBS = _integer(
     low=0,
     high=5,
 )
-_MAX_TOKENS = Row(
-    Param(wire="max_tokens", field="stopping.max_tokens", type="strict int", low=1, high=INT32),
+_MAX_TOKENS = MindieParam(
+    Param(wire="max_tokens", field="stopping.max_tokens", type="strict int", low=1, high=INT32_MAX),
     "integer",
-    f"Parameter max_tokens must be (0,{INT32}], got {{got}}",
+    f"Parameter max_tokens must be (0,{INT32_MAX}], got {{got}}",
     "Parameter max_tokens not number_integer",
 )
-_TRUNCATE = _integer(
+_TRUNCATE = _build_int_param(
     "truncate",
     "stopping.truncate_prompt",
-    f"truncate must be in (0,{INT32}], got {{got}}.",
+    f"truncate must be in (0,{INT32_MAX}], got {{got}}.",
     low=1,
-    high=INT32,
+    high=INT32_MAX,
 )
 
 
-def _stop(most: int) -> Check:
+def _build_stop_check(most: int) -> ParamCheck:
     """Stop strings; a single one may have ``most`` UTF-16 units."""
 
-    def run(fields: Mapping[str, Raw], values: Values) -> None:
-        got = get(fields, "stop")
+    def run(fields: Mapping[str, Raw], values: ParsedParams) -> None:
+        got = get_field(fields, "stop")
         if got is None:
             return
         if isinstance(got, str):
-            if not 1 <= units(got) <= most:
-                raise wrong(
+            if not 1 <= count_utf16_units(got) <= most:
+                raise build_param_error(
                     f"Input validation error: length of `stop` must be in [1, {most}], "
-                    f"but got {units(got)}",
+                    f"but got {count_utf16_units(got)}",
                     "stop",
                 )
             got = [got]
         elif not isinstance(got, list):
-            raise wrong(
+            raise build_param_error(
                 "Input validation error: param stop must be string or list[string]", "stop", "type"
             )
-        elif not _fit(got):
-            raise wrong(
+        elif not _are_valid_stops(got):
+            raise build_param_error(
                 "Input validation error: `stop` must be list[string] if list, and item length in "
-                f"[1, {MOST_STOPS}] with total <= {STOP_TOTAL}",
+                f"[1, {MAX_STOP_STRINGS}] with total <= {MAX_TOTAL_STOP_LENGTH}",
                 "stop",
             )
         values.given.add("stop")
         values["stopping.stop"] = tuple(got)
 
-    return Check("stop", "stopping.stop", run, "strings")
+    return ParamCheck("stop", "stopping.stop", run, "strings")
 
 
-def _fit(stops: list[Any]) -> bool:
-    if not all(isinstance(stop, str) and 1 <= units(stop) <= MOST_STOPS for stop in stops):
+def _are_valid_stops(stops: list[Any]) -> bool:
+    if not all(
+        isinstance(stop, str) and 1 <= count_utf16_units(stop) <= MAX_STOP_STRINGS for stop in stops
+    ):
         return False
-    return len(stops) <= MOST_STOPS and sum(map(units, stops)) <= STOP_TOTAL
+    return (
+        len(stops) <= MAX_STOP_STRINGS
+        and sum(map(count_utf16_units, stops)) <= MAX_TOTAL_STOP_LENGTH
+    )
 
 
-def _stop_token_ids(fields: Mapping[str, Raw], values: Values) -> None:
+def _check_stop_token_ids(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     """Ids that no token can have are passed over, as the server does."""
-    got = get(fields, "stop_token_ids")
+    got = get_field(fields, "stop_token_ids")
     if got is None:
         return
     if not isinstance(got, list):
-        raise wrong("Parameter stop_token_ids not array", "stop_token_ids", "type")
+        raise build_param_error("Parameter stop_token_ids not array", "stop_token_ids", "type")
     if not all(type(token) is int for token in got):
-        raise wrong("Parameter stop_token_ids not list[int]", "stop_token_ids", "type")
+        raise build_param_error("Parameter stop_token_ids not list[int]", "stop_token_ids", "type")
     values.given.add("stop_token_ids")
-    ids = sorted({token for token in got if 0 <= token <= INT32})
+    ids = sorted({token for token in got if 0 <= token <= INT32_MAX})
     values["stopping.stop_token_ids"] = tuple(ids)
 
 
-def _include_stop(fields: Mapping[str, Raw], values: Values) -> None:
+def _check_include_stop(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     """Looked at only where there is something to include."""
     if "stop" not in fields and "stop_token_ids" not in fields:
         return
     name = "include_stop_str_in_output"
-    got = get(fields, name)
+    got = get_field(fields, name)
     if got is None:
         return
     if not isinstance(got, bool):
-        raise wrong(f"{name} must be boolean type.", name, "type")
+        raise build_param_error(f"{name} must be boolean type.", name, "type")
     values.given.add(name)
     values["stopping.include_stop"] = got
 
 
-def _logprobs_agree(fields: Mapping[str, Raw], values: Values) -> None:
+def _check_logprobs(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     del fields
     if values.get("asked.logprobs") is False and values.get("asked.top_logprobs") is not None:
-        raise wrong(
+        raise build_param_error(
             "Value error, when using top_logprobs, logprobs must be true or null in chat "
             "completions",
             "top_logprobs",
@@ -249,17 +267,17 @@ def _logprobs_agree(fields: Mapping[str, Raw], values: Values) -> None:
         )
 
 
-def _thinking(fields: Mapping[str, Raw], values: Values) -> None:
+def _check_thinking_budget(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     """Whether to think is read with the template's arguments; here, for how long."""
-    kwargs = get(fields, "chat_template_kwargs")
+    kwargs = get_field(fields, "chat_template_kwargs")
     budget = kwargs.get("thinking_budget") if isinstance(kwargs, dict) else None
     if budget is None:
         return
     if type(budget) is not int:
-        raise wrong("thinking_budget must be integer type.", "thinking_budget", "type")
-    if not 0 < budget <= INT32:
-        raise wrong(
-            f"Parameter thinking_budget must be in [1,{INT32}], got {shown(budget)}",
+        raise build_param_error("thinking_budget must be integer type.", "thinking_budget", "type")
+    if not 0 < budget <= INT32_MAX:
+        raise build_param_error(
+            f"Parameter thinking_budget must be in [1,{INT32_MAX}], got {format_json_number(budget)}",
             "thinking_budget",
         )
     if kwargs.get("enable_thinking"):
@@ -267,21 +285,25 @@ def _thinking(fields: Mapping[str, Raw], values: Values) -> None:
         values["reasoning.budget"] = budget
 
 
-_STOP_TOKEN_IDS = Check("stop_token_ids", "stopping.stop_token_ids", _stop_token_ids, "ints")
-_INCLUDE_STOP = Check("include_stop_str_in_output", "stopping.include_stop", _include_stop, "bool")
-_LOGPROBS_AGREE = Check("top_logprobs", "logprobs.top", _logprobs_agree)
-_THINKING = Check("chat_template_kwargs", "reasoning.budget", _thinking)
+_STOP_TOKEN_IDS = ParamCheck(
+    "stop_token_ids", "stopping.stop_token_ids", _check_stop_token_ids, "ints"
+)
+_INCLUDE_STOP = ParamCheck(
+    "include_stop_str_in_output", "stopping.include_stop", _check_include_stop, "bool"
+)
+_LOGPROBS_CHECK = ParamCheck("top_logprobs", "logprobs.top", _check_logprobs)
+_THINKING_BUDGET = ParamCheck("chat_template_kwargs", "reasoning.budget", _check_thinking_budget)
 
 # --- the tables -----------------------------------------------------------------------------------
 
-TEXT: Table = (
+TEXT_PARAMS: MindieParamTable = (
     _TEMPERATURE,
     _TOP_K_OR_0,
     _TOP_P,
     _TYPICAL_P,
     _DO_SAMPLE,
     _SEED,
-    _REPETITION,
+    _REPETITION_PENALTY,
     _WATERMARK,
     _PRIORITY,
     _MAX_NEW_TOKENS,
@@ -289,48 +311,125 @@ TEXT: Table = (
     _BATCH_SIZE,
     _TIMEOUT,
 )
-TEXT_RC1: Table = tuple(_SEED_RC1 if row is _SEED else row for row in TEXT)
-TOKENS: Table = (
-    *(_TEMPERATURE, _TOP_K_OR_0, _TOP_P, _DO_SAMPLE, _SEED, _REPETITION, _WATERMARK, _PRIORITY),
+TEXT_PARAMS_RC1: MindieParamTable = tuple(_SEED_RC1 if row is _SEED else row for row in TEXT_PARAMS)
+TOKENS_PARAMS: MindieParamTable = (
+    *(
+        _TEMPERATURE,
+        _TOP_K_OR_0,
+        _TOP_P,
+        _DO_SAMPLE,
+        _SEED,
+        _REPETITION_PENALTY,
+        _WATERMARK,
+        _PRIORITY,
+    ),
     *(_MAX_NEW_TOKENS, _TIMEOUT, _DETAILS, _BATCH_SIZE),
 )
-NATIVE: Table = (
-    *(_TEMPERATURE, _TOP_K, _TOP_P_BELOW_1, _TYPICAL_P, _DO_SAMPLE, _SEED, _REPETITION),
+NATIVE_PARAMS: MindieParamTable = (
+    *(_TEMPERATURE, _TOP_K, _TOP_P_BELOW_1, _TYPICAL_P, _DO_SAMPLE, _SEED, _REPETITION_PENALTY),
     *(_WATERMARK, _PRIORITY, _MAX_NEW_TOKENS, _TIMEOUT, _DETAILS),
 )
-INPUTS: Table = (
-    *(_stop(MOST_STOPS), _TEMPERATURE, _TOP_K, _TOP_P_BELOW_1, _TYPICAL_P, _DO_SAMPLE, _SEED),
-    *(_REPETITION, _WATERMARK, _MAX_NEW_TOKENS, _DETAILS),
-    _flag("decoder_input_details", "asked.prefill"),
-    _flag("return_full_text", "kept.return_full_text"),
+TGI_STYLE_PARAMS: MindieParamTable = (
+    *(
+        _build_stop_check(MAX_STOP_STRINGS),
+        _TEMPERATURE,
+        _TOP_K,
+        _TOP_P_BELOW_1,
+        _TYPICAL_P,
+        _DO_SAMPLE,
+        _SEED,
+    ),
+    *(_REPETITION_PENALTY, _WATERMARK, _MAX_NEW_TOKENS, _DETAILS),
+    _build_bool_param("decoder_input_details", "asked.prefill"),
+    _build_bool_param("return_full_text", "kept.return_full_text"),
     _TRUNCATE,
 )
 """Of the endpoints in the manner of TGI."""
-PROMPT: Table = (
-    *(_IGNORE_EOS, _stop(STOP_TOTAL), _STOP_TOKEN_IDS, _INCLUDE_STOP, _TEMPERATURE_OR_0),
-    *(_TOP_K_OR_ALL, _TOP_P, _SEED, _REPETITION, _FREQUENCY, _PRESENCE, _SKIP_SPECIAL),
+VLLM_STYLE_PARAMS: MindieParamTable = (
+    *(
+        _IGNORE_EOS,
+        _build_stop_check(MAX_TOTAL_STOP_LENGTH),
+        _STOP_TOKEN_IDS,
+        _INCLUDE_STOP,
+        _TEMPERATURE_OR_0,
+    ),
+    *(
+        _TOP_K_OR_ALL,
+        _TOP_P,
+        _SEED,
+        _REPETITION_PENALTY,
+        _FREQUENCY_PENALTY,
+        _PRESENCE_PENALTY,
+        _SKIP_SPECIAL_TOKENS,
+    ),
     *(_BEST_OF, _N, _MAX_TOKENS, _STREAM),
 )
 """Of the endpoint in the manner of vLLM."""
-CHAT: Table = (
-    *(_IGNORE_EOS, _stop(STOP_TOTAL), _STOP_TOKEN_IDS, _INCLUDE_STOP, _TEMPERATURE_OR_0),
-    *(_TOP_K_OR_ALL, _TOP_P, _SEED, _THINKING, _REPETITION_2, _FREQUENCY, _PRESENCE),
-    *(_SKIP_SPECIAL, _BEST_OF, _N, _BEAMS, _LOGPROBS, _TOP_LOGPROBS, _LOGPROBS_AGREE),
+CHAT_PARAMS: MindieParamTable = (
+    *(
+        _IGNORE_EOS,
+        _build_stop_check(MAX_TOTAL_STOP_LENGTH),
+        _STOP_TOKEN_IDS,
+        _INCLUDE_STOP,
+        _TEMPERATURE_OR_0,
+    ),
+    *(
+        _TOP_K_OR_ALL,
+        _TOP_P,
+        _SEED,
+        _THINKING_BUDGET,
+        _REPETITION_PENALTY_MAX_2,
+        _FREQUENCY_PENALTY,
+        _PRESENCE_PENALTY,
+    ),
+    *(
+        _SKIP_SPECIAL_TOKENS,
+        _BEST_OF,
+        _N,
+        _USE_BEAM_SEARCH,
+        _LOGPROBS,
+        _TOP_LOGPROBS,
+        _LOGPROBS_CHECK,
+    ),
     *(_MAX_TOKENS, _STREAM),
 )
-_TIGHTER: Mapping[Row | Check, Row | Check] = {
-    CHAT[1]: _stop(MOST_STOPS),
-    _TEMPERATURE_OR_0: _temperature("2", low=0, high=2),
+_SERVER_VALIDATOR_REPLACEMENTS: Mapping[MindieParam | ParamCheck, MindieParam | ParamCheck] = {
+    CHAT_PARAMS[1]: _build_stop_check(MAX_STOP_STRINGS),
+    _TEMPERATURE_OR_0: _build_temperature("2", low=0, high=2),
     _TOP_K_OR_ALL: _TOP_K_OR_0,
 }
-CHAT_PLAIN: Table = tuple(_TIGHTER.get(row, row) for row in CHAT if row is not _THINKING)
+CHAT_PARAMS_SERVER_VALIDATOR: MindieParamTable = tuple(
+    _SERVER_VALIDATOR_REPLACEMENTS.get(row, row)
+    for row in CHAT_PARAMS
+    if row is not _THINKING_BUDGET
+)
 """The server's own validator, in place of the one that follows vLLM."""
-CHAT_RC1: Table = (
-    *(_temperature("2", low=0, above_low=True, high=2), _TOP_P, _SEED_RC1, _FREQUENCY, _PRESENCE),
+CHAT_PARAMS_RC1: MindieParamTable = (
+    *(
+        _build_temperature("2", low=0, above_low=True, high=2),
+        _TOP_P,
+        _SEED_RC1,
+        _FREQUENCY_PENALTY,
+        _PRESENCE_PENALTY,
+    ),
     *(_MAX_TOKENS, _STREAM),
 )
-COMPLETION: Table = (
-    *(_IGNORE_EOS, _stop(STOP_TOTAL), _INCLUDE_STOP, _STOP_TOKEN_IDS, _TEMPERATURE_OR_0),
-    *(_TOP_K_OR_ALL, _TOP_P, _SEED, _REPETITION_2, _FREQUENCY, _PRESENCE, _SKIP_SPECIAL),
-    *(_BEST_OF, _N, _BEAMS, _COMPLETION_LOGPROBS, _MAX_TOKENS, _STREAM),
+COMPLETION_PARAMS: MindieParamTable = (
+    *(
+        _IGNORE_EOS,
+        _build_stop_check(MAX_TOTAL_STOP_LENGTH),
+        _INCLUDE_STOP,
+        _STOP_TOKEN_IDS,
+        _TEMPERATURE_OR_0,
+    ),
+    *(
+        _TOP_K_OR_ALL,
+        _TOP_P,
+        _SEED,
+        _REPETITION_PENALTY_MAX_2,
+        _FREQUENCY_PENALTY,
+        _PRESENCE_PENALTY,
+        _SKIP_SPECIAL_TOKENS,
+    ),
+    *(_BEST_OF, _N, _USE_BEAM_SEARCH, _COMPLETION_LOGPROBS, _MAX_TOKENS, _STREAM),
 )

@@ -15,35 +15,35 @@ from msgspec.structs import replace
 
 from protocols import params
 from protocols.mindie import tables
-from protocols.mindie.checks import Table, rows
-from protocols.mindie.profiles import Setup
-from protocols.openai.messages import Writing
-from protocols.openai.profiles import Profile
+from protocols.mindie.checks import MindieParamTable, list_params
+from protocols.mindie.profiles import MindieConfig
+from protocols.openai.messages import MessageStyle
+from protocols.openai.profiles import WorkerProfile
 from protocols.params import Param
 
-COLDEST: Final = 0.001
+MIN_TEMPERATURE: Final = 0.001
 """The temperature that stands for greedy, where 0 is refused."""
-_LEAST = 1e-6
+_MIN_POSITIVE = 1e-6
 """In place of a 0 that is refused: a nucleus of one token."""
-_APART = ("stream", "priority", "timeout")
+_SEPARATE_FIELDS = ("stream", "priority", "timeout")
 """What is written otherwise."""
-_WRITING = Writing(
+_MESSAGE_STYLE = MessageStyle(
     part_format="joined",
     empty_content="",
     role_mapping=(("developer", "system"), ("function", "tool")),
 )
-_ONE: Final = Param(wire="n", field="n", type="int", low=1, high=1)
+_SINGLE_CHOICE_PARAM: Final = Param(wire="n", field="n", type="int", low=1, high=1)
 """Passed over by a server that has no such field, and gives one answer anyway."""
 
 
-class Takes(Struct, frozen=True, kw_only=True):
+class MindieCapabilities(Struct, frozen=True, kw_only=True):
     """A kind of server."""
 
     early: bool
-    """See ``protocols.mindie.profiles.Profile``."""
-    text_params: params.Table
+    """See ``protocols.mindie.profiles.MindieProfile``."""
+    text_params: params.ParamTable
     """The parameters of generate."""
-    openai_profile: Profile
+    openai_profile: WorkerProfile
     """Of the endpoints in OpenAI's manner."""
     vllm_validator: bool
     """Conversations may name an output's form, and how long to think."""
@@ -51,20 +51,20 @@ class Takes(Struct, frozen=True, kw_only=True):
     """There is /v1/completions."""
 
 
-def takes(setup: Setup) -> Takes:
+def get_capabilities(setup: MindieConfig) -> MindieCapabilities:
     """What the server of this setup takes."""
     profile = setup.profile
     early = profile.early
-    talk = written(setup.chat_params)
+    talk = list_worker_params(setup.chat_params)
     useless = ("watermark", *(("typical_p",) if early else ()))
-    return Takes(
+    return MindieCapabilities(
         early=early,
-        text_params=params.Table(*written(profile.text_params, useless=useless)),
-        openai_profile=Profile(
-            chat=(*talk, _ONE) if early else talk,
-            completion=written(tables.COMPLETION),
+        text_params=params.ParamTable(*list_worker_params(profile.text_params, useless=useless)),
+        openai_profile=WorkerProfile(
+            chat=(*talk, _SINGLE_CHOICE_PARAM) if early else talk,
+            completion=list_worker_params(tables.COMPLETION_PARAMS),
             labels=(),
-            message_style=_WRITING,
+            message_style=_MESSAGE_STYLE,
             max_chat_logprobs=20,
             max_completion_logprobs=5,
             template_arguments=not early,
@@ -75,19 +75,21 @@ def takes(setup: Setup) -> Takes:
     )
 
 
-def written(table: Table, *, useless: Container[str] = ()) -> tuple[Param, ...]:
+def list_worker_params(
+    table: MindieParamTable, *, useless: Container[str] = ()
+) -> tuple[Param, ...]:
     """The rows of a table that name a field of a request; ``useless`` ones change nothing there."""
     return tuple(
-        _row(param, dropped=param.wire in useless)
-        for param in rows(table)
-        if param.wire not in _APART and not param.field.startswith(("asked.", "kept."))
+        _build_worker_param(param, dropped=param.wire in useless)
+        for param in list_params(table)
+        if param.wire not in _SEPARATE_FIELDS and not param.field.startswith(("asked.", "kept."))
     )
 
 
-def _row(param: Param, *, dropped: bool) -> Param:
+def _build_worker_param(param: Param, *, dropped: bool) -> Param:
     changes: dict[str, Any] = {"off": ()}
     if param.above_low:
-        changes["low"] = COLDEST if param.wire == "temperature" else _LEAST
+        changes["low"] = MIN_TEMPERATURE if param.wire == "temperature" else _MIN_POSITIVE
     if dropped:
         changes["reason"] = "dropped"
     return replace(param, **changes)

@@ -14,29 +14,29 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core.aggregate import UnaryChoice, UnaryResponse
 from gateway.core.context import Clock
-from gateway.core.errors import ClientGone, GatewayError
-from gateway.core.ports import About, Call, Headers, Reply
-from gateway.core.types import (
-    Done,
-    End,
+from gateway.core.errors import ClientDisconnected, GatewayError
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     FinishReason,
-    GenerateRequest,
-    Refusal,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    TextDelta,
     Timing,
     Usage,
 )
+from gateway.core.ports import ClientRequest, Headers, HttpResponse, ResponseContext
+from gateway.core.request import GenerationRequest
 from protocols.mindie import errors
-from protocols.mindie.profiles import Profile
+from protocols.mindie.profiles import MindieProfile
 
-encode = msgspec.json.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
 
-CONTENT_TYPE = "text/event-stream"
-_REASONS: dict[FinishReason, str] = {
+STREAM_CONTENT_TYPE = "text/event-stream"
+_FINISH_REASONS: dict[FinishReason, str] = {
     "eos": "eos_token",
     "stop": "eos_token",
     "tool_calls": "eos_token",
@@ -44,37 +44,37 @@ _REASONS: dict[FinishReason, str] = {
     "content_filter": "stop_sequence",
 }
 
-STOPPED: Final = "stop_sequence"
+STOPPED_FINISH_REASON: Final = "stop_sequence"
 """The finish reason of what its client stopped: a true end, since the client asked for it."""
 
 
-def reason_of(reason: FinishReason, profile: Profile) -> str:
+def map_finish_reason(reason: FinishReason, profile: MindieProfile) -> str:
     """A finish reason, as every endpoint says it that is not OpenAI's."""
     unknown = "invalid flag" if profile.early else "invalid finishReason"
-    return _REASONS.get(reason, unknown)
+    return _FINISH_REASONS.get(reason, unknown)
 
 
-def headers_of(call: Call) -> Headers:
+def build_headers(call: ClientRequest) -> Headers:
     """What the server adds to every answer. ``startTime`` is in nanoseconds of Unix time."""
     return ("RequestUUID", call.id), ("startTime", str(round(call.started_at * 1e9)))
 
 
-def reply(body: bytes) -> Reply:
+def build_json_response(body: bytes) -> HttpResponse:
     """A whole answer, after which the server closes the connection."""
-    return Reply(200, body, errors.JSON)
+    return HttpResponse(200, body, errors.JSON_HEADERS)
 
 
-def said(choice: ChoiceAnswer) -> str:
+def join_choice_text(choice: UnaryChoice) -> str:
     """All that a choice says, where reasoning has no place of its own."""
     return choice.reasoning + choice.text + choice.refusal
 
 
-def only(answer: Answer) -> ChoiceAnswer:
+def get_only_choice(answer: UnaryResponse) -> UnaryChoice:
     """The choice of an answer that has one."""
-    return answer.choices[0] if answer.choices else ChoiceAnswer(0)
+    return answer.choices[0] if answer.choices else UnaryChoice(0)
 
 
-class Stopwatch:
+class ChunkTimer:
     """Milliseconds since the last piece: the backend's figure where it tells one, else measured.
 
     The first piece counts from the request.
@@ -103,7 +103,7 @@ class Stopwatch:
         return (spent, None) if first else (None, spent)
 
 
-class _Details(Struct, kw_only=True):
+class _TextDetails(Struct, kw_only=True):
     finish_reason: str | UnsetType = UNSET
     generated_tokens: int
     first_token_cost: None = None
@@ -112,17 +112,17 @@ class _Details(Struct, kw_only=True):
     queue_wait_time: int | list[int]
 
 
-class _Times(Struct):
+class _ChunkTimes(Struct):
     prefill_time: int | None
     decode_time: int | None
 
 
-class _Held(Struct):
+class _PendingChunk(Struct):
     """An event that may yet turn out to be the last."""
 
     text: str
-    details: _Details
-    times: _Times | None
+    details: _TextDetails
+    times: _ChunkTimes | None
 
 
 class TextEncoder:
@@ -133,71 +133,77 @@ class TextEncoder:
     ours with no text would count as one more. Without details nothing is held.
     """
 
-    content_type = CONTENT_TYPE
+    content_type = STREAM_CONTENT_TYPE
 
     def __init__(
-        self, profile: Profile, request: GenerateRequest, about: About, headers: Headers
+        self,
+        profile: MindieProfile,
+        request: GenerationRequest,
+        about: ResponseContext,
+        headers: Headers,
     ) -> None:
         self._profile, self._request, self._headers = profile, request, headers
         head = b'{"id":%b,"model_name":%b,"model_version":null,"text_output":'
-        self._head = head % (encode(request.client_id), encode(about.model))
+        self._head = head % (encode_json(request.client_id), encode_json(about.model))
         self._event_head = b"data:" + self._head
         self._with_details = request.want.details
-        self._timer = Stopwatch(about.clock)
-        self._pending: _Held | None = None
+        self._timer = ChunkTimer(about.clock)
+        self._pending: _PendingChunk | None = None
         self._finish_reason: str | None = None
         self._token_count = 0
         self._batch_size, self._queue_microseconds = 1, 0
         self._started = False
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """Bare text. What was held back is text all the same, and goes before it."""
-        if isinstance(error, ClientGone):
-            self._finish_reason = STOPPED
+        if isinstance(error, ClientDisconnected):
+            self._finish_reason = STOPPED_FINISH_REASON
             return self._encode_end()
-        return self._flush_pending() + errors.broken(error, self._request.timeout)
+        return self._flush_pending() + errors.encode_stream_error(error, self._request.timeout)
 
-    def encode_unary(self, answer: Answer) -> Reply:
-        """See ``gateway.core.ports.Encoder``."""
-        choice = only(answer)
-        body = self._head + encode(said(choice))
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``gateway.core.ports.ResponseEncoder``."""
+        choice = get_only_choice(answer)
+        body = self._head + encode_json(join_choice_text(choice))
         if self._with_details:
             tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
-            steps = _steps(answer.timings, tokens)
-            details = _Details(
-                finish_reason=reason_of(choice.finish_reason, self._profile),
+            steps = _list_step_timings(answer.timings, tokens)
+            details = _TextDetails(
+                finish_reason=map_finish_reason(choice.finish_reason, self._profile),
                 generated_tokens=tokens,
                 batch_size=[step.batch_size or 1 for step in steps],
-                queue_wait_time=[_micro(step.queue) for step in steps],
+                queue_wait_time=[_to_microseconds(step.queue) for step in steps],
             )
-            body += b',"details":' + encode(details)
-        return reply(body + b"}")
+            body += b',"details":' + encode_json(details)
+        return build_json_response(body + b"}")
 
     def _encode_event(self, event: Event) -> bytes:
         match event:
-            case Text(text):
+            case TextDelta(text):
                 return self._encode_text(text, event.tokens)
-            case Thought(text) | Refusal(text):
+            case ReasoningDelta(text) | RefusalDelta(text):
                 return self._encode_text(text, 1)
             case Timing():
                 self._timer.set_backend_timing(event)
                 self._batch_size = event.batch_size or self._batch_size
                 self._queue_microseconds = (
-                    self._queue_microseconds if event.queue is None else _micro(event.queue)
+                    self._queue_microseconds
+                    if event.queue is None
+                    else _to_microseconds(event.queue)
                 )
-            case End(reason):
-                self._finish_reason = reason_of(reason, self._profile)
+            case ChoiceEnd(reason):
+                self._finish_reason = map_finish_reason(reason, self._profile)
             case Usage():
                 self._token_count = max(event.completion_tokens, self._token_count)
-            case Done():
+            case StreamEnd():
                 return self._encode_end()
             case _:
                 pass
@@ -206,16 +212,16 @@ class TextEncoder:
     def _encode_text(self, text: str, tokens: int) -> bytes:
         self._started = True
         if not self._with_details:
-            return self._event_head + encode(text) + b"}\n\n"
+            return self._event_head + encode_json(text) + b"}\n\n"
         before = self._flush_pending()
         self._token_count += tokens
-        details = _Details(
+        details = _TextDetails(
             generated_tokens=self._token_count,
             batch_size=self._batch_size,
             queue_wait_time=self._queue_microseconds,
         )
-        times = None if self._profile.early else _Times(*self._timer.measure_chunk())
-        self._pending = _Held(text, details, times)
+        times = None if self._profile.early else _ChunkTimes(*self._timer.measure_chunk())
+        self._pending = _PendingChunk(text, details, times)
         return before
 
     def _encode_end(self) -> bytes:
@@ -230,13 +236,15 @@ class TextEncoder:
         if self._pending is None:
             return b""
         held, self._pending = self._pending, None
-        body = self._event_head + encode(held.text) + b',"details":' + encode(held.details)
+        body = (
+            self._event_head + encode_json(held.text) + b',"details":' + encode_json(held.details)
+        )
         if held.times is not None:
-            body += b"," + encode(held.times)[1:-1]
+            body += b"," + encode_json(held.times)[1:-1]
         return body + b"}\n\n"
 
 
-def _steps(timings: Sequence[Timing], tokens: int) -> Sequence[Timing]:
+def _list_step_timings(timings: Sequence[Timing], tokens: int) -> Sequence[Timing]:
     """What was measured of each step. Who measured the answer as a whole waited for it once."""
     if len(timings) > 1:
         return timings
@@ -244,20 +252,20 @@ def _steps(timings: Sequence[Timing], tokens: int) -> Sequence[Timing]:
     return [first, *[Timing(batch_size=first.batch_size)] * (tokens - 1)][:tokens]
 
 
-def _micro(seconds: float | None) -> int:
+def _to_microseconds(seconds: float | None) -> int:
     return round((seconds or 0.0) * 1_000_000)
 
 
 class TokensEncoder:
     """Writes the answer to infer, which is never streamed."""
 
-    content_type = CONTENT_TYPE
+    content_type = STREAM_CONTENT_TYPE
 
-    def __init__(self, request: GenerateRequest, headers: Headers, output: str) -> None:
+    def __init__(self, request: GenerationRequest, headers: Headers, output: str) -> None:
         self._request, self._headers, self._output_name = request, headers, output
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
@@ -266,19 +274,21 @@ class TokensEncoder:
         return b""
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
-        return errors.broken(error, self._request.timeout)
+        """See ``gateway.core.ports.ResponseEncoder``."""
+        return errors.encode_stream_error(error, self._request.timeout)
 
-    def encode_unary(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """The ids. A backend that tells none has not answered the question."""
-        choice = only(answer)
+        choice = get_only_choice(answer)
         ids = choice.token_ids
         if choice.tokens and not ids:
-            return errors.failed()
+            return errors.build_engine_error_response()
         tensor = {
             "name": self._output_name,
             "shape": [1, len(ids)],
             "datatype": "UINT32",
             "data": ids,
         }
-        return reply(encode({"id": self._request.client_id, "outputs": [tensor]}))
+        return build_json_response(
+            encode_json({"id": self._request.client_id, "outputs": [tensor]})
+        )

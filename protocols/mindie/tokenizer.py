@@ -5,27 +5,27 @@ Source: MindIE-LLM 0695772, http_handler.cpp (HandleTokenizer) and infer_tokeniz
 
 from collections.abc import Sequence
 
-from gateway.core.ports import Call, Reply, Token
-from protocols.mindie.checks import body, get, wrong
-from protocols.mindie.profiles import Setup
-from protocols.mindie.requests import too_long
-from protocols.mindie.texts import encode, reply
+from gateway.core.ports import ClientRequest, HttpResponse, Token
+from protocols.mindie.checks import build_param_error, get_field, read_body_fields
+from protocols.mindie.profiles import MindieConfig
+from protocols.mindie.requests import get_invalid_length
+from protocols.mindie.texts import build_json_response, encode_json
 
 
-def read(call: Call, setup: Setup) -> str:
+def read_tokenizer_text(call: ClientRequest, setup: MindieConfig) -> str:
     """The text. Raises InvalidParameter or Malformed."""
-    got = get(body(call), "inputs")
+    got = get_field(read_body_fields(call), "inputs")
     if not isinstance(got, str):
-        raise wrong("Inputs in request body is invalid.", "inputs", "type")
+        raise build_param_error("Inputs in request body is invalid.", "inputs", "type")
     limit = setup.profile.max_text_length
-    if (length := too_long(got, limit)) is not None:
+    if (length := get_invalid_length(got, limit)) is not None:
         text = f"Inputs data length in [0, {limit}], but the length of inputs is {length}"
-        raise wrong(text, "inputs", "too_long" if length else "empty")
+        raise build_param_error(text, "inputs", "too_long" if length else "empty")
     return got
 
 
-def told(call: Call, tokens: Sequence[Token]) -> Reply:
+def build_tokenizer_response(call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
     """The answer. A token without text (a special one, a part of a character) is only counted."""
-    shown = get(body(call), "do_decode") is not False
+    shown = get_field(read_body_fields(call), "do_decode") is not False
     texts = [text for _, text in tokens if shown and text]
-    return reply(encode({"token_number": len(tokens), "tokens": texts}))
+    return build_json_response(encode_json({"token_number": len(tokens), "tokens": texts}))

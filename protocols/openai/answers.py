@@ -21,38 +21,44 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
-from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core.aggregate import UnaryChoice, UnaryResponse
 from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Headers, Reply
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     FinishReason,
-    GenerateRequest,
     PromptEcho,
-    Refusal,
-    Served,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
 )
-from protocols.openai.chunks import Chunks, choice_values, heading, shared_values, whole
-from protocols.openai.pieces import (
-    CallPiece,
-    Function,
-    calls_of,
-    chat_logprobs,
-    encode,
-    reason_of,
-    text_logprobs,
+from gateway.core.ports import Headers, HttpResponse, ResponseContext
+from gateway.core.request import GenerationRequest
+from protocols.openai.chunks import (
+    ChunkWriter,
+    build_choice_fields,
+    build_common_fields,
+    build_unary_response,
+    create_header_builder,
 )
-from protocols.openai.style import REASONS, Style
+from protocols.openai.pieces import (
+    FunctionCallItem,
+    ToolCallItem,
+    build_chat_logprobs,
+    build_completion_logprobs,
+    build_tool_calls,
+    encode_json,
+    map_finish_reason,
+)
+from protocols.openai.style import FINISH_REASONS, ResponseStyle
 
-__all__ = ["REASONS", "ChatEncoder", "Style", "TextEncoder"]
+__all__ = ["FINISH_REASONS", "ChatEncoder", "ResponseStyle", "CompletionEncoder"]
 
 
 class ChatEncoder:
@@ -64,9 +70,9 @@ class ChatEncoder:
 
     def __init__(
         self,
-        style: Style,
-        request: GenerateRequest,
-        about: About,
+        style: ResponseStyle,
+        request: GenerationRequest,
+        about: ResponseContext,
         *,
         id: str | None = None,  # noqa: A002 - the wire's word
         model: str | None = None,
@@ -74,73 +80,75 @@ class ChatEncoder:
     ) -> None:
         self.content_type = style.content_type
         self._response_style, self._request = style, request
-        self._common_fields = shared_values(style.chat_prefix, about, id, model)
-        self._build_headers = heading(style, about, headers)
+        self._common_fields = build_common_fields(style.chat_prefix, about, id, model)
+        self._build_headers = create_header_builder(style, about, headers)
         self._open_choices: set[int] = set()
         self._tool_calling_choices: set[int] = set()
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._build_headers()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         write = self._encode_event
         return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._response_style.encode_error_event(error)
 
-    def encode_unary(self, answer: Answer) -> Reply:
-        """See ``gateway.core.ports.Encoder``."""
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``gateway.core.ports.ResponseEncoder``."""
         choices = [self._build_choice(choice) for choice in answer.choices]
-        return whole(self._response_style.chat_factories, answer, choices, self._common_fields)
+        return build_unary_response(
+            self._response_style.chat_factories, answer, choices, self._common_fields
+        )
 
     @cached_property
-    def _chunk_writer(self) -> Chunks:
+    def _chunk_writer(self) -> ChunkWriter:
         """Frames a stream. A whole answer does without."""
         shared = {**self._common_fields, "object": self._response_style.chat_chunk_object}
-        return Chunks(self._response_style, self._request, shared, chat=True)
+        return ChunkWriter(self._response_style, self._request, shared, chat=True)
 
     def _encode_event(self, event: Event) -> bytes:
-        if type(event) is Text:
+        if type(event) is TextDelta:
             return (
                 self._encode_text(event) if event.text or event.logprobs or event.token_ids else b""
             )
         match event:
-            case Served():
+            case ResponseMetadata():
                 self._chunk_writer.set_metadata(event)
-            case End():
+            case ChoiceEnd():
                 return self._encode_choice_end(event)
             case Usage():
                 self._chunk_writer.set_usage(event)
-            case Done():
+            case StreamEnd():
                 return self._chunk_writer.write_end()
-            case Thought(text, index) if text:
-                return self._encode_delta(index, b'"reasoning_content":' + encode(text))
-            case Refusal(text, index) if text:
-                return self._encode_delta(index, b'"refusal":' + encode(text))
+            case ReasoningDelta(text, index) if text:
+                return self._encode_delta(index, b'"reasoning_content":' + encode_json(text))
+            case RefusalDelta(text, index) if text:
+                return self._encode_delta(index, b'"refusal":' + encode_json(text))
             case PromptEcho(index, text):
-                return self._encode_delta(index, b'"content":' + encode(text))
-            case CallStart() | CallArguments():
+                return self._encode_delta(index, b'"content":' + encode_json(text))
+            case ToolCallStart() | ToolCallDelta():
                 return self._encode_tool_call(event)
             case _:
                 pass
         return b""
 
-    def _encode_text(self, event: Text) -> bytes:
+    def _encode_text(self, event: TextDelta) -> bytes:
         index = event.index
         before = b"" if index in self._open_choices else self._encode_first_delta(index)
         if not event.logprobs and not event.token_ids:
             head, tail = self._chunk_writer.build_template(index)
-            return b'%b%b{"content":%b}%b' % (before, head, encode(event.text), tail)
+            return b'%b%b{"content":%b}%b' % (before, head, encode_json(event.text), tail)
         more = {}
         if event.logprobs:
-            more["logprobs"] = encode(chat_logprobs(event.logprobs))
+            more["logprobs"] = encode_json(build_chat_logprobs(event.logprobs))
         if event.token_ids and self._request.want.token_ids:
-            more["token_ids"] = encode(event.token_ids)
-        delta = b'{"content":%b}' % encode(event.text)
+            more["token_ids"] = encode_json(event.token_ids)
+        delta = b'{"content":%b}' % encode_json(event.text)
         return before + self._chunk_writer.write_chunk(index, delta, **more)
 
     def _encode_delta(self, index: int, fields: bytes) -> bytes:
@@ -155,46 +163,48 @@ class ChatEncoder:
         )
         return self._chunk_writer.write_chunk(index, delta)
 
-    def _encode_tool_call(self, event: CallStart | CallArguments) -> bytes:
+    def _encode_tool_call(self, event: ToolCallStart | ToolCallDelta) -> bytes:
         index = event.index
         before = b"" if index in self._open_choices else self._encode_first_delta(index, call=True)
         self._tool_calling_choices.add(index)
-        if isinstance(event, CallStart):
-            function = Function(event.name, "")
-            piece = CallPiece(event.call_index, event.id, "function", function)
+        if isinstance(event, ToolCallStart):
+            function = FunctionCallItem(event.name, "")
+            piece = ToolCallItem(event.call_index, event.id, "function", function)
         else:
-            function = Function(arguments=event.text)
-            piece = CallPiece(event.call_index, function=function)
+            function = FunctionCallItem(arguments=event.text)
+            piece = ToolCallItem(event.call_index, function=function)
         if self._request.legacy_functions:
-            return before + self._encode_delta(index, b'"function_call":' + encode(function))
-        return before + self._encode_delta(index, b'"tool_calls":[' + encode(piece) + b"]")
+            return before + self._encode_delta(index, b'"function_call":' + encode_json(function))
+        return before + self._encode_delta(index, b'"tool_calls":[' + encode_json(piece) + b"]")
 
-    def _encode_choice_end(self, event: End) -> bytes:
+    def _encode_choice_end(self, event: ChoiceEnd) -> bytes:
         index = event.index
         before = b"" if index in self._open_choices else self._encode_first_delta(index)
         reason = self._map_finish_reason(
             event.finish_reason, called=index in self._tool_calling_choices
         )
-        more = {"finish_reason": encode(reason)}
+        more = {"finish_reason": encode_json(reason)}
         return before + self._chunk_writer.write_finish(
             index, self._response_style.last_delta, more
         )
 
     def _map_finish_reason(self, reason: FinishReason, *, called: bool) -> str:
         legacy = self._request.legacy_functions
-        return reason_of(self._response_style.finish_reasons, reason, called=called, legacy=legacy)
+        return map_finish_reason(
+            self._response_style.finish_reasons, reason, called=called, legacy=legacy
+        )
 
-    def _build_choice(self, choice: ChoiceAnswer) -> Struct:
-        values = choice_values(self._response_style, self._request, choice)
+    def _build_choice(self, choice: UnaryChoice) -> Struct:
+        values = build_choice_fields(self._response_style, self._request, choice)
         values["message"] = self._build_message(choice)
         values["finish_reason"] = self._map_finish_reason(
             choice.finish_reason, called=bool(choice.tool_calls)
         )
         if choice.logprobs:
-            values["logprobs"] = chat_logprobs(choice.logprobs)
+            values["logprobs"] = build_chat_logprobs(choice.logprobs)
         return self._response_style.chat_factories.choice(values)
 
-    def _build_message(self, choice: ChoiceAnswer) -> Struct:
+    def _build_message(self, choice: UnaryChoice) -> Struct:
         silent = not choice.text and bool(choice.tool_calls or choice.refusal)
         values: dict[str, Any] = {
             "content": Raw(self._response_style.empty_content) if silent else choice.text
@@ -205,20 +215,20 @@ class ChatEncoder:
             values["refusal"] = choice.refusal
         if choice.tool_calls and self._request.legacy_functions:
             call = choice.tool_calls[0]
-            values["function_call"] = Function(call.name, call.arguments)
+            values["function_call"] = FunctionCallItem(call.name, call.arguments)
         elif choice.tool_calls:
-            values["tool_calls"] = calls_of(choice.tool_calls)
+            values["tool_calls"] = build_tool_calls(choice.tool_calls)
         return self._response_style.chat_factories.message(values)
 
 
-class TextEncoder:
+class CompletionEncoder:
     """Writes the answer to a completion; the arguments are those of ``ChatEncoder``."""
 
     def __init__(
         self,
-        style: Style,
-        request: GenerateRequest,
-        about: About,
+        style: ResponseStyle,
+        request: GenerationRequest,
+        about: ResponseContext,
         *,
         id: str | None = None,  # noqa: A002 - the wire's word
         model: str | None = None,
@@ -226,49 +236,51 @@ class TextEncoder:
     ) -> None:
         self.content_type = style.content_type
         self._response_style, self._request = style, request
-        self._common_fields = shared_values(style.text_prefix, about, id, model)
-        self._build_headers = heading(style, about, headers)
+        self._common_fields = build_common_fields(style.text_prefix, about, id, model)
+        self._build_headers = create_header_builder(style, about, headers)
         self._offsets: dict[int, int] = {}
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._build_headers()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         write = self._encode_event
         return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._response_style.encode_error_event(error)
 
-    def encode_unary(self, answer: Answer) -> Reply:
-        """See ``gateway.core.ports.Encoder``."""
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``gateway.core.ports.ResponseEncoder``."""
         choices = [self._build_choice(choice) for choice in answer.choices]
-        return whole(self._response_style.text_factories, answer, choices, self._common_fields)
+        return build_unary_response(
+            self._response_style.text_factories, answer, choices, self._common_fields
+        )
 
     @cached_property
-    def _chunk_writer(self) -> Chunks:
+    def _chunk_writer(self) -> ChunkWriter:
         """Frames a stream. A whole answer does without."""
         shared = {**self._common_fields, "object": self._response_style.text_chunk_object}
-        return Chunks(self._response_style, self._request, shared, chat=False)
+        return ChunkWriter(self._response_style, self._request, shared, chat=False)
 
     def _encode_event(self, event: Event) -> bytes:
-        if type(event) is Text:
+        if type(event) is TextDelta:
             ids = event.token_ids if self._request.want.token_ids else ()
             return self._encode_text(event.index, event.text, event.logprobs, ids)
         match event:
             case PromptEcho(index, text, logprobs):
                 return self._encode_text(index, text, logprobs, ())
-            case End(reason, index):
-                more = {"finish_reason": encode(self._response_style.finish_reasons[reason])}
+            case ChoiceEnd(reason, index):
+                more = {"finish_reason": encode_json(self._response_style.finish_reasons[reason])}
                 return self._chunk_writer.write_finish(index, b'""', more)
             case Usage():
                 self._chunk_writer.set_usage(event)
-            case Served():
+            case ResponseMetadata():
                 self._chunk_writer.set_metadata(event)
-            case Done():
+            case StreamEnd():
                 return self._chunk_writer.write_end()
             case _:
                 pass
@@ -283,18 +295,18 @@ class TextEncoder:
         self._offsets[index] = offset + len(text)
         if not logprobs and not ids:
             head, tail = self._chunk_writer.build_template(index)
-            return b"%b%b%b" % (head, encode(text), tail)
+            return b"%b%b%b" % (head, encode_json(text), tail)
         more = {}
         if logprobs:
-            more["logprobs"] = encode(text_logprobs(logprobs, offset))
+            more["logprobs"] = encode_json(build_completion_logprobs(logprobs, offset))
         if ids:
-            more["token_ids"] = encode(ids)
-        return self._chunk_writer.write_chunk(index, encode(text), **more)
+            more["token_ids"] = encode_json(ids)
+        return self._chunk_writer.write_chunk(index, encode_json(text), **more)
 
-    def _build_choice(self, choice: ChoiceAnswer) -> Struct:
-        values = choice_values(self._response_style, self._request, choice)
+    def _build_choice(self, choice: UnaryChoice) -> Struct:
+        values = build_choice_fields(self._response_style, self._request, choice)
         values["text"] = choice.text
         values["finish_reason"] = self._response_style.finish_reasons[choice.finish_reason]
         if choice.logprobs:
-            values["logprobs"] = text_logprobs(choice.logprobs)
+            values["logprobs"] = build_completion_logprobs(choice.logprobs)
         return self._response_style.text_factories.choice(values)

@@ -3,13 +3,13 @@
 import msgspec
 
 from gateway.core.errors import StreamBroken
-from gateway.core.types import CallArguments, CallStart, Event
-from protocols.openai.incoming import WireCall, WireDelta, WireFunction
+from gateway.core.events import Event, ToolCallDelta, ToolCallStart
+from protocols.openai.incoming import WireDelta, WireFunction, WireToolCall
 
 _encode = msgspec.json.Encoder().encode
 
 
-class _Call:
+class _PartialToolCall:
     __slots__ = ("id", "call_index", "pending_arguments")
 
     def __init__(self) -> None:
@@ -20,12 +20,12 @@ class _Call:
         """Arguments that came before the name."""
 
 
-class Calls:
+class ToolCallAssembler:
     """The tool calls of one choice."""
 
     def __init__(self, index: int) -> None:
         self._choice_index = index
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _PartialToolCall] = {}
         self._started_count = 0
 
     def read_delta(self, delta: WireDelta) -> list[Event]:
@@ -34,7 +34,7 @@ class Calls:
         for position, wire in enumerate(delta.tool_calls or ()):
             self._read_fragment(self._find_key(wire, position), wire, events)
         if delta.function_call is not None:
-            self._read_fragment(0, WireCall(function=delta.function_call), events)
+            self._read_fragment(0, WireToolCall(function=delta.function_call), events)
         return events
 
     @property
@@ -47,7 +47,7 @@ class Calls:
         if self._calls and any(call.call_index is None for call in self._calls.values()):
             raise StreamBroken("The worker called a tool without its name.")
 
-    def _find_key(self, wire: WireCall, position: int) -> int:
+    def _find_key(self, wire: WireToolCall, position: int) -> int:
         """Which call a piece belongs to: by its index, else by its id, else the place it has."""
         if wire.index is not None:
             return wire.index
@@ -61,12 +61,12 @@ class Calls:
             return max(self._calls) + 1
         return position if position in self._calls or started else max(self._calls, default=0)
 
-    def _read_fragment(self, key: int, wire: WireCall, events: list[Event]) -> None:
+    def _read_fragment(self, key: int, wire: WireToolCall, events: list[Event]) -> None:
         call = self._calls.get(key)
         if call is None:
-            call = self._calls[key] = _Call()
+            call = self._calls[key] = _PartialToolCall()
         call.id = call.id or wire.id
-        name, arguments = _said(wire)
+        name, arguments = _read_function(wire)
         if call.call_index is None:
             call.pending_arguments += arguments
             if not name:
@@ -74,12 +74,14 @@ class Calls:
             call.call_index, arguments = self._started_count, call.pending_arguments
             self._started_count += 1
             made_up = f"call_{self._choice_index}_{call.call_index}"
-            events.append(CallStart(self._choice_index, call.call_index, call.id or made_up, name))
+            events.append(
+                ToolCallStart(self._choice_index, call.call_index, call.id or made_up, name)
+            )
         if arguments:
-            events.append(CallArguments(self._choice_index, call.call_index, arguments))
+            events.append(ToolCallDelta(self._choice_index, call.call_index, arguments))
 
 
-def _said(wire: WireCall) -> tuple[str, str]:
+def _read_function(wire: WireToolCall) -> tuple[str, str]:
     """The name and the arguments in a piece."""
     function = wire.function
     if function is None and wire.custom is not None:

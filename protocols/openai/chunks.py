@@ -6,18 +6,19 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core.aggregate import Answer, ChoiceAnswer
-from gateway.core.ports import About, Headers, Reply
-from gateway.core.types import GenerateRequest, Served, Usage
-from protocols.openai.pieces import encode, ordered, usage_of
-from protocols.openai.style import Shapes, Style
+from gateway.core.aggregate import UnaryChoice, UnaryResponse
+from gateway.core.events import ResponseMetadata, Usage
+from gateway.core.ports import Headers, HttpResponse, ResponseContext
+from gateway.core.request import GenerationRequest
+from protocols.openai.pieces import build_usage, encode_json, format_object
+from protocols.openai.style import ResponseFactories, ResponseStyle
 
-_HOLE: Final = b"\0"
+_PLACEHOLDER: Final = b"\0"
 """JSON never holds this byte, so a template can be cut at it."""
 
 
-def shared_values(
-    prefix: str, about: About, name: str | None, model: str | None
+def build_common_fields(
+    prefix: str, about: ResponseContext, name: str | None, model: str | None
 ) -> dict[str, str | int]:
     """The keys that are alike in every chunk and in the whole answer."""
     return {
@@ -27,24 +28,30 @@ def shared_values(
     }
 
 
-class Heading(Protocol):
+class HeaderBuilder(Protocol):
     """Gives the headers of an answer."""
 
     def __call__(self, first: Headers = (), /) -> Headers:
         """All of them, behind the first ones."""
 
 
-def heading(style: Style, about: About, headers: Headers) -> Heading:
+def create_header_builder(
+    style: ResponseStyle, about: ResponseContext, headers: Headers
+) -> HeaderBuilder:
     """The headers of an answer, to be asked for when it begins: one may tell the time until then.
 
     ``headers`` are added to those of the style.
     """
     began = 0.0 if style.elapsed_header is None else about.clock()
-    return partial(_told, style, about, headers, began)
+    return partial(_build_headers, style, about, headers, began)
 
 
-def _told(
-    style: Style, about: About, headers: Headers, began: float, first: Headers = ()
+def _build_headers(
+    style: ResponseStyle,
+    about: ResponseContext,
+    headers: Headers,
+    began: float,
+    first: Headers = (),
 ) -> Headers:
     told = first + style.headers
     if style.version_header is not None:
@@ -57,44 +64,54 @@ def _told(
     return told
 
 
-def choices_per_index(style: Style, request: GenerateRequest) -> int:
+def count_choices_per_index(style: ResponseStyle, request: GenerationRequest) -> int:
     """How many choices share an index."""
     return (request.n or 1) if style.index_scope == "prompt" else 1
 
 
-def choice_values(style: Style, request: GenerateRequest, choice: ChoiceAnswer) -> dict[str, Any]:
+def build_choice_fields(
+    style: ResponseStyle, request: GenerationRequest, choice: UnaryChoice
+) -> dict[str, Any]:
     """What a whole choice holds in either kind of answer."""
-    values: dict[str, Any] = {"index": choice.index // choices_per_index(style, request)}
+    values: dict[str, Any] = {"index": choice.index // count_choices_per_index(style, request)}
     if choice.token_ids and request.want.token_ids:
         values["token_ids"] = choice.token_ids
     return values
 
 
-def whole(
-    shapes: Shapes, answer: Answer, choices: list[Struct], shared: Mapping[str, str | int]
-) -> Reply:
+def build_unary_response(
+    shapes: ResponseFactories,
+    answer: UnaryResponse,
+    choices: list[Struct],
+    shared: Mapping[str, str | int],
+) -> HttpResponse:
     """The answer in one piece."""
     values: dict[str, Any] = {**shared, "choices": choices}
     if answer.usage is not None:
-        values["usage"] = usage_of(answer.usage)
+        values["usage"] = build_usage(answer.usage)
     if answer.metadata.fingerprint is not None:
         values["system_fingerprint"] = answer.metadata.fingerprint
-    return Reply(200, encode(shapes.response(values)))
+    return HttpResponse(200, encode_json(shapes.response(values)))
 
 
-class Chunks:
+class ChunkWriter:
     """Frames choices into chunks: what all chunks of an answer share, and where usage goes."""
 
     def __init__(
-        self, style: Style, request: GenerateRequest, shared: Mapping[str, str | int], *, chat: bool
+        self,
+        style: ResponseStyle,
+        request: GenerationRequest,
+        shared: Mapping[str, str | int],
+        *,
+        chat: bool,
     ) -> None:
         self._response_style = style
-        self._common_fields = {key: encode(value) for key, value in shared.items()}
+        self._common_fields = {key: encode_json(value) for key, value in shared.items()}
         self._choice_keys = style.chat_chunk_keys if chat else style.text_chunk_keys
         self._delta_key = "delta" if chat else "text"
         wanted = request.want.usage
         self._usage_mode = style.usage_position if wanted == "final" else wanted
-        self._choices_per_index = choices_per_index(style, request)
+        self._choices_per_index = count_choices_per_index(style, request)
         self._writes_total_usage = self._usage_mode in ("each", "separate")
         self._usage: Usage | None = None
         self._pending_finish: tuple[int, bytes, dict[str, bytes]] | None = None
@@ -103,7 +120,7 @@ class Chunks:
     def build_template(self, index: int) -> tuple[bytes, bytes]:
         """An ordinary chunk of this choice, cut where its delta or text belongs."""
         if index not in self._templates:
-            head, _, tail = self.write_chunk(index, _HOLE).partition(_HOLE)
+            head, _, tail = self.write_chunk(index, _PLACEHOLDER).partition(_PLACEHOLDER)
             self._templates[index] = head, tail
         return self._templates[index]
 
@@ -113,7 +130,7 @@ class Chunks:
         piece["index"] = self._format_index(index)
         piece[self._delta_key] = body
         return self._format_chunk(
-            b"[" + ordered(self._choice_keys, piece) + b"]", self._format_running_usage()
+            b"[" + format_object(self._choice_keys, piece) + b"]", self._format_running_usage()
         )
 
     def write_finish(self, index: int, body: bytes, more: dict[str, bytes]) -> bytes:
@@ -130,17 +147,17 @@ class Chunks:
         if self._usage_mode == "each":
             self._templates.clear()
 
-    def set_metadata(self, served: Served) -> None:
+    def set_metadata(self, served: ResponseMetadata) -> None:
         """The worker has told its fingerprint."""
         if served.fingerprint is not None:
-            self._common_fields["system_fingerprint"] = encode(served.fingerprint)
+            self._common_fields["system_fingerprint"] = encode_json(served.fingerprint)
             self._templates.clear()
 
     def write_end(self) -> bytes:
         """The rest: a finish chunk held back, the usage chunk, the dialect's end."""
         last = self._write_pending_finish(final=True)
         if self._writes_total_usage and self._usage is not None:
-            last += self._format_chunk(b"[]", encode(usage_of(self._usage)))
+            last += self._format_chunk(b"[]", encode_json(build_usage(self._usage)))
         return last + self._response_style.stream_end
 
     def _write_pending_finish(self, *, final: bool = False) -> bytes:
@@ -154,8 +171,8 @@ class Chunks:
                 "index": self._format_index(index),
                 self._delta_key: body,
             }
-            usage = encode(usage_of(self._usage))
-            return self._format_chunk(b"[" + ordered(self._choice_keys, piece) + b"]", usage)
+            usage = encode_json(build_usage(self._usage))
+            return self._format_chunk(b"[" + format_object(self._choice_keys, piece) + b"]", usage)
         return self.write_chunk(index, body, **more)
 
     def _format_index(self, index: int) -> bytes:
@@ -163,7 +180,7 @@ class Chunks:
 
     def _format_running_usage(self) -> bytes | None:
         if self._usage_mode == "each":
-            return b"null" if self._usage is None else encode(usage_of(self._usage))
+            return b"null" if self._usage is None else encode_json(build_usage(self._usage))
         return b"null" if self._usage_mode == "separate" else None
 
     def _format_chunk(self, choices: bytes, usage: bytes | None) -> bytes:
@@ -172,6 +189,6 @@ class Chunks:
             values["usage"] = usage
         return (
             self._response_style.event_prefix
-            + ordered(self._response_style.chunk_keys, values)
+            + format_object(self._response_style.chunk_keys, values)
             + b"\n\n"
         )

@@ -7,35 +7,35 @@ import msgspec
 
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.types import (
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     FinishReason,
-    GenerateRequest,
     PromptEcho,
-    Refusal,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    TextDelta,
     Usage,
 )
-from protocols.openai.calls import Calls
-from protocols.openai.faults import complain
+from gateway.core.request import GenerationRequest
+from protocols.openai.calls import ToolCallAssembler
+from protocols.openai.faults import raise_worker_error
 from protocols.openai.incoming import (
-    WireAnswer,
     WireChoice,
     WireDelta,
-    covering,
-    end_in,
-    logprobs_in,
-    parts_in,
-    read_answer,
-    served_in,
-    shares,
-    usage_in,
+    WireResponse,
+    count_echoed_tokens,
+    decode_response,
+    read_choice_end,
+    read_content_parts,
+    read_logprobs,
+    read_metadata,
+    read_usage,
+    split_token_count,
 )
 
-REASONS: Final[Mapping[str, FinishReason | None]] = {
+WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
     "eos": "eos",
     "eos_token": "eos",
@@ -48,22 +48,22 @@ REASONS: Final[Mapping[str, FinishReason | None]] = {
     "invalid flag": None,
 }
 """By their names, of which some are those of workers akin; None is a failure of the worker."""
-_DONE: Final = b"[DONE]"
+_DONE_PAYLOAD: Final = b"[DONE]"
 
 
-class _Choice:
+class _ChoiceState:
     """What is known of one choice so far."""
 
     __slots__ = ("tool_calls", "is_ended", "index", "pending_prompt")
 
     def __init__(self, index: int, prompt: str | None) -> None:
         self.index = index
-        self.tool_calls = Calls(index)
+        self.tool_calls = ToolCallAssembler(index)
         self.is_ended = False
         self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
 
 
-class AnswerDecoder:
+class GenerationDecoder:
     """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
 
     Which of the two it is shows in the first byte: see ``sse.Body``. ``echoes``: the worker was
@@ -73,30 +73,30 @@ class AnswerDecoder:
 
     def __init__(
         self,
-        request: GenerateRequest,
+        request: GenerationRequest,
         *,
         echoes: bool = False,
-        complaint: Callable[[bytes], None] = complain,
+        complaint: Callable[[bytes], None] = raise_worker_error,
         ends_calls: bool = False,
     ) -> None:
         self._request = request
         self._expects_echo = echoes
         self._raise_if_error = complaint
         self._end_closes_tool_calls = ends_calls
-        self._body_reader = sse.Body()
-        self._sse_parser = sse.Splitter()
+        self._body_reader = sse.ResponseBodyReader()
+        self._sse_parser = sse.SseParser()
         self._is_done = False
         self._has_metadata = False
         self._usage: Usage | None = None
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _ChoiceState] = {}
         self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         payloads = self._sse_parser.feed(self._body_reader.feed(data))
-        events, self._pending_error = sse.events_of(payloads, self._read_payload)
+        events, self._pending_error = sse.collect_events(payloads, self._read_payload)
         return events
 
     def read_event(self, payload: bytes, events: list[Event]) -> None:
@@ -113,7 +113,7 @@ class AnswerDecoder:
             raise
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         if self._is_done:
@@ -138,7 +138,7 @@ class AnswerDecoder:
     def _read_payload(self, payload: bytes, events: list[Event]) -> None:
         if self._is_done or not (said := payload.strip()):
             return
-        if said != _DONE:
+        if said != _DONE_PAYLOAD:
             self._read_json(payload, events, whole=False)
             return
         if self._end_closes_tool_calls:
@@ -154,7 +154,7 @@ class AnswerDecoder:
             if not choice.is_ended and choice.tool_calls.started_count:
                 choice.is_ended = True
                 choice.tool_calls.close()
-                ended.append(End("tool_calls", index))
+                ended.append(ChoiceEnd("tool_calls", index))
         return ended
 
     def _is_complete(self) -> bool:
@@ -169,13 +169,13 @@ class AnswerDecoder:
         self._is_done = True
         running = self._request.want.usage == "each"
         usage = [] if self._usage is None or running else [self._usage]
-        return [*usage, Done()]
+        return [*usage, StreamEnd()]
 
     # --- one JSON object --------------------------------------------------------------------------
 
     def _read_json(self, body: bytes, events: list[Event], *, whole: bool) -> None:
         try:
-            wire = read_answer(body)
+            wire = decode_response(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             self._raise_if_error(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
@@ -187,8 +187,12 @@ class AnswerDecoder:
         if whole and not choices:
             raise WorkerFailed("The worker's answer has no choices.")
         self._add_metadata(wire, events)
-        usage = None if wire.usage is None else usage_in(wire.usage)
-        counts = shares(choices, usage.completion_tokens) if whole and usage is not None else None
+        usage = None if wire.usage is None else read_usage(wire.usage)
+        counts = (
+            split_token_count(choices, usage.completion_tokens)
+            if whole and usage is not None
+            else None
+        )
         for position, choice in enumerate(choices):
             index = position if choice.index is None and whole else choice.index or 0
             known = self._get_choice(index)
@@ -199,7 +203,7 @@ class AnswerDecoder:
                 events.append(self._finish_choice(choice, known))
         self._add_usage(usage, events)
 
-    def _is_text(self, wire: WireAnswer, choice: WireChoice, events: list[Event]) -> bool:
+    def _is_text(self, wire: WireResponse, choice: WireChoice, events: list[Event]) -> bool:
         """Tell what a chunk says that holds a piece of text alone, as most do; whether it does."""
         known = self._choices.get(choice.index or 0)
         if (
@@ -218,7 +222,7 @@ class AnswerDecoder:
         if type(text) is not str or choice != alone:
             return False
         if text:
-            events.append(Text(text, known.index))
+            events.append(TextDelta(text, known.index))
         return True
 
     def _add_usage(self, usage: Usage | None, events: list[Event]) -> None:
@@ -228,16 +232,16 @@ class AnswerDecoder:
             if self._request.want.usage == "each":
                 events.append(usage)
 
-    def _add_metadata(self, wire: WireAnswer, events: list[Event]) -> None:
+    def _add_metadata(self, wire: WireResponse, events: list[Event]) -> None:
         if self._has_metadata or (wire.id is None and wire.model is None):
             return
         self._has_metadata = True
-        events.append(served_in(wire))
+        events.append(read_metadata(wire))
 
-    def _get_choice(self, index: int) -> _Choice:
+    def _get_choice(self, index: int) -> _ChoiceState:
         known = self._choices.get(index)
         if known is None:
-            known = self._choices[index] = _Choice(index, self._find_echoed_prompt(index))
+            known = self._choices[index] = _ChoiceState(index, self._find_echoed_prompt(index))
         return known
 
     def _find_echoed_prompt(self, index: int) -> str | None:
@@ -250,23 +254,23 @@ class AnswerDecoder:
         return prompt if isinstance(prompt, str) else None
 
     def _read_choice(
-        self, wire: WireChoice, choice: _Choice, events: list[Event], *, count: int
+        self, wire: WireChoice, choice: _ChoiceState, events: list[Event], *, count: int
     ) -> None:
         said: list[Event] = []
         text, delta = wire.text or "", wire.delta or wire.message
         if delta is not None:
             thought = delta.reasoning_content or delta.reasoning
             if thought and isinstance(thought, str):
-                said.append(Thought(thought, choice.index))
+                said.append(ReasoningDelta(thought, choice.index))
             content = delta.content
             if isinstance(content, list):
-                text = parts_in(content, choice.index, said)
+                text = read_content_parts(content, choice.index, said)
             else:
                 text = content or ""
         said += self._build_text_events(wire, choice, text, count=count)
         if delta is not None:
             if delta.refusal:
-                said.append(Refusal(delta.refusal, choice.index))
+                said.append(RefusalDelta(delta.refusal, choice.index))
             if delta.tool_calls or delta.function_call is not None:
                 said += choice.tool_calls.read_delta(delta)
         if said and choice.is_ended:
@@ -274,26 +278,26 @@ class AnswerDecoder:
         events += said
 
     def _build_text_events(
-        self, wire: WireChoice, choice: _Choice, text: str, *, count: int
+        self, wire: WireChoice, choice: _ChoiceState, text: str, *, count: int
     ) -> list[Event]:
         """The text, and before it the prompt where the worker gave it back."""
-        logprobs, ids = logprobs_in(wire.logprobs), tuple(wire.token_ids or ())
+        logprobs, ids = read_logprobs(wire.logprobs), tuple(wire.token_ids or ())
         if not text and not logprobs and not ids:
             return []
         index, prompt, choice.pending_prompt = choice.index, choice.pending_prompt, None
         if prompt is not None and text.startswith(prompt):
-            kept = covering(prompt, logprobs)
+            kept = count_echoed_tokens(prompt, logprobs)
             echo = PromptEcho(index, prompt, logprobs[:kept])
             text, logprobs = text[len(prompt) :], logprobs[kept:]
             if not text and not logprobs:
                 return [echo]
-            return [echo, Text(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]
-        return [Text(text, index, len(ids) or len(logprobs) or count, ids, logprobs)]
+            return [echo, TextDelta(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]
+        return [TextDelta(text, index, len(ids) or len(logprobs) or count, ids, logprobs)]
 
-    def _finish_choice(self, wire: WireChoice, choice: _Choice) -> End:
+    def _finish_choice(self, wire: WireChoice, choice: _ChoiceState) -> ChoiceEnd:
         choice.is_ended = True
         choice.tool_calls.close()
-        reason = REASONS.get(wire.finish_reason or "", "unknown")
+        reason = WORKER_FINISH_REASONS.get(wire.finish_reason or "", "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")
-        return end_in(wire, reason, choice.index, self._request.stopping.stop_token_ids)
+        return read_choice_end(wire, reason, choice.index, self._request.stopping.stop_token_ids)

@@ -8,47 +8,56 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError
-from gateway.core.loss import Loss
+from gateway.core.loss import UnsupportedParameter
 from gateway.core.ports import (
-    About,
-    Call,
-    Decoder,
-    Description,
-    Dialect,
-    Encoder,
+    ClientAdapter,
+    ClientRequest,
     Endpoint,
-    Envelope,
     Headers,
-    Relay,
-    Reply,
-    Standing,
-    WireRequest,
+    HttpResponse,
+    OpenApiFragment,
+    PassthroughRequest,
+    RateLimitStatus,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    RoutingInfo,
+    UpstreamRequest,
 )
-from gateway.core.types import EmbedRequest, Request
+from gateway.core.request import EmbeddingRequest, Request
 from protocols import params
-from protocols.body import fields_of, unchecked_fields, value
+from protocols.body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai import described, errors, faults, standing
-from protocols.openai.answers import ChatEncoder, Style, TextEncoder
-from protocols.openai.chunks import heading
-from protocols.openai.decoder import AnswerDecoder
+from protocols.openai.answers import ChatEncoder, CompletionEncoder
+from protocols.openai.chunks import create_header_builder
+from protocols.openai.decoder import GenerationDecoder
 from protocols.openai.profiles import PROFILES
-from protocols.openai.reading import given, wrong_type
-from protocols.openai.relay import openai_relays
+from protocols.openai.reading import invalid_type_error, null_to_none
+from protocols.openai.relay import build_openai_passthrough
 from protocols.openai.requests import (
-    READING,
-    Reading,
+    DEFAULT_REQUEST_RULES,
+    RequestRules,
     read_chat,
     read_completion,
     read_embedding,
     read_model,
 )
-from protocols.openai.vectors import VectorDecoder, VectorEncoder
-from protocols.openai.worker import Writer
-from protocols.schema import Schema, answer, array, record, ref, refusals, structs
+from protocols.openai.style import ResponseStyle
+from protocols.openai.vectors import EmbeddingDecoder, EmbeddingEncoder
+from protocols.openai.worker import RequestWriter
+from protocols.schema import (
+    Schema,
+    array_of,
+    build_error_responses,
+    build_response,
+    build_struct_schemas,
+    object_of,
+    ref,
+)
 
 _encode = msgspec.json.Encoder().encode
 
-_NAMES: Final[Mapping[str, str]] = {
+_FIELD_NAMES: Final[Mapping[str, str]] = {
     "tools": "tools",
     "tool_choice": "tool_choice",
     "parallel_tools": "parallel_tool_calls",
@@ -62,27 +71,27 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 """What is no scalar of its own."""
 
-_VERSION: Final[Headers] = (("openai-version", "2020-10-01"),)
+_VERSION_HEADERS: Final[Headers] = (("openai-version", "2020-10-01"),)
 """On every answer and refusal, as clients' logs and proxies look for it."""
 
 
-_WAITS: Final = "x-stainless-read-timeout"
+_TIMEOUT_HEADER: Final = "x-stainless-read-timeout"
 
-_Name = Annotated[str, Meta(min_length=1)]
+_ModelName = Annotated[str, Meta(min_length=1)]
 
 
-class _Peek(Struct):
-    model: _Name
+class _RoutingFields(Struct):
+    model: _ModelName
     stream: bool | None = None
     request_id: str | None = None
 
 
-_peek = msgspec.json.Decoder(_Peek).decode
-_name = msgspec.json.Decoder(_Name).decode
-_flag = msgspec.json.Decoder(bool | None).decode
+_decode_routing_fields = msgspec.json.Decoder(_RoutingFields).decode
+_decode_model_name = msgspec.json.Decoder(_ModelName).decode
+_decode_optional_bool = msgspec.json.Decoder(bool | None).decode
 
 
-def endpoints(prefix: str) -> tuple[Endpoint, ...]:
+def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
     """The paths under ``prefix``, such as ``/v1``."""
     return (
         Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
@@ -93,29 +102,29 @@ def endpoints(prefix: str) -> tuple[Endpoint, ...]:
     )
 
 
-def _any_peek(call: Call, client_id: str | None) -> Envelope:
+def _read_any_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
     """The same as ``OpenAI.peek``, of any body."""
     try:
-        found = _peek(call.body)
+        found = _decode_routing_fields(call.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _careful_peek(call, client_id)
-    return Envelope(found.model, None, found.stream is True, client_id or found.request_id)
+        return _read_checked_routing_info(call, client_id)
+    return RoutingInfo(found.model, None, found.stream is True, client_id or found.request_id)
 
 
-def _careful_peek(call: Call, client_id: str | None) -> Envelope:
+def _read_checked_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
     """The same, to find out what exactly is wrong."""
-    fields = fields_of(call)
+    fields = read_fields(call)
     model = read_model(fields)
-    raw = given(fields.get("stream"))
-    stream = value(raw) if raw is not None else False
+    raw = null_to_none(fields.get("stream"))
+    stream = decode_value(raw) if raw is not None else False
     if not isinstance(stream, bool):
-        raise wrong_type("stream", "a boolean", stream)
-    return Envelope(model, None, stream, client_id)
+        raise invalid_type_error("stream", "a boolean", stream)
+    return RoutingInfo(model, None, stream, client_id)
 
 
-def timeout_in(headers: Mapping[str, str]) -> float | None:
+def read_timeout(headers: Mapping[str, str]) -> float | None:
     """How many seconds the client will wait, as its library tells; a hint, so never wrong."""
-    told = headers.get(_WAITS)
+    told = headers.get(_TIMEOUT_HEADER)
     if told is None:
         return None
     try:
@@ -150,23 +159,28 @@ class OpenAI:
             known = ", ".join(self.profiles)
             raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
         self.path_prefixes: tuple[str, ...] = (prefix,)
-        self.endpoints: tuple[Endpoint, ...] = endpoints(prefix)
-        self.health_request = WireRequest(f"{prefix}/models", b"", method="GET")
-        self._has_default_rules = chosen.request_rules is READING
+        self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
+        self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
+        self._has_default_rules = chosen.request_rules is DEFAULT_REQUEST_RULES
         self._allows_passthrough = self._has_default_rules and unknown == "forward"
         """Whether its clients' own bytes are for any worker: they mean what OpenAI's would."""
-        self._request_rules: Reading = msgspec.structs.replace(
+        self._request_rules: RequestRules = msgspec.structs.replace(
             chosen.request_rules, unknown_fields=unknown
         )
-        self._response_style = Style(headers=_VERSION, elapsed_header="openai-processing-ms")
-        self._request_writer = Writer(chosen, prefix, powers=powers)
-        self._passthrough_rules = openai_relays(
-            chosen, prefix, self._request_writer.forwards_field, READING
+        self._response_style = ResponseStyle(
+            headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
+        )
+        self._request_writer = RequestWriter(chosen, prefix, powers=powers)
+        self._passthrough_rules = build_openai_passthrough(
+            chosen, prefix, self._request_writer.forwards_field, DEFAULT_REQUEST_RULES
         )
         self._field_names: Mapping[str, Mapping[str, str]] = {
-            "chat": {**params.names(self._request_rules.chat), **_NAMES},
-            "completion": {**_NAMES, **params.names(self._request_rules.completion)},
-            "embedding": params.names(self._request_rules.embedding),
+            "chat": {**params.map_field_names(self._request_rules.chat), **_FIELD_NAMES},
+            "completion": {
+                **_FIELD_NAMES,
+                **params.map_field_names(self._request_rules.completion),
+            },
+            "embedding": params.map_field_names(self._request_rules.embedding),
         }
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = {
             "chat": self._request_rules.chat,
@@ -176,26 +190,26 @@ class OpenAI:
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def peek(self, call: Call) -> Envelope:
-        """See ``gateway.core.ports.Dialect``."""
+    def peek(self, call: ClientRequest) -> RoutingInfo:
+        """See ``gateway.core.ports.ClientAdapter``."""
         client_id = call.headers.get("x-client-request-id")
-        fields = unchecked_fields(call)
+        fields = read_unchecked_fields(call)
         if fields is None or "request_id" in fields:
-            return _any_peek(call, client_id)
+            return _read_any_routing_info(call, client_id)
         try:
-            model = _name(fields["model"])
-            stream = "stream" in fields and _flag(fields["stream"]) is True
+            model = _decode_model_name(fields["model"])
+            stream = "stream" in fields and _decode_optional_bool(fields["stream"]) is True
         except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _any_peek(call, client_id)
-        return Envelope(model, None, stream, client_id or None)
+            return _read_any_routing_info(call, client_id)
+        return RoutingInfo(model, None, stream, client_id or None)
 
-    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
-        """See ``gateway.core.ports.Dialect``."""
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+        """See ``gateway.core.ports.ClientAdapter``."""
         del model
         client_id = call.headers.get("x-client-request-id")
-        timeout = timeout_in(call.headers)
+        timeout = read_timeout(call.headers)
         variant = call.endpoint.operation
-        fields = fields_of(call)
+        fields = read_fields(call)
         match variant:
             case "chat":
                 return read_chat(fields, self._request_rules, client_id=client_id, timeout=timeout)
@@ -208,58 +222,65 @@ class OpenAI:
                     fields, self._request_rules, client_id=client_id, timeout=timeout
                 )
 
-    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
-        """See ``gateway.core.ports.Dialect``."""
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
+        """See ``gateway.core.ports.ClientAdapter``."""
         del call
-        if isinstance(request, EmbedRequest):
-            return VectorEncoder(self._response_style, request, about)
+        if isinstance(request, EmbeddingRequest):
+            return EmbeddingEncoder(self._response_style, request, about)
         if request.kind == "chat":
             return ChatEncoder(self._response_style, request, about)
-        return TextEncoder(self._response_style, request, about)
+        return CompletionEncoder(self._response_style, request, about)
 
-    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
-        """See ``gateway.core.ports.Dialect``."""
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
+        """See ``gateway.core.ports.ClientAdapter``."""
         del call
-        reply = errors.refuse(error)
-        return msgspec.structs.replace(reply, headers=reply.headers + _VERSION)
+        reply = errors.build_error_response(error)
+        return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
 
-    def rate_limit_headers(self, requests: Standing | None, tokens: Standing | None) -> Headers:
-        """See ``gateway.core.ports.Metering``."""
-        return standing.headers(requests, tokens)
+    def rate_limit_headers(
+        self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None
+    ) -> Headers:
+        """See ``gateway.core.ports.RateLimitHeaders``."""
+        return standing.format_rate_limit_headers(requests, tokens)
 
-    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
-        """See ``gateway.core.ports.Dialect``."""
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        """See ``gateway.core.ports.ClientAdapter``."""
         if call.endpoint.operation == "models":
-            cards = [model_card(model, model.name) for model in catalog.list_models()]
-            return _listed({"object": "list", "data": cards})
+            cards = [build_model_card(model, model.name) for model in catalog.list_models()]
+            return _build_json_response({"object": "list", "data": cards})
         name = call.path_params["model"]
-        return _listed(model_card(catalog.find_model(name), name))
+        return _build_json_response(build_model_card(catalog.find_model(name), name))
 
-    def field_names(self, call: Call) -> Mapping[str, str]:
-        """See ``gateway.core.ports.Dialect``."""
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
+        """See ``gateway.core.ports.ClientAdapter``."""
         return self._field_names.get(call.endpoint.operation, {})
 
-    def openapi_fragment(self) -> Description:
-        """See ``gateway.core.ports.Described``."""
+    def openapi_fragment(self) -> OpenApiFragment:
+        """See ``gateway.core.ports.OpenApiProvider``."""
         error = ref("ErrorAnswer")
-        refused = refusals(errors.STATUSES, error)
-        models: dict[str, Schema] = {"object": {"const": "list"}, "data": array(ref("ModelCard"))}
-        return Description(
+        refused = build_error_responses(errors.ERROR_STATUSES, error)
+        models: dict[str, Schema] = {
+            "object": {"const": "list"},
+            "data": array_of(ref("ModelCard")),
+        }
+        return OpenApiFragment(
             {
-                **described.operations(self._request_rules, refused, error),
+                **described.build_operations(self._request_rules, refused, error),
                 "models": {
                     "summary": "List the models.",
-                    "responses": {"200": answer(record(models, *models)), **refused},
+                    "responses": {"200": build_response(object_of(models, *models)), **refused},
                 },
                 "model": {
                     "summary": "Tell of one model.",
-                    "responses": {"200": answer(ref("ModelCard")), **refused},
+                    "responses": {"200": build_response(ref("ModelCard")), **refused},
                 },
             },
             {
-                **described.answers(self._response_style),
-                **structs(ModelCard, errors.ErrorBody),
-                "ErrorAnswer": record({"error": ref("ErrorBody")}, "error"),
+                **described.build_response_schemas(self._response_style),
+                **build_struct_schemas(ModelCard, errors.ErrorBody),
+                "ErrorAnswer": object_of({"error": ref("ErrorBody")}, "error"),
             },
         )
 
@@ -267,16 +288,16 @@ class OpenAI:
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         known = self._remove_foreign_extra(request)
         told = self._request_writer.unsupported_parameters(known, names)
         if known is request:
             return told
-        return told + tuple(Loss(name, "dropped") for name in request.extra)
+        return told + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
 
-    def encode_request(self, request: Request) -> WireRequest:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._request_writer.encode_request(self._remove_foreign_extra(request))
 
     def _remove_foreign_extra(self, request: Request) -> Request:
@@ -285,29 +306,33 @@ class OpenAI:
             return request
         return msgspec.structs.replace(request, extra={})
 
-    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
-        """See ``gateway.core.ports.Relaying``."""
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``gateway.core.ports.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
-        headers = heading(client._response_style, about, ())  # noqa: SLF001
-        timeout = timeout_in(call.headers) if _WAITS in call.headers else None
+        headers = create_header_builder(client._response_style, about, ())  # noqa: SLF001
+        timeout = read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None
         return self._passthrough_rules.prepare_passthrough(
             call.endpoint.operation, call, about, headers, timeout=timeout
         )
 
-    def create_decoder(self, request: Request) -> Decoder:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        if isinstance(request, EmbedRequest):
-            return VectorDecoder(request)
-        return AnswerDecoder(request, echoes=self._request_writer.expects_echo(request))
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        if isinstance(request, EmbeddingRequest):
+            return EmbeddingDecoder(request)
+        return GenerationDecoder(request, echoes=self._request_writer.expects_echo(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        return faults.read_error(status, headers, body)
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        return faults.read_worker_error(status, headers, body)
 
 
-def _listed(body: Any) -> Reply:
-    return Reply(200, _encode(body), (("Content-Type", "application/json"), *_VERSION))
+def _build_json_response(body: Any) -> HttpResponse:
+    return HttpResponse(
+        200, _encode(body), (("Content-Type", "application/json"), *_VERSION_HEADERS)
+    )
 
 
 class ModelCard(Struct):
@@ -320,7 +345,7 @@ class ModelCard(Struct):
     max_model_len: int | UnsetType = UNSET
 
 
-def model_card(model: ModelInfo, name: str) -> ModelCard:
+def build_model_card(model: ModelInfo, name: str) -> ModelCard:
     """A model under the ``name`` by which it was asked for."""
     length = UNSET if model.context_length is None else model.context_length
     return ModelCard(name, model.created, max_model_len=length)

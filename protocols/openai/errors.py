@@ -12,36 +12,36 @@ from msgspec import Struct
 
 from gateway.core import sse
 from gateway.core.errors import (
+    ClientDisconnected,
     ClientError,
-    ClientGone,
-    ContentRefused,
+    ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
     Forbidden,
     GatewayError,
     InvalidParameter,
-    Malformed,
+    MalformedRequest,
     MethodNotAllowed,
     ModelNotFound,
     Overloaded,
     PathNotFound,
     QuotaExceeded,
-    RateLimited,
-    TooLarge,
+    RateLimitExceeded,
+    RequestTooLarge,
     Unauthorized,
     UnknownParameter,
-    Unsupported,
+    UnsupportedFeature,
     WorkerError,
     WorkerUnreachable,
 )
-from gateway.core.ports import Headers, Reply
-from protocols.openai.reading import kind
+from gateway.core.ports import Headers, HttpResponse
+from protocols.openai.reading import describe_type
 from protocols.params import Param
 
 _encode = msgspec.json.Encoder().encode
 
-_INVALID = "invalid_request_error"
-_SERVER = "server_error"
+_INVALID_REQUEST_ERROR = "invalid_request_error"
+_SERVER_ERROR = "server_error"
 
 
 class ErrorBody(Struct):
@@ -53,78 +53,80 @@ class ErrorBody(Struct):
     code: str | None = None
 
 
-class _Row(Struct, frozen=True):
+class _ErrorRow(Struct, frozen=True):
     status: int
-    type: str = _INVALID
+    type: str = _INVALID_REQUEST_ERROR
     code: str | None = None
     param: str | None = None
 
 
-_ROWS: Mapping[type[GatewayError], _Row] = {
-    GatewayError: _Row(500, _SERVER, "internal_error"),
-    ClientError: _Row(400),
-    Malformed: _Row(400),
-    InvalidParameter: _Row(400),
-    UnknownParameter: _Row(400, code="unknown_parameter"),
-    Unsupported: _Row(400, code="unsupported_parameter"),
-    ContextTooLong: _Row(400, code="context_length_exceeded", param="messages"),
-    ContentRefused: _Row(400, code="content_filter"),
-    ModelNotFound: _Row(404, code="model_not_found", param="model"),
-    PathNotFound: _Row(404, code="unknown_url"),
-    MethodNotAllowed: _Row(405, code="method_not_supported"),
-    TooLarge: _Row(413, code="request_too_large"),
-    Unauthorized: _Row(401, code="invalid_api_key"),
-    Forbidden: _Row(403, "permission_error", "insufficient_permissions"),
-    RateLimited: _Row(429, "requests", "rate_limit_exceeded"),
-    QuotaExceeded: _Row(429, "insufficient_quota", "insufficient_quota"),
-    ClientGone: _Row(499),
-    Overloaded: _Row(503, _SERVER, "service_unavailable"),
-    DeadlineExceeded: _Row(504, _SERVER, "timeout"),
-    WorkerError: _Row(502, _SERVER, "bad_gateway"),
-    WorkerUnreachable: _Row(503, _SERVER, "service_unavailable"),
+_ERROR_ROWS: Mapping[type[GatewayError], _ErrorRow] = {
+    GatewayError: _ErrorRow(500, _SERVER_ERROR, "internal_error"),
+    ClientError: _ErrorRow(400),
+    MalformedRequest: _ErrorRow(400),
+    InvalidParameter: _ErrorRow(400),
+    UnknownParameter: _ErrorRow(400, code="unknown_parameter"),
+    UnsupportedFeature: _ErrorRow(400, code="unsupported_parameter"),
+    ContextTooLong: _ErrorRow(400, code="context_length_exceeded", param="messages"),
+    ContentFiltered: _ErrorRow(400, code="content_filter"),
+    ModelNotFound: _ErrorRow(404, code="model_not_found", param="model"),
+    PathNotFound: _ErrorRow(404, code="unknown_url"),
+    MethodNotAllowed: _ErrorRow(405, code="method_not_supported"),
+    RequestTooLarge: _ErrorRow(413, code="request_too_large"),
+    Unauthorized: _ErrorRow(401, code="invalid_api_key"),
+    Forbidden: _ErrorRow(403, "permission_error", "insufficient_permissions"),
+    RateLimitExceeded: _ErrorRow(429, "requests", "rate_limit_exceeded"),
+    QuotaExceeded: _ErrorRow(429, "insufficient_quota", "insufficient_quota"),
+    ClientDisconnected: _ErrorRow(499),
+    Overloaded: _ErrorRow(503, _SERVER_ERROR, "service_unavailable"),
+    DeadlineExceeded: _ErrorRow(504, _SERVER_ERROR, "timeout"),
+    WorkerError: _ErrorRow(502, _SERVER_ERROR, "bad_gateway"),
+    WorkerUnreachable: _ErrorRow(503, _SERVER_ERROR, "service_unavailable"),
 }
 
-_VALUES = frozenset({"messages", "prompt", "input", "model", "n", "response_format", "tool_choice"})
+_UNIVERSAL_PARAMS = frozenset(
+    {"messages", "prompt", "input", "model", "n", "response_format", "tool_choice"}
+)
 """Parameters every model has: where one is not supported, its value is meant."""
 
 
-STATUSES = tuple((cls, row.status) for cls, row in _ROWS.items())
+ERROR_STATUSES = tuple((cls, row.status) for cls, row in _ERROR_ROWS.items())
 """The status of each class of errors."""
 
 
-def describe(error: GatewayError) -> tuple[int, ErrorBody]:
+def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
     """The status and the body of an error."""
-    found = next(row for cls in type(error).__mro__ if (row := _ROWS.get(cls)))
+    found = next(row for cls in type(error).__mro__ if (row := _ERROR_ROWS.get(cls)))
     code, kind_, param = found.code, found.type, error.param or found.param
     match error:
         case UnknownParameter():
             pass
         case InvalidParameter():
-            code = _code(error)
-        case Unsupported() if param is not None and _is_value(param):
+            code = _find_error_code(error)
+        case UnsupportedFeature() if param is not None and _is_value_error(param):
             code = "unsupported_value"
         case Unauthorized(missing=True):
             code = None
-        case RateLimited(scope="tokens"):
+        case RateLimitExceeded(scope="tokens"):
             kind_ = "tokens"
         case _:
             pass
-    return found.status, ErrorBody(_message(error), kind_, param, code)
+    return found.status, ErrorBody(_build_message(error), kind_, param, code)
 
 
-def refuse(error: GatewayError) -> Reply:
+def build_error_response(error: GatewayError) -> HttpResponse:
     """The answer that tells of an error before anything was sent."""
-    status, body = describe(error)
-    headers = (("Content-Type", "application/json"), *_headers(error))
-    return Reply(status, _encode({"error": body}), headers)
+    status, body = build_error_body(error)
+    headers = (("Content-Type", "application/json"), *_build_error_headers(error))
+    return HttpResponse(status, _encode({"error": body}), headers)
 
 
-def event(error: GatewayError) -> bytes:
+def format_error_event(error: GatewayError) -> bytes:
     """The error as an event of a stream that has begun."""
-    return sse.event(_encode({"error": describe(error)[1]}))
+    return sse.format_event(_encode({"error": build_error_body(error)[1]}))
 
 
-def _headers(error: GatewayError) -> Headers:
+def _build_error_headers(error: GatewayError) -> Headers:
     match error:
         case Unauthorized():
             return (("WWW-Authenticate", "Bearer"),)
@@ -140,24 +142,24 @@ def _headers(error: GatewayError) -> Headers:
             return ()
 
 
-def _is_value(param: str) -> bool:
-    return "." in param or "[" in param or param in _VALUES
+def _is_value_error(param: str) -> bool:
+    return "." in param or "[" in param or param in _UNIVERSAL_PARAMS
 
 
-_CODES = {
+_PROBLEM_CODES = {
     "missing": "missing_required_parameter",
     "type": "invalid_type",
     "value": "invalid_value",
 }
 
 
-_SIDES = {"below": "below_min", "above": "above_max"}
+_RANGE_CODES = {"below": "below_min", "above": "above_max"}
 
 
-def _code(error: InvalidParameter) -> str | None:
+def _find_error_code(error: InvalidParameter) -> str | None:
     match error.problem, error.value:
         case "below" | "above" as side, _:
-            return f"{_number(error)}_{_SIDES[side]}_value"
+            return f"{_describe_number(error)}_{_RANGE_CODES[side]}_value"
         case "empty", str():
             return "empty_string"
         case "empty", _:
@@ -167,24 +169,24 @@ def _code(error: InvalidParameter) -> str | None:
         case "too_long", _:
             return "array_above_max_length"
         case _:
-            return _CODES.get(error.problem)
+            return _PROBLEM_CODES.get(error.problem)
 
 
-def _number(error: InvalidParameter) -> str:
+def _describe_number(error: InvalidParameter) -> str:
     if isinstance(error.expected, Param):
         return "decimal" if error.expected.type == "float" else "integer"
     return "integer" if isinstance(error.value, int) else "decimal"
 
 
-def _message(error: GatewayError) -> str:
+def _build_message(error: GatewayError) -> str:
     match error:
         case UnknownParameter():
             return f"Unrecognized request argument supplied: {error.param}"
         case InvalidParameter(expected=Param() as param):
-            return _parameter(error, param)
-        case Malformed(problem="object"):
+            return _build_parameter_message(error, param)
+        case MalformedRequest(problem="object"):
             return "We could not parse the JSON body of your request: it must be a JSON object."
-        case Malformed():
+        case MalformedRequest():
             return f"We could not parse the JSON body of your request: {error.message}"
         case ModelNotFound(model=model):
             return f"The model `{model}` does not exist or you do not have access to it."
@@ -201,7 +203,7 @@ def _message(error: GatewayError) -> str:
             return error.message
 
 
-_EXPECTED = {
+_TYPE_TEXTS = {
     "int": "an integer",
     "strict int": "an integer",
     "float": "a decimal",
@@ -213,17 +215,17 @@ _EXPECTED = {
 }
 
 
-def _parameter(error: InvalidParameter, param: Param) -> str:
+def _build_parameter_message(error: InvalidParameter, param: Param) -> str:
     at, got = error.param, error.value
     match error.problem:
         case "below" | "above":
-            return _range(error, param)
+            return _build_range_message(error, param)
         case "type":
-            expected = _EXPECTED[param.type]
-            return f"Invalid type for '{at}': expected {expected}, but got {kind(got)} instead."
+            expected = _TYPE_TEXTS[param.type]
+            return f"Invalid type for '{at}': expected {expected}, but got {describe_type(got)} instead."
         case "value":
             names = ", ".join(f"'{name}'" for name in param.choices)
-            return f"Invalid value: '{_shown(got)}'. Supported values are: {names}."
+            return f"Invalid value: '{_shorten_value(got)}'. Supported values are: {names}."
         case "too_long":
             return (
                 f"Invalid '{at}': array too long. Expected an array with maximum length "
@@ -233,17 +235,17 @@ def _parameter(error: InvalidParameter, param: Param) -> str:
             return error.message
 
 
-def _range(error: InvalidParameter, param: Param) -> str:
+def _build_range_message(error: InvalidParameter, param: Param) -> str:
     below = error.problem == "below"
     side = "below minimum" if below else "above maximum"
     limit = param.low if below else param.high
     strict = param.above_low if below else param.below_high
     sign = (">" if below else "<") + ("" if strict else "=")
     return (
-        f"Invalid '{error.param}': {_number(error)} {side} value. "
-        f"Expected a value {sign} {limit}, but got {_shown(error.value)} instead."
+        f"Invalid '{error.param}': {_describe_number(error)} {side} value. "
+        f"Expected a value {sign} {limit}, but got {_shorten_value(error.value)} instead."
     )
 
 
-def _shown(got: Any) -> str:
+def _shorten_value(got: Any) -> str:
     return str(got)[:64]

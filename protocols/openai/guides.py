@@ -5,54 +5,71 @@ from typing import Any
 
 from msgspec import Raw
 
-from gateway.core.errors import Malformed
-from gateway.core.types import Choice, Grammar, JsonObject, JsonSchema, OutputFormat, Regex
-from protocols.body import value
-from protocols.openai.reading import as_object, as_optional_bool, conflict, given, wrong_type
+from gateway.core.errors import MalformedRequest
+from gateway.core.request import (
+    ChoiceFormat,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    OutputFormat,
+    RegexFormat,
+)
+from protocols.body import decode_value
+from protocols.openai.reading import (
+    as_object,
+    as_optional_bool,
+    conflict_error,
+    invalid_type_error,
+    null_to_none,
+)
 
 
 def read_structured_outputs(fields: Mapping[str, Raw]) -> OutputFormat | None:
     """``structured_outputs``, or one of the ``guided_`` fields that came before it."""
-    raw = given(fields.get("structured_outputs"))
+    raw = null_to_none(fields.get("structured_outputs"))
     if raw is None:
-        old = {kind: fields[f"guided_{kind}"] for kind in _GUIDES if f"guided_{kind}" in fields}
-        return _guide(old, "guided_") if old else None
-    return _guide(as_object(raw, "structured_outputs"), "structured_outputs.")
+        old = {
+            kind: fields[f"guided_{kind}"] for kind in _GUIDE_KINDS if f"guided_{kind}" in fields
+        }
+        return _read_guide(old, "guided_") if old else None
+    return _read_guide(as_object(raw, "structured_outputs"), "structured_outputs.")
 
 
-_GUIDES = ("json", "regex", "choice", "grammar")
+_GUIDE_KINDS = ("json", "regex", "choice", "grammar")
 
 
-def _guide(fields: Mapping[str, Raw], at: str) -> OutputFormat | None:
-    asked = [kind for kind in _GUIDES if given(fields.get(kind)) is not None]
+def _read_guide(fields: Mapping[str, Raw], at: str) -> OutputFormat | None:
+    asked = [kind for kind in _GUIDE_KINDS if null_to_none(fields.get(kind)) is not None]
     if len(asked) > 1:
-        raise conflict(at.rstrip("._"), "Only one kind of structured output can be asked for.")
+        raise conflict_error(
+            at.rstrip("._"), "Only one kind of structured output can be asked for."
+        )
     if not asked:
-        return JsonObject() if as_optional_bool(fields, "json_object", at[:-1]) else None
+        return JsonObjectFormat() if as_optional_bool(fields, "json_object", at[:-1]) else None
     kind = asked[0]
-    got = value(fields[kind])
+    got = decode_value(fields[kind])
     match kind, got:
         case "json", str():
-            return JsonSchema(_schema(got, at + kind))
+            return JsonSchemaFormat(_parse_schema_text(got, at + kind))
         case "json", dict():
-            return JsonSchema(fields[kind])
+            return JsonSchemaFormat(fields[kind])
         case "regex", str():
-            return Regex(got)
+            return RegexFormat(got)
         case "grammar", str():
-            return Grammar(got)
+            return GrammarFormat(got)
         case "choice", [_, *_] if all(isinstance(option, str) for option in got):
-            return Choice(tuple(got))
+            return ChoiceFormat(tuple(got))
         case _:
-            raise wrong_type(at + kind, _GUIDE_TYPES[kind], got)
+            raise invalid_type_error(at + kind, _GUIDE_TYPES[kind], got)
 
 
-def _schema(text: str, at: str) -> Raw:
+def _parse_schema_text(text: str, at: str) -> Raw:
     """A schema that was sent as text, which must be an object's JSON."""
     raw = Raw(text.encode())
     try:
         as_object(raw, at)
-    except Malformed:
-        raise wrong_type(at, "a JSON Schema", text) from None
+    except MalformedRequest:
+        raise invalid_type_error(at, "a JSON Schema", text) from None
     return raw
 
 
@@ -67,11 +84,11 @@ _GUIDE_TYPES = {
 def write_structured_outputs(output: OutputFormat | None) -> dict[str, Any] | None:
     """``structured_outputs``, for what ``response_format`` can't say."""
     match output:
-        case Regex(pattern):
+        case RegexFormat(pattern):
             return {"regex": pattern}
-        case Choice(options):
+        case ChoiceFormat(options):
             return {"choice": list(options)}
-        case Grammar(text):
+        case GrammarFormat(text):
             return {"grammar": text}
         case _:
             return None

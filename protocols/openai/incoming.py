@@ -11,20 +11,20 @@ import msgspec
 from msgspec import Struct
 
 from gateway.core.errors import WorkerFailed
-from gateway.core.types import (
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     FinishReason,
-    Refusal,
-    Served,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
     TokenLogprob,
     TopLogprob,
     Usage,
 )
 
 
-class Details(Struct, gc=False):
+class WireTokensDetails(Struct, gc=False):
     """Of prompt or completion tokens."""
 
     cached_tokens: int | None = None
@@ -36,8 +36,8 @@ class WireUsage(Struct, gc=False):
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: Details | None = None
-    completion_tokens_details: Details | None = None
+    prompt_tokens_details: WireTokensDetails | None = None
+    completion_tokens_details: WireTokensDetails | None = None
     reasoning_tokens: int | None = None
 
 
@@ -48,7 +48,7 @@ class WireFunction(Struct, gc=False):
     arguments: str | dict[str, Any] | None = None
 
 
-class WireCall(Struct, gc=False):
+class WireToolCall(Struct, gc=False):
     """A tool call, or a piece of one."""
 
     index: int | None = None
@@ -64,24 +64,24 @@ class WireDelta(Struct, gc=False):
     reasoning_content: str | None = None
     reasoning: Any = None
     refusal: str | None = None
-    tool_calls: list[WireCall] | None = None
+    tool_calls: list[WireToolCall] | None = None
     function_call: WireFunction | None = None
 
 
-class WireToken(Struct, gc=False):
+class WireTokenLogprob(Struct, gc=False):
     """A token of a conversation's answer."""
 
     token: str
     logprob: float | None = None
     bytes: list[int] | None = None
-    top_logprobs: list["WireToken"] | None = None
+    top_logprobs: list["WireTokenLogprob"] | None = None
 
 
 class WireLogprobs(Struct, gc=False):
     """Both forms: of conversations (``content``), and of completions (columns)."""
 
-    content: list[WireToken] | None = None
-    refusal: list[WireToken] | None = None
+    content: list[WireTokenLogprob] | None = None
+    refusal: list[WireTokenLogprob] | None = None
     tokens: list[str] | None = None
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[dict[str, float | None] | None] | None = None
@@ -101,7 +101,7 @@ class WireChoice(Struct, gc=False):
     token_ids: list[int] | None = None
 
 
-class WireAnswer(Struct, gc=False):
+class WireResponse(Struct, gc=False):
     """An answer, or a chunk of one."""
 
     id: Any = None
@@ -113,43 +113,43 @@ class WireAnswer(Struct, gc=False):
     error: Any = None
 
 
-class WireVector(Struct):
+class WireEmbedding(Struct):
     """One embedding: numbers, or base64 of little-endian float32."""
 
     embedding: list[float] | str
     index: int | None = None
 
 
-class WireVectors(Struct):
+class WireEmbeddingResponse(Struct):
     """An answer to a request for embeddings."""
 
-    data: list[WireVector]
+    data: list[WireEmbedding]
     model: Any = None
     id: Any = None
     created: Any = None
     usage: WireUsage | None = None
 
 
-read_answer = msgspec.json.Decoder(WireAnswer).decode
-read_vectors = msgspec.json.Decoder(WireVectors).decode
+decode_response = msgspec.json.Decoder(WireResponse).decode
+decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
 
 
-def text_in(got: Any) -> str | None:
+def read_text(got: Any) -> str | None:
     """This, if it is a text."""
     return got if isinstance(got, str) else None
 
 
-def served_in(wire: WireAnswer) -> Served:
+def read_metadata(wire: WireResponse) -> ResponseMetadata:
     """What the worker calls itself and its answer."""
-    return Served(
-        text_in(wire.model),
-        text_in(wire.system_fingerprint),
-        text_in(wire.id),
+    return ResponseMetadata(
+        read_text(wire.model),
+        read_text(wire.system_fingerprint),
+        read_text(wire.id),
         wire.created if isinstance(wire.created, int) else None,
     )
 
 
-def usage_in(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
+def read_usage(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
     """What the worker counted, or None where it did not."""
     if usage.prompt_tokens is None or (usage.completion_tokens is None and not embeds):
         return None
@@ -163,64 +163,76 @@ def usage_in(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
     )
 
 
-def shares(choices: Sequence[WireChoice], tokens: int) -> list[int]:
+def split_token_count(choices: Sequence[WireChoice], tokens: int) -> list[int]:
     """How many tokens each choice of a whole answer has: usage tells only their sum.
 
     Each has its part of it by the length of its text.
     """
     if len(choices) == 1:
         return [tokens]
-    sizes = [len(_said(choice)) or 1 for choice in choices]
+    sizes = [len(_read_choice_text(choice)) or 1 for choice in choices]
     size = sum(sizes)
     ends = [tokens * end // size for end in accumulate(sizes, initial=0)]
     return [end - begin for begin, end in pairwise(ends)]
 
 
-def _said(choice: WireChoice) -> str:
+def _read_choice_text(choice: WireChoice) -> str:
     content = choice.text if choice.message is None else choice.message.content
     return content if isinstance(content, str) else ""
 
 
-def end_in(wire: WireChoice, reason: FinishReason, index: int, stops: Sequence[int]) -> End:
+def read_choice_end(
+    wire: WireChoice, reason: FinishReason, index: int, stops: Sequence[int]
+) -> ChoiceEnd:
     """The end of a choice; ``stops`` are the ids of tokens that it may stop at."""
     stop = wire.stop_reason if wire.stop_reason is not None else wire.matched_stop
     if reason != "eos":
-        return End(reason, index, stop if isinstance(stop, str) else None)
+        return ChoiceEnd(reason, index, stop if isinstance(stop, str) else None)
     if isinstance(stop, str) or (isinstance(stop, int) and stop in stops):
-        return End("stop", index, stop)
-    return End("eos", index)
+        return ChoiceEnd("stop", index, stop)
+    return ChoiceEnd("eos", index)
 
 
-def logprobs_in(logprobs: WireLogprobs | None) -> tuple[TokenLogprob, ...]:
+def read_logprobs(logprobs: WireLogprobs | None) -> tuple[TokenLogprob, ...]:
     """Either form, as ours."""
     if logprobs is None:
         return ()
     if logprobs.content or logprobs.refusal:
-        return tuple(_token(token) for token in (logprobs.content or logprobs.refusal or ()))
+        return tuple(
+            _read_token_logprob(token) for token in (logprobs.content or logprobs.refusal or ())
+        )
     if not logprobs.tokens:
         return ()
-    return tuple(_columns(logprobs.tokens, logprobs))
+    return tuple(_read_completion_logprobs(logprobs.tokens, logprobs))
 
 
-def _token(wire: WireToken) -> TokenLogprob:
+def _read_token_logprob(wire: WireTokenLogprob) -> TokenLogprob:
     top = tuple(
-        TopLogprob(one.token, _number(one.logprob), data=_data(one.token, one.bytes))
+        TopLogprob(
+            one.token, _read_logprob(one.logprob), data=_read_token_bytes(one.token, one.bytes)
+        )
         for one in wire.top_logprobs or ()
     )
-    return TokenLogprob(wire.token, wire.logprob, top, data=_data(wire.token, wire.bytes))
+    return TokenLogprob(
+        wire.token, wire.logprob, top, data=_read_token_bytes(wire.token, wire.bytes)
+    )
 
 
-def _columns(tokens: Sequence[str], logprobs: WireLogprobs) -> Iterable[TokenLogprob]:
+def _read_completion_logprobs(
+    tokens: Sequence[str], logprobs: WireLogprobs
+) -> Iterable[TokenLogprob]:
     values = logprobs.token_logprobs or [None] * len(tokens)
     tops = logprobs.top_logprobs or [None] * len(tokens)
     if not len(tokens) == len(values) == len(tops):
         raise WorkerFailed("The worker's log probabilities do not fit together.")
     for token, logprob, top in zip(tokens, values, tops, strict=True):
-        alternatives = tuple(TopLogprob(t, _number(value)) for t, value in (top or {}).items())
+        alternatives = tuple(
+            TopLogprob(t, _read_logprob(value)) for t, value in (top or {}).items()
+        )
         yield TokenLogprob(token, logprob, alternatives)
 
 
-def covering(prompt: str, logprobs: Sequence[TokenLogprob]) -> int:
+def count_echoed_tokens(prompt: str, logprobs: Sequence[TokenLogprob]) -> int:
     """How many of the first tokens are the prompt's."""
     at, count = 0, 0
     while count < len(logprobs) and at < len(prompt):
@@ -229,11 +241,11 @@ def covering(prompt: str, logprobs: Sequence[TokenLogprob]) -> int:
     return count
 
 
-def _number(logprob: float | None) -> float:
+def _read_logprob(logprob: float | None) -> float:
     return float("-inf") if logprob is None else logprob
 
 
-def _data(token: str, data: list[int] | None) -> bytes | None:
+def _read_token_bytes(token: str, data: list[int] | None) -> bytes | None:
     """A token's bytes, where its text does not say them."""
     if data is None or any(not 0 <= byte <= 255 for byte in data):  # noqa: PLR2004 - a byte
         return None
@@ -241,7 +253,9 @@ def _data(token: str, data: list[int] | None) -> bytes | None:
     return None if found == token.encode() else found
 
 
-def parts_in(content: Sequence[Mapping[str, Any]], index: int, events: list[Event]) -> str:
+def read_content_parts(
+    content: Sequence[Mapping[str, Any]], index: int, events: list[Event]
+) -> str:
     """The text of a content that is a list; its thoughts become events."""
     texts = []
     for part in content:
@@ -249,28 +263,28 @@ def parts_in(content: Sequence[Mapping[str, Any]], index: int, events: list[Even
             case {"type": "text" | "output_text", "text": str() as text}:
                 texts.append(text)
             case {"type": "thinking", "thinking": str() as text}:
-                events.append(Thought(text, index))
+                events.append(ReasoningDelta(text, index))
             case {"type": "reasoning", "summary": list() as items}:
-                events += [_thought(item, index) for item in items]
+                events += [_read_reasoning_item(item, index) for item in items]
             case {"type": "refusal", "refusal": str() as text}:
-                events.append(Refusal(text, index))
+                events.append(RefusalDelta(text, index))
             case _:
                 pass
     return "".join(texts)
 
 
-def _thought(item: Any, index: int) -> Thought:
+def _read_reasoning_item(item: Any, index: int) -> ReasoningDelta:
     """One item of a reasoning part's summary."""
     fields = item if isinstance(item, dict) else {}
     text, signature = fields.get("text"), fields.get("signature")
-    return Thought(
+    return ReasoningDelta(
         text if isinstance(text, str) else "",
         index,
         signature if isinstance(signature, str) else None,
     )
 
 
-def vector_in(wire: list[float] | str) -> tuple[float, ...]:
+def decode_embedding(wire: list[float] | str) -> tuple[float, ...]:
     """The numbers of an embedding."""
     if not isinstance(wire, str):
         return tuple(wire)

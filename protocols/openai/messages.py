@@ -16,30 +16,42 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.core.errors import InvalidParameter, Unsupported
-from gateway.core.types import (
+from gateway.core.errors import InvalidParameter, UnsupportedFeature
+from gateway.core.request import (
+    ContentPart,
     Message,
-    Part,
     ReasoningPart,
     RefusalPart,
     TextPart,
     ToolCall,
 )
-from protocols.body import value
-from protocols.openai.parts import object_of, optional_text, read_part, text_of, write_part
-from protocols.openai.reading import conflict, empty, missing, wrong_type, wrong_value
+from protocols.body import decode_value
+from protocols.openai.parts import (
+    read_object_field,
+    read_optional_string,
+    read_part,
+    read_string,
+    write_part,
+)
+from protocols.openai.reading import (
+    conflict_error,
+    empty_value_error,
+    invalid_type_error,
+    invalid_value_error,
+    missing_error,
+)
 
-_dump = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 
-MEDIA = ("text", "image_url", "input_audio", "file", "audio_url", "video_url")
+USER_PART_TYPES = ("text", "image_url", "input_audio", "file", "audio_url", "video_url")
 """The part types of a user's message: OpenAI's, and the two that vLLM adds."""
 
 
-class Rules(Struct, frozen=True, kw_only=True):
+class MessageRules(Struct, frozen=True, kw_only=True):
     """How strictly a conversation is read."""
 
     roles: tuple[str, ...] = ("system", "assistant", "user", "function", "tool", "developer")
-    user_parts: tuple[str, ...] = MEDIA
+    user_parts: tuple[str, ...] = USER_PART_TYPES
     assistant_parts: tuple[str, ...] = ("text", "refusal")
     """``reasoning`` is known too, for those who allow it."""
     optional_content_roles: frozenset[str] = frozenset()
@@ -50,34 +62,37 @@ class Rules(Struct, frozen=True, kw_only=True):
     """A call's arguments may be an object instead of its JSON text."""
 
 
-RULES = Rules()
-_ROLE_AND_TEXT: Final = {"role", "content"}
-_TEXT_ALONE: Final = ("system", "developer", "user", "assistant")
+DEFAULT_MESSAGE_RULES = MessageRules()
+_PLAIN_MESSAGE_KEYS: Final = {"role", "content"}
+_PLAIN_MESSAGE_ROLES: Final = ("system", "developer", "user", "assistant")
 """The roles whose messages need no more than a text."""
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def read_messages(raw: Raw | None, rules: Rules = RULES) -> tuple[Message, ...]:
+def read_messages(
+    raw: Raw | None, rules: MessageRules = DEFAULT_MESSAGE_RULES
+) -> tuple[Message, ...]:
     """The conversation in a request's ``messages``. Raises InvalidParameter, or Unsupported."""
-    found = None if raw is None else value(raw)
+    found = None if raw is None else decode_value(raw)
     if found is None:
-        raise missing("messages")
+        raise missing_error("messages")
     if not isinstance(found, list):
-        raise wrong_type("messages", "an array of objects", found)
+        raise invalid_type_error("messages", "an array of objects", found)
     if not found:
-        raise empty("messages", found)
+        raise empty_value_error("messages", found)
     messages = [
-        _plain(got, rules) or _message(got, f"messages[{i}]", rules) for i, got in enumerate(found)
+        _read_plain_message(got, rules) or _read_message(got, f"messages[{i}]", rules)
+        for i, got in enumerate(found)
     ]
     if rules.requires_tool_results:
-        check_tool_turns(messages)
-    _modernise(messages)
+        check_tool_results(messages)
+    _convert_function_calls(messages)
     return tuple(messages)
 
 
-def check_tool_turns(messages: Sequence[Message]) -> None:
+def check_tool_results(messages: Sequence[Message]) -> None:
     """Calls and their answers must match. Raises InvalidParameter, as a conflict.
 
     The older calls of functions, which have no id, need no answer.
@@ -87,7 +102,7 @@ def check_tool_turns(messages: Sequence[Message]) -> None:
     for i, message in enumerate(messages):
         if message.role == "tool":
             if message.tool_call_id not in open_calls:
-                raise conflict(
+                raise conflict_error(
                     f"messages.[{i}].role",
                     "Invalid parameter: messages with role 'tool' must be a response to a "
                     "preceding message with 'tool_calls'.",
@@ -96,17 +111,17 @@ def check_tool_turns(messages: Sequence[Message]) -> None:
                 waiting.remove(message.tool_call_id)
             continue
         if waiting:
-            raise _unanswered(waiting, i)
+            raise _missing_results_error(waiting, i)
         if message.tool_calls:
             waiting = [call.id for call in message.tool_calls if call.id]
         open_calls = set(waiting)
     if waiting:
-        raise _unanswered(waiting, len(messages) - 1)
+        raise _missing_results_error(waiting, len(messages) - 1)
 
 
-def _unanswered(waiting: Iterable[str], place: int) -> InvalidParameter:
+def _missing_results_error(waiting: Iterable[str], place: int) -> InvalidParameter:
     ids = ", ".join(waiting)
-    return conflict(
+    return conflict_error(
         f"messages.[{place}].role",
         "An assistant message with 'tool_calls' must be followed by tool messages responding to "
         "each 'tool_call_id'. The following tool_call_ids did not have response messages: "
@@ -114,53 +129,57 @@ def _unanswered(waiting: Iterable[str], place: int) -> InvalidParameter:
     )
 
 
-def _plain(got: Any, rules: Rules) -> Message | None:
+def _read_plain_message(got: Any, rules: MessageRules) -> Message | None:
     """A message that is a role and a text and nothing else, as most are; None for any other."""
-    if type(got) is not dict or got.keys() != _ROLE_AND_TEXT:
+    if type(got) is not dict or got.keys() != _PLAIN_MESSAGE_KEYS:
         return None
     role, content = got["role"], got["content"]
-    if type(content) is not str or role not in _TEXT_ALONE or role not in rules.roles:
+    if type(content) is not str or role not in _PLAIN_MESSAGE_ROLES or role not in rules.roles:
         return None
     return Message(role, (TextPart(content),))
 
 
-def _message(got: Any, at: str, rules: Rules) -> Message:
+def _read_message(got: Any, at: str, rules: MessageRules) -> Message:
     if not isinstance(got, dict):
-        raise wrong_type(at, "an object", got)
-    role = text_of(got, "role", at)
+        raise invalid_type_error(at, "an object", got)
+    role = read_string(got, "role", at)
     if role not in rules.roles:
-        raise wrong_value(f"{at}.role", role, rules.roles)
-    calls = _calls(got, at, rules) if role == "assistant" else ()
-    aside = _aside(got, at) if role == "assistant" else ()
+        raise invalid_value_error(f"{at}.role", role, rules.roles)
+    calls = _read_tool_calls(got, at, rules) if role == "assistant" else ()
+    aside = _read_reasoning_and_refusal(got, at) if role == "assistant" else ()
     refused = bool(aside) and isinstance(aside[-1], RefusalPart)
     nullable = role == "function" and "content" in got
     optional = bool(calls) or refused or role in rules.optional_content_roles or nullable
     parts = aside[:-1] if refused else aside
-    parts += _content(got, role, at, rules, optional=optional)
+    parts += _read_content(got, role, at, rules, optional=optional)
     if refused:
         parts += aside[-1:]
-    tool_call_id = text_of(got, "tool_call_id", at) if role == "tool" else None
-    name = text_of(got, "name", at) if role == "function" else optional_text(got, "name", at)
+    tool_call_id = read_string(got, "tool_call_id", at) if role == "tool" else None
+    name = (
+        read_string(got, "name", at)
+        if role == "function"
+        else read_optional_string(got, "name", at)
+    )
     return Message(role, parts, name, calls, tool_call_id)  # type: ignore[arg-type]
 
 
-def _aside(got: Mapping[str, Any], at: str) -> tuple[Part, ...]:
+def _read_reasoning_and_refusal(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
     """What an assistant said beside the content: its thoughts, then its refusal."""
     if got.get("audio") is not None:
-        raise Unsupported("Earlier audio answers can't be referred to.", param=f"{at}.audio")
-    parts: list[Part] = []
+        raise UnsupportedFeature("Earlier audio answers can't be referred to.", param=f"{at}.audio")
+    parts: list[ContentPart] = []
     for name in ("reasoning_content", "reasoning"):
-        if thought := optional_text(got, name, at):
+        if thought := read_optional_string(got, name, at):
             parts.append(ReasoningPart(thought))
             break
-    if refusal := optional_text(got, "refusal", at):
+    if refusal := read_optional_string(got, "refusal", at):
         parts.append(RefusalPart(refusal))
     return tuple(parts)
 
 
-def _content(
-    got: Mapping[str, Any], role: str, at: str, rules: Rules, *, optional: bool
-) -> tuple[Part, ...]:
+def _read_content(
+    got: Mapping[str, Any], role: str, at: str, rules: MessageRules, *, optional: bool
+) -> tuple[ContentPart, ...]:
     content = got.get("content")
     where = f"{at}.content"
     match content:
@@ -169,52 +188,58 @@ def _content(
         case None if optional:
             return ()
         case None:
-            raise missing(where)
+            raise missing_error(where)
         case []:
-            raise empty(where, content)
+            raise empty_value_error(where, content)
         case list():
-            allowed = _allowed(role, rules)
-            parts: list[Part] = []
+            allowed = _list_allowed_parts(role, rules)
+            parts: list[ContentPart] = []
             for k, part in enumerate(content):
                 parts += read_part(part, f"{where}[{k}]", allowed)
             return tuple(parts)
         case _:
-            raise wrong_type(where, "one of a string or array of objects", content)
+            raise invalid_type_error(where, "one of a string or array of objects", content)
 
 
-def _allowed(role: str, rules: Rules) -> tuple[str, ...]:
+def _list_allowed_parts(role: str, rules: MessageRules) -> tuple[str, ...]:
     return {"user": rules.user_parts, "assistant": rules.assistant_parts}.get(role, ("text",))
 
 
-def _calls(got: Mapping[str, Any], at: str, rules: Rules) -> tuple[ToolCall, ...]:
+def _read_tool_calls(got: Mapping[str, Any], at: str, rules: MessageRules) -> tuple[ToolCall, ...]:
     if (legacy := got.get("function_call")) is not None:
-        return (_call({"id": "", "function": legacy}, f"{at}.function_call", rules, legacy=True),)
+        return (
+            _read_tool_call(
+                {"id": "", "function": legacy}, f"{at}.function_call", rules, legacy=True
+            ),
+        )
     found = got.get("tool_calls")
     if found is None:
         return ()
     if not isinstance(found, list):
-        raise wrong_type(f"{at}.tool_calls", "an array of objects", found)
-    return tuple(_call(call, f"{at}.tool_calls[{k}]", rules) for k, call in enumerate(found))
+        raise invalid_type_error(f"{at}.tool_calls", "an array of objects", found)
+    return tuple(
+        _read_tool_call(call, f"{at}.tool_calls[{k}]", rules) for k, call in enumerate(found)
+    )
 
 
-def _call(got: Any, at: str, rules: Rules, *, legacy: bool = False) -> ToolCall:
+def _read_tool_call(got: Any, at: str, rules: MessageRules, *, legacy: bool = False) -> ToolCall:
     if not isinstance(got, dict):
-        raise wrong_type(at, "an object", got)
-    name = "" if legacy else text_of(got, "id", at)
+        raise invalid_type_error(at, "an object", got)
+    name = "" if legacy else read_string(got, "id", at)
     kind = got.get("type", "function")
     if kind not in ("function", "custom"):
-        raise wrong_value(f"{at}.type", kind, ("function", "custom"))
-    body, where = object_of(got, kind, at), at if legacy else f"{at}.{kind}"
+        raise invalid_value_error(f"{at}.type", kind, ("function", "custom"))
+    body, where = read_object_field(got, kind, at), at if legacy else f"{at}.{kind}"
     key = "arguments" if kind == "function" else "input"
     arguments = body.get(key)
     if rules.accepts_argument_objects and isinstance(arguments, dict):
-        arguments = _dump(arguments).decode()
+        arguments = _encode(arguments).decode()
     elif arguments is None or not isinstance(arguments, str):
-        arguments = text_of(body, key, where)
-    return ToolCall(name, text_of(body, "name", where), arguments, kind)
+        arguments = read_string(body, key, where)
+    return ToolCall(name, read_string(body, "name", where), arguments, kind)
 
 
-def _modernise(messages: list[Message]) -> None:
+def _convert_function_calls(messages: list[Message]) -> None:
     """Gives calls of functions an id, and turns their answers into those of tools."""
     waiting: dict[str, str] = {}
     for i, message in enumerate(messages):
@@ -230,7 +255,7 @@ def _modernise(messages: list[Message]) -> None:
 # --- writing --------------------------------------------------------------------------------------
 
 
-class Writing(Struct, frozen=True, kw_only=True):
+class MessageStyle(Struct, frozen=True, kw_only=True):
     """What a worker wants of a conversation."""
 
     part_format: Literal["list", "joined"] = "list"
@@ -255,12 +280,12 @@ class WireMessage(Struct):
     tool_call_id: str | UnsetType = UNSET
 
 
-def write_messages(messages: Iterable[Message], writing: Writing) -> list[WireMessage]:
+def write_messages(messages: Iterable[Message], writing: MessageStyle) -> list[WireMessage]:
     """The conversation for a worker, to be encoded as JSON."""
-    return [_write(message, writing) for message in messages]
+    return [_write_message(message, writing) for message in messages]
 
 
-def _write(message: Message, writing: Writing) -> WireMessage:
+def _write_message(message: Message, writing: MessageStyle) -> WireMessage:
     said = [p for p in message.parts if not isinstance(p, ReasoningPart | RefusalPart)]
     thought = "".join(p.text for p in message.parts if isinstance(p, ReasoningPart))
     refusal = "".join(p.text for p in message.parts if isinstance(p, RefusalPart))
@@ -270,12 +295,14 @@ def _write(message: Message, writing: Writing) -> WireMessage:
         message.name or UNSET,
         thought if thought and writing.includes_reasoning else UNSET,
         refusal or UNSET,
-        [write_call(call) for call in message.tool_calls] or UNSET,
+        [write_tool_call(call) for call in message.tool_calls] or UNSET,
         message.tool_call_id or UNSET,
     )
 
 
-def _write_content(parts: Sequence[Part], writing: Writing) -> str | list[dict[str, Any]] | None:
+def _write_content(
+    parts: Sequence[ContentPart], writing: MessageStyle
+) -> str | list[dict[str, Any]] | None:
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     if not parts:
         return writing.empty_content
@@ -284,7 +311,7 @@ def _write_content(parts: Sequence[Part], writing: Writing) -> str | list[dict[s
     return [write_part(part) for part in parts]
 
 
-def write_call(call: ToolCall) -> dict[str, Any]:
+def write_tool_call(call: ToolCall) -> dict[str, Any]:
     """A tool call as it stands in a message."""
     key = "arguments" if call.kind == "function" else "input"
     return {

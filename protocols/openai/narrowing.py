@@ -5,13 +5,13 @@ from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from gateway.core.loss import Loss, Reason
-from gateway.core.types import EmbedRequest, GenerateRequest, Part
+from gateway.core.loss import LossReason, UnsupportedParameter
+from gateway.core.request import ContentPart, EmbeddingRequest, GenerationRequest
 
-RequestT = TypeVar("RequestT", GenerateRequest, EmbedRequest)
+RequestT = TypeVar("RequestT", GenerationRequest, EmbeddingRequest)
 
 
-class Narrowing(Generic[RequestT]):
+class RequestReducer(Generic[RequestT]):
     """What is left of a request, and what was lost on the way.
 
     ``names`` gives the client's wire name of a path, as from ``Dialect.names``.
@@ -19,7 +19,7 @@ class Narrowing(Generic[RequestT]):
 
     def __init__(self, request: RequestT, names: Mapping[str, str]) -> None:
         self.request: RequestT = request
-        self.unsupported_parameters: list[Loss] = []
+        self.unsupported_parameters: list[UnsupportedParameter] = []
         self._field_names = names
 
     def set_field(self, path: str, value: Any) -> None:
@@ -29,10 +29,10 @@ class Narrowing(Generic[RequestT]):
             name, value = section, replace(getattr(self.request, section), **{name: value})
         self.request = replace(self.request, **{name: value})
 
-    def report(self, path: str, reason: Reason, detail: str = "", *, wire: str = "") -> None:
+    def report(self, path: str, reason: LossReason, detail: str = "", *, wire: str = "") -> None:
         """What becomes of the field at a path; ``wire`` is its name if the client has none."""
         shown = self._field_names.get(path, wire or path.rpartition(".")[2])
-        self.unsupported_parameters.append(Loss(shown, reason, detail, path))
+        self.unsupported_parameters.append(UnsupportedParameter(shown, reason, detail, path))
 
     def drop_fields(self, *paths: str, detail: str = "") -> None:
         """Leave out what is set at these paths."""
@@ -51,18 +51,22 @@ class Narrowing(Generic[RequestT]):
     def drop_foreign_extra(self, source: str) -> None:
         """Leave out unknown fields unless they are those of ``source``'s own clients."""
         if self.request.source != source:
-            self.unsupported_parameters += [Loss(name, "dropped") for name in self.request.extra]
+            self.unsupported_parameters += [
+                UnsupportedParameter(name, "dropped") for name in self.request.extra
+            ]
             self.request = replace(self.request, extra={})
 
 
-def alone(narrow: Narrowing[GenerateRequest]) -> None:
+def keep_first_prompt(narrow: RequestReducer[GenerationRequest]) -> None:
     """One prompt: the first."""
     if len(narrow.request.prompts) > 1:
         narrow.report("prompts", "dropped", "one at a time", wire="prompt")
         narrow.set_field("prompts", narrow.request.prompts[:1])
 
 
-def only_parts(narrow: Narrowing[GenerateRequest], kinds: Mapping[type[Part], str]) -> None:
+def remove_parts(
+    narrow: RequestReducer[GenerationRequest], kinds: Mapping[type[ContentPart], str]
+) -> None:
     """Messages without parts of these kinds; the values say what they are, in reports."""
     found = {type(part) for message in narrow.request.messages for part in message.parts}
     if lost := sorted(shown for kind, shown in kinds.items() if kind in found):
@@ -74,7 +78,7 @@ def only_parts(narrow: Narrowing[GenerateRequest], kinds: Mapping[type[Part], st
         narrow.set_field("messages", kept)
 
 
-def without_logprobs(narrow: Narrowing[GenerateRequest], detail: str = "") -> None:
+def remove_logprobs(narrow: RequestReducer[GenerationRequest], detail: str = "") -> None:
     """No log probabilities."""
     if narrow.request.logprobs is not None:
         narrow.set_field("logprobs", None)

@@ -8,45 +8,52 @@ such a worker clamps nothing, and loses only what the engine itself would not he
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.core.types import AudioPart, FilePart, ImagePart, Part, RefusalPart, VideoPart
-from protocols.openai.requests import READING, Reading
-from protocols.openai.tables import changed
-from protocols.params import Param, Table
+from gateway.core.request import AudioPart, ContentPart, FilePart, ImagePart, RefusalPart, VideoPart
+from protocols.openai.requests import DEFAULT_REQUEST_RULES, RequestRules
+from protocols.openai.tables import replace_params
+from protocols.params import Param, ParamTable
 
-_MORE: Final = (
+_WORKER_PARAMS: Final = (
     Param(wire="watermark", field="sampling.watermark", type="bool"),
     Param(wire="beam_width", field="sampling.beam_width", type="int", low=1),
     Param(wire="diversity_penalty", field="sampling.diversity_penalty", type="float"),
 )
-_ANY: Final[dict[str, Any]] = {"low": None, "high": None}
-_WIDER: Final[dict[str, dict[str, Any]]] = {
+_UNLIMITED: Final[dict[str, Any]] = {"low": None, "high": None}
+_WIDENED_RANGES: Final[dict[str, dict[str, Any]]] = {
     "temperature": {"high": None},
-    "presence_penalty": _ANY,
-    "frequency_penalty": _ANY,
+    "presence_penalty": _UNLIMITED,
+    "frequency_penalty": _UNLIMITED,
     "n": {"high": None},
     "stop": {"max_items": None},
 }
-_BEST_OF: Final = Param(wire="best_of", field="best_of", type="int", low=1)
+_UNLIMITED_BEST_OF: Final = Param(wire="best_of", field="best_of", type="int", low=1)
 
-OWN: Final[Reading] = Reading(
-    chat=Table(
-        *changed(READING.chat, **_WIDER, top_logprobs={"low": -1, "high": None}),
-        *_MORE,
-        _BEST_OF,
+INTERLINGUA_WORKER_RULES: Final[RequestRules] = RequestRules(
+    chat=ParamTable(
+        *replace_params(
+            DEFAULT_REQUEST_RULES.chat, **_WIDENED_RANGES, top_logprobs={"low": -1, "high": None}
+        ),
+        *_WORKER_PARAMS,
+        _UNLIMITED_BEST_OF,
     ),
-    completion=Table(
-        *changed(READING.completion, **_WIDER, logprobs={"low": -1, "high": None}, best_of=_ANY),
-        *_MORE,
+    completion=ParamTable(
+        *replace_params(
+            DEFAULT_REQUEST_RULES.completion,
+            **_WIDENED_RANGES,
+            logprobs={"low": -1, "high": None},
+            best_of=_UNLIMITED,
+        ),
+        *_WORKER_PARAMS,
     ),
-    embedding=Table(
-        *READING.embedding,
+    embedding=ParamTable(
+        *DEFAULT_REQUEST_RULES.embedding,
         Param(wire="instruction", field="instruction", type="str"),
         Param(wire="normalize", field="normalize", type="bool"),
         Param(wire="overflow", field="overflow", type="str", choices=("error", "truncate")),
     ),
 )
 
-_WRITTEN_OTHERWISE: Final = frozenset(
+_SPECIAL_PARAMS: Final = frozenset(
     {"stream", "logprobs", "top_logprobs", "max_completion_tokens", "use_beam_search", "request_id",
      "session_id", "return_token_ids", "user", "encoding_format", "priority", "chat_template",
      "suffix", "reasoning_effort", "include_reasoning", "thinking_token_budget", "seed",
@@ -56,7 +63,7 @@ _WRITTEN_OTHERWISE: Final = frozenset(
 that no engine of ours heeds."""
 
 
-UNSEEN: Final[Mapping[type[Part], str]] = {
+IGNORED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     ImagePart: "images",
     AudioPart: "audio",
     VideoPart: "videos",
@@ -66,10 +73,10 @@ UNSEEN: Final[Mapping[type[Part], str]] = {
 """Parts of messages that our engine passes over."""
 
 
-def written(table: tuple[Param, ...]) -> tuple[Param, ...]:
+def select_written_params(table: tuple[Param, ...]) -> tuple[Param, ...]:
     """The rows that are written to our own workers as they are read there."""
     return tuple(
         param
         for param in table
-        if param.wire not in _WRITTEN_OTHERWISE and not param.field.startswith("labels.")
+        if param.wire not in _SPECIAL_PARAMS and not param.field.startswith("labels.")
     )

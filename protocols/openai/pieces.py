@@ -9,34 +9,34 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.core.types import FinishReason, TokenLogprob, ToolCall, Usage
 
-encode = msgspec.json.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
 
-FLOOR = -9999.0
+MIN_LOGPROB = -9999.0
 """Stands for a log probability that JSON can't say (minus infinity), as in OpenAI's own answers."""
 
 
-def ordered(keys: tuple[str, ...], values: Mapping[str, bytes]) -> bytes:
+def format_object(keys: tuple[str, ...], values: Mapping[str, bytes]) -> bytes:
     """A JSON object of those ``keys`` that have a value, in their order; values are JSON."""
-    form, present = _form(keys, tuple(values))
+    form, present = _build_object_template(keys, tuple(values))
     return form % tuple(map(values.__getitem__, present))
 
 
 @lru_cache(maxsize=256)
-def _form(keys: tuple[str, ...], said: tuple[str, ...]) -> tuple[bytes, list[str]]:
+def _build_object_template(keys: tuple[str, ...], said: tuple[str, ...]) -> tuple[bytes, list[str]]:
     """What the object of a style's keys is filled into, and the keys that it has."""
     present = [key for key in keys if key in said]
     members = [b'"%b":%%b' % key.encode().replace(b"%", b"%%") for key in present]
     return b"{%b}" % b",".join(members), present
 
 
-Maker = Callable[..., Struct]
+ObjectFactory = Callable[..., Struct]
 """Makes an object, to be encoded, of values that are named by key."""
-Shape = Callable[[Mapping[str, Any]], Struct]
+MappingFactory = Callable[[Mapping[str, Any]], Struct]
 """The same of values by key. What the style has no key for is left out."""
 
 
 @lru_cache(maxsize=256)
-def maker(keys: tuple[str, ...], *known: tuple[str, bytes]) -> Maker:
+def create_object_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> ObjectFactory:
     """For objects of a style's keys, in their order; ``known`` are values that some have, as JSON.
 
     It is the same for all styles that are alike in this.
@@ -47,9 +47,9 @@ def maker(keys: tuple[str, ...], *known: tuple[str, bytes]) -> Maker:
 
 
 @lru_cache(maxsize=256)
-def shape(keys: tuple[str, ...], *known: tuple[str, bytes]) -> Shape:
+def create_mapping_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> MappingFactory:
     """For the same objects, where there may be values of other keys."""
-    names, made = frozenset(keys), maker(keys, *known)
+    names, made = frozenset(keys), create_object_factory(keys, *known)
 
     def shaped(values: Mapping[str, Any]) -> Struct:
         if not names.issuperset(values):
@@ -62,13 +62,13 @@ def shape(keys: tuple[str, ...], *known: tuple[str, bytes]) -> Shape:
 # --- usage ----------------------------------------------------------------------------------------
 
 
-class PromptDetails(Struct):
+class PromptTokensDetails(Struct):
     """Of the prompt's tokens."""
 
     cached_tokens: int
 
 
-class CompletionDetails(Struct):
+class CompletionTokensDetails(Struct):
     """Of the answer's tokens."""
 
     reasoning_tokens: int
@@ -80,8 +80,8 @@ class GenerationUsage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails | UnsetType = UNSET
-    completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class EmbeddingUsage(Struct):
@@ -91,46 +91,48 @@ class EmbeddingUsage(Struct):
     total_tokens: int
 
 
-def usage_of(usage: Usage) -> GenerationUsage:
+def build_usage(usage: Usage) -> GenerationUsage:
     """Usage as it is written; details only where the worker told them."""
     cached, thought = usage.cached_tokens, usage.reasoning_tokens
     return GenerationUsage(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.total_tokens,
-        UNSET if cached is None else PromptDetails(cached),
-        UNSET if thought is None else CompletionDetails(thought),
+        UNSET if cached is None else PromptTokensDetails(cached),
+        UNSET if thought is None else CompletionTokensDetails(thought),
     )
 
 
 # --- tool calls -----------------------------------------------------------------------------------
 
 
-class Function(Struct, omit_defaults=True):
+class FunctionCallItem(Struct, omit_defaults=True):
     """A call's name and arguments; a later piece of a stream has arguments only."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
-class CallPiece(Struct):
+class ToolCallItem(Struct):
     """A tool call; in a stream with its ``index``, in later pieces without id and type."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
-    function: Function | UnsetType = UNSET
+    function: FunctionCallItem | UnsetType = UNSET
 
 
-def calls_of(calls: Sequence[ToolCall]) -> list[CallPiece]:
+def build_tool_calls(calls: Sequence[ToolCall]) -> list[ToolCallItem]:
     """A whole answer's calls."""
     return [
-        CallPiece(id=call.id, type="function", function=Function(call.name, call.arguments))
+        ToolCallItem(
+            id=call.id, type="function", function=FunctionCallItem(call.name, call.arguments)
+        )
         for call in calls
     ]
 
 
-def reason_of(
+def map_finish_reason(
     reasons: Mapping[FinishReason, str], reason: FinishReason, *, called: bool, legacy: bool
 ) -> str:
     """The finish reason's wire name: an end after a tool call is ``tool_calls``."""
@@ -142,7 +144,7 @@ def reason_of(
 # --- log probabilities ----------------------------------------------------------------------------
 
 
-class Alternative(Struct):
+class TopLogprobItem(Struct):
     """A token that might have come."""
 
     token: str
@@ -150,34 +152,34 @@ class Alternative(Struct):
     bytes: list[int]
 
 
-class ChatToken(Struct):
+class ChatTokenLogprob(Struct):
     """A token of a conversation's answer."""
 
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[Alternative]
+    top_logprobs: list[TopLogprobItem]
 
 
 class ChatLogprobs(Struct):
     """Both keys are required."""
 
-    content: list[ChatToken] | None
-    refusal: list[ChatToken] | None = None
+    content: list[ChatTokenLogprob] | None
+    refusal: list[ChatTokenLogprob] | None = None
 
 
-def chat_logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
+def build_chat_logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
     """The form of conversations."""
     return ChatLogprobs(
         [
-            ChatToken(
+            ChatTokenLogprob(
                 t.token,
-                _finite(t.logprob),
+                _clip_logprob(t.logprob),
                 list(t.data if t.data is not None else t.token.encode()),
                 [
-                    Alternative(
+                    TopLogprobItem(
                         top.token,
-                        _finite(top.logprob),
+                        _clip_logprob(top.logprob),
                         list(top.data if top.data is not None else top.token.encode()),
                     )
                     for top in t.top
@@ -188,7 +190,7 @@ def chat_logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
     )
 
 
-class TextLogprobs(Struct):
+class CompletionLogprobs(Struct):
     """The older form, of completions: columns, and the offset of each token in the text."""
 
     tokens: list[str]
@@ -197,17 +199,20 @@ class TextLogprobs(Struct):
     text_offset: list[int]
 
 
-def text_logprobs(tokens: Sequence[TokenLogprob], offset: int = 0) -> TextLogprobs:
+def build_completion_logprobs(
+    tokens: Sequence[TokenLogprob], offset: int = 0
+) -> CompletionLogprobs:
     """The form of completions; ``offset`` is where the first token stands in the choice's text."""
     offsets = []
     for t in tokens:
         offsets.append(offset)
         offset += len(t.token)
-    return TextLogprobs(
-        [_named(t.token, t.data) for t in tokens],
-        [None if t.logprob is None else _finite(t.logprob) for t in tokens],
+    return CompletionLogprobs(
+        [_format_token(t.token, t.data) for t in tokens],
+        [None if t.logprob is None else _clip_logprob(t.logprob) for t in tokens],
         [
-            {_named(top.token, top.data): _finite(top.logprob) for top in t.top} or None
+            {_format_token(top.token, top.data): _clip_logprob(top.logprob) for top in t.top}
+            or None
             for t in tokens
         ]
         if any(t.top for t in tokens)
@@ -216,10 +221,10 @@ def text_logprobs(tokens: Sequence[TokenLogprob], offset: int = 0) -> TextLogpro
     )
 
 
-def _named(token: str, data: bytes | None) -> str:
+def _format_token(token: str, data: bytes | None) -> str:
     """A token that is no text is shown by its bytes, as in OpenAI's own answers."""
     return token if data is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _finite(logprob: float | None) -> float:
-    return FLOOR if logprob is None or not logprob > FLOOR else logprob
+def _clip_logprob(logprob: float | None) -> float:
+    return MIN_LOGPROB if logprob is None or not logprob > MIN_LOGPROB else logprob

@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
-from gateway.core.types import EmbedRequest, GenerateRequest, Message, Request, TextPart
+from gateway.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
 
-Kind = Literal["chat", "completion", "embedding"]
+RequestKind = Literal["chat", "completion", "embedding"]
 
 
 def request_of(
-    kind: Kind, body: Any, model: str, *, stream: bool, timeout: float | None
+    kind: RequestKind, body: Any, model: str, *, stream: bool, timeout: float | None
 ) -> Request:
     """The request, as far as choosing a worker, counting, and reading the answer need it.
 
@@ -20,13 +20,13 @@ def request_of(
     user, n = getattr(body, "user", UNSET), getattr(body, "n", UNSET)
     labels = {} if user is UNSET else {"user": user}
     if kind == "embedding":
-        inputs = _several(body.input)
-        return EmbedRequest(model=model, inputs=inputs, timeout=timeout, labels=labels)
-    return GenerateRequest(
+        inputs = _as_tuple(body.input)
+        return EmbeddingRequest(model=model, inputs=inputs, timeout=timeout, labels=labels)
+    return GenerationRequest(
         model=model,
         kind=kind,
-        messages=_turns(body.messages) if kind == "chat" else (),
-        prompts=_several(body.prompt) if kind == "completion" else (),
+        messages=_read_messages(body.messages) if kind == "chat" else (),
+        prompts=_as_tuple(body.prompt) if kind == "completion" else (),
         n=None if n is UNSET else n,
         stream=stream,
         timeout=timeout,
@@ -34,21 +34,27 @@ def request_of(
     )
 
 
-def _several(texts: str | list[str]) -> tuple[str, ...]:
+def _as_tuple(texts: str | list[str]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
-def _turns(messages: Sequence[Any]) -> tuple[Message, ...]:
+def _read_messages(messages: Sequence[Any]) -> tuple[Message, ...]:
     return tuple(
         [
             Message(
                 one.role,
-                (TextPart(one.content if isinstance(one.content, str) else _joined(one.content)),),
+                (
+                    TextPart(
+                        one.content
+                        if isinstance(one.content, str)
+                        else _join_text_parts(one.content)
+                    ),
+                ),
             )
             for one in messages
         ]
     )
 
 
-def _joined(parts: Sequence[Any]) -> str:
+def _join_text_parts(parts: Sequence[Any]) -> str:
     return "".join([part.text for part in parts])

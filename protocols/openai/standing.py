@@ -6,10 +6,12 @@ limits in headers": numbers, and durations such as ``120ms``, ``1s`` and ``6m0s`
 
 import math
 
-from gateway.core.ports import Headers, Standing
+from gateway.core.ports import Headers, RateLimitStatus
 
 
-def headers(requests: Standing | None, tokens: Standing | None) -> Headers:
+def format_rate_limit_headers(
+    requests: RateLimitStatus | None, tokens: RateLimitStatus | None
+) -> Headers:
     """The headers of each limit that there is."""
     found: Headers = ()
     for name, one in (("requests", requests), ("tokens", tokens)):
@@ -17,12 +19,12 @@ def headers(requests: Standing | None, tokens: Standing | None) -> Headers:
             found += (
                 (f"x-ratelimit-limit-{name}", str(one.limit)),
                 (f"x-ratelimit-remaining-{name}", str(one.remaining)),
-                (f"x-ratelimit-reset-{name}", duration(one.reset_after)),
+                (f"x-ratelimit-reset-{name}", format_duration(one.reset_after)),
             )
     return found
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Rounded up: to a thousandth of a second below one, and else to a whole one."""
     if 0 < seconds <= 0.999:  # noqa: PLR2004 - what is more rounds up to a whole one
         return f"{math.ceil(seconds * 1000)}ms"

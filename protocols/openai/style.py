@@ -8,12 +8,12 @@ from msgspec import Struct, field
 
 from gateway.core import sse
 from gateway.core.errors import GatewayError
+from gateway.core.events import FinishReason
 from gateway.core.ports import Headers
-from gateway.core.types import FinishReason
 from protocols.openai import errors
-from protocols.openai.pieces import Shape, encode, shape
+from protocols.openai.pieces import MappingFactory, create_mapping_factory, encode_json
 
-REASONS: Final[Mapping[FinishReason, str]] = {
+FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
     "eos": "stop",
     "stop": "stop",
     "length": "length",
@@ -21,18 +21,18 @@ REASONS: Final[Mapping[FinishReason, str]] = {
     "content_filter": "content_filter",
     "unknown": "stop",
 }
-_ABSENT: Final = {"refusal": b"null", "logprobs": b"null"}
+_DEFAULT_VALUES: Final = {"refusal": b"null", "logprobs": b"null"}
 
 
-class Shapes(Struct, frozen=True):
+class ResponseFactories(Struct, frozen=True):
     """The objects of a whole answer."""
 
-    response: Shape
-    choice: Shape
-    message: Shape
+    response: MappingFactory
+    choice: MappingFactory
+    message: MappingFactory
 
 
-class Style(Struct, frozen=True, kw_only=True, dict=True):
+class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
     """How one family writes its answers. Key tuples say which keys there are, and in what order."""
 
     unary_keys: tuple[str, ...] = (
@@ -73,7 +73,7 @@ class Style(Struct, frozen=True, kw_only=True, dict=True):
     text_chunk_keys: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
     index_scope: Literal["choice", "prompt"] = "choice"
     """What an index counts: the choices, or the prompts, whose choices then share one."""
-    default_values: Mapping[str, bytes] = field(default_factory=lambda: _ABSENT)
+    default_values: Mapping[str, bytes] = field(default_factory=lambda: _DEFAULT_VALUES)
     """What a key of a choice, message or piece holds without a value; others are left out."""
     chat_object: str = "chat.completion"
     chat_chunk_object: str = "chat.completion.chunk"
@@ -92,11 +92,11 @@ class Style(Struct, frozen=True, kw_only=True, dict=True):
     last finish chunk. A request may want the running figure, which is in every chunk."""
     empty_content: bytes = b"null"
     """The content of a whole message that only calls tools or refuses."""
-    finish_reasons: Mapping[FinishReason, str] = field(default_factory=lambda: REASONS)
+    finish_reasons: Mapping[FinishReason, str] = field(default_factory=lambda: FINISH_REASONS)
     content_type: str = "text/event-stream; charset=utf-8"
     event_prefix: bytes = b"data: "
-    stream_end: bytes = sse.DONE
-    encode_error_event: Callable[[GatewayError], bytes] = errors.event
+    stream_end: bytes = sse.DONE_EVENT
+    encode_error_event: Callable[[GatewayError], bytes] = errors.format_error_event
     headers: Headers = ()
     """On every answer, whole or streamed."""
     elapsed_header: str | None = None
@@ -105,18 +105,22 @@ class Style(Struct, frozen=True, kw_only=True, dict=True):
     """Names the version that answered."""
 
     @cached_property
-    def chat_factories(self) -> Shapes:
+    def chat_factories(self) -> ResponseFactories:
         """A whole answer to a conversation."""
         return self._build_factories(self.chat_object, self.chat_choice_keys)
 
     @cached_property
-    def text_factories(self) -> Shapes:
+    def text_factories(self) -> ResponseFactories:
         """A whole answer to a completion."""
         return self._build_factories(self.text_object, self.text_choice_keys)
 
-    def _build_factories(self, name: str, choice: tuple[str, ...]) -> Shapes:
+    def _build_factories(self, name: str, choice: tuple[str, ...]) -> ResponseFactories:
         absent = tuple(self.default_values.items())
-        whole = (self.unary_keys, ("object", encode(name)))
+        whole = (self.unary_keys, ("object", encode_json(name)))
         choices = (choice, *absent)
-        message = (self.message_keys, *absent, ("role", encode("assistant")))
-        return Shapes(shape(*whole), shape(*choices), shape(*message))
+        message = (self.message_keys, *absent, ("role", encode_json("assistant")))
+        return ResponseFactories(
+            create_mapping_factory(*whole),
+            create_mapping_factory(*choices),
+            create_mapping_factory(*message),
+        )

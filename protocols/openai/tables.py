@@ -1,7 +1,7 @@
 """The scalar parameters of requests in the manner of OpenAI's API, as rows of ``protocols.params``.
 
 A family of this dialect takes the rows, changes those that it reads otherwise, and hands them to
-``protocols.params.read``::
+``protocols.params.read_params``::
 
     rows = changed(CHAT, temperature={"high": 1.0}, top_p={"above_low": True})
     rows = without(rows, "store", "seed")
@@ -19,9 +19,9 @@ import msgspec
 
 from protocols.params import Param
 
-INT64 = 2**63
+INT64_LIMIT = 2**63
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 _TEMPERATURE = Param(
     wire="temperature", field="sampling.temperature", type="float", low=0, high=2, default=1.0
@@ -47,8 +47,8 @@ _SEED = Param(
     wire="seed",
     field="sampling.seed",
     type="int",
-    low=-INT64,
-    high=INT64 - 1,
+    low=-INT64_LIMIT,
+    high=INT64_LIMIT - 1,
     note="a negative seed is kept as its two's complement",
 )
 _N = Param(wire="n", field="n", type="int", low=1, high=128, default=1)
@@ -56,7 +56,7 @@ _STOP = Param(wire="stop", field="stopping.stop", type="strings", max_items=4)
 _STREAM = Param(wire="stream", field="stream", type="bool", default=False)
 _USER = Param(wire="user", field="labels.user", type="str")
 
-SHARED: tuple[Param, ...] = (
+SHARED_PARAMS: tuple[Param, ...] = (
     _TEMPERATURE,
     _TOP_P,
     _N,
@@ -69,7 +69,7 @@ SHARED: tuple[Param, ...] = (
 )
 """What conversations and completions have in common."""
 
-CHAT: tuple[Param, ...] = (
+CHAT_PARAMS: tuple[Param, ...] = (
     Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=1),
     Param(
         wire="max_completion_tokens",
@@ -78,11 +78,11 @@ CHAT: tuple[Param, ...] = (
         low=1,
         note="wins over max_tokens",
     ),
-    *SHARED,
+    *SHARED_PARAMS,
     Param(wire="logprobs", field="asked.logprobs", type="bool", default=False),
     Param(wire="top_logprobs", field="asked.top_logprobs", type="int", low=0, high=20),
     Param(wire="parallel_tool_calls", field="parallel_tools", type="bool", default=True),
-    Param(wire="reasoning_effort", field="reasoning.effort", type="str", choices=EFFORTS),
+    Param(wire="reasoning_effort", field="reasoning.effort", type="str", choices=REASONING_EFFORTS),
     Param(wire="safety_identifier", field="labels.safety_identifier", type="str"),
     Param(wire="prompt_cache_key", field="labels.prompt_cache_key", type="str"),
     Param(
@@ -95,9 +95,9 @@ CHAT: tuple[Param, ...] = (
 """``POST chat/completions``. Not here, since no scalars: messages, tools, tool_choice, functions,
 function_call, response_format, logit_bias, stream_options, metadata."""
 
-COMPLETION: tuple[Param, ...] = (
+COMPLETION_PARAMS: tuple[Param, ...] = (
     Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0, default=16),
-    *SHARED,
+    *SHARED_PARAMS,
     Param(wire="best_of", field="best_of", type="int", low=0, high=20, off=(0,), default=1),
     Param(wire="echo", field="echo", type="bool", default=False),
     Param(wire="logprobs", field="logprobs.top", type="int", low=0, high=5),
@@ -105,7 +105,7 @@ COMPLETION: tuple[Param, ...] = (
 )
 """``POST completions``. Not here: prompt, logit_bias, stream_options."""
 
-EMBEDDING: tuple[Param, ...] = (
+EMBEDDING_PARAMS: tuple[Param, ...] = (
     Param(
         wire="encoding_format",
         field="encoding",
@@ -118,7 +118,7 @@ EMBEDDING: tuple[Param, ...] = (
 )
 """``POST embeddings``. Not here: input."""
 
-EXTENSIONS: tuple[Param, ...] = (
+EXTENSION_PARAMS: tuple[Param, ...] = (
     Param(wire="top_k", field="sampling.top_k", type="int", low=1, off=(0, -1)),
     Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=1),
     Param(wire="typical_p", field="sampling.typical_p", type="float", low=0, high=1),
@@ -152,8 +152,8 @@ EXTENSIONS: tuple[Param, ...] = (
 )
 """What vLLM takes beside, for conversations and completions alike."""
 
-CHAT_EXTENSIONS: tuple[Param, ...] = (
-    *EXTENSIONS,
+CHAT_EXTENSION_PARAMS: tuple[Param, ...] = (
+    *EXTENSION_PARAMS,
     Param(wire="add_generation_prompt", field="templating.add_generation_prompt", type="bool"),
     Param(wire="continue_final_message", field="templating.continue_final", type="bool"),
     Param(wire="chat_template", field="templating.template", type="str"),
@@ -162,7 +162,7 @@ CHAT_EXTENSIONS: tuple[Param, ...] = (
 )
 """What vLLM takes beside for conversations. Not here: chat_template_kwargs, structured_outputs."""
 
-EMBEDDING_EXTENSIONS: tuple[Param, ...] = (
+EMBEDDING_EXTENSION_PARAMS: tuple[Param, ...] = (
     Param(wire="truncate_prompt_tokens", field="truncate", type="int", low=-1),
     Param(wire="priority", field="priority", type="int", low=0, high=255),
     Param(wire="request_id", field="client_id", type="str"),
@@ -170,7 +170,7 @@ EMBEDDING_EXTENSIONS: tuple[Param, ...] = (
 """What vLLM takes beside for embeddings."""
 
 
-def row(table: tuple[Param, ...], wire: str) -> Param:
+def find_param(table: tuple[Param, ...], wire: str) -> Param:
     """The row of this wire name. Raises KeyError."""
     for param in table:
         if param.wire == wire:
@@ -178,15 +178,15 @@ def row(table: tuple[Param, ...], wire: str) -> Param:
     raise KeyError(wire)
 
 
-def changed(table: tuple[Param, ...], **changes: dict[str, Any]) -> tuple[Param, ...]:
+def replace_params(table: tuple[Param, ...], **changes: dict[str, Any]) -> tuple[Param, ...]:
     """The table with some rows changed, by wire name. Raises KeyError for a name it has not."""
     for wire in changes:
-        row(table, wire)
+        find_param(table, wire)
     return tuple(msgspec.structs.replace(p, **changes.get(p.wire, {})) for p in table)
 
 
-def without(table: tuple[Param, ...], *wires: str) -> tuple[Param, ...]:
+def remove_params(table: tuple[Param, ...], *wires: str) -> tuple[Param, ...]:
     """The table less these rows. Raises KeyError for a name it has not."""
     for wire in wires:
-        row(table, wire)
+        find_param(table, wire)
     return tuple(p for p in table if p.wire not in wires)

@@ -15,32 +15,32 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from gateway.core.types import (
+from gateway.core.request import (
     AllowedTools,
-    JsonObject,
-    JsonSchema,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     NamedTool,
     OutputFormat,
     Tool,
     ToolChoice,
 )
-from protocols.body import value
+from protocols.body import decode_value
 from protocols.openai.reading import (
     as_array,
     as_object,
     as_optional_bool,
     as_optional_text,
     as_text,
-    conflict,
-    empty,
-    given,
-    missing,
-    too_long,
-    wrong_type,
-    wrong_value,
+    conflict_error,
+    empty_value_error,
+    invalid_type_error,
+    invalid_value_error,
+    missing_error,
+    null_to_none,
+    too_long_error,
 )
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _encode = msgspec.json.Encoder().encode
 
 # --- tools ----------------------------------------------------------------------------------------
@@ -54,53 +54,53 @@ def read_tools(
     none_as_absent: bool = False,
 ) -> tuple[Tool, ...]:
     """The tools offered. ``none_as_absent``: an empty array says nothing instead of being wrong."""
-    raw = given(fields.get("tools"))
+    raw = null_to_none(fields.get("tools"))
     if raw is None:
         return ()
     items = as_array(raw, "tools")
     if not items and not none_as_absent:
-        raise empty("tools", items)
+        raise empty_value_error("tools", items)
     if len(items) > most:
-        raise too_long("tools", most, items)
-    return tuple(_tool(item, f"tools[{i}]", kinds) for i, item in enumerate(items))
+        raise too_long_error("tools", most, items)
+    return tuple(_read_tool(item, f"tools[{i}]", kinds) for i, item in enumerate(items))
 
 
-def _tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
+def _read_tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
     fields = as_object(raw, at)
     kind = as_text(fields, "type", at)
     if kind not in kinds:
-        raise wrong_value(f"{at}.type", kind, kinds)
-    body = given(fields.get(kind))
+        raise invalid_value_error(f"{at}.type", kind, kinds)
+    body = null_to_none(fields.get(kind))
     if body is None:
-        raise missing(f"{at}.{kind}")
+        raise missing_error(f"{at}.{kind}")
     if kind == "function":
-        return _function(body, f"{at}.function")
+        return _read_function(body, f"{at}.function")
     custom = as_object(body, f"{at}.custom")
     return Tool(
-        _name(custom, f"{at}.custom"),
+        _read_name(custom, f"{at}.custom"),
         as_optional_text(custom, "description", f"{at}.custom"),
-        given(custom.get("format")),
+        null_to_none(custom.get("format")),
         kind="custom",
     )
 
 
-def _function(raw: Raw, at: str) -> Tool:
+def _read_function(raw: Raw, at: str) -> Tool:
     fields = as_object(raw, at)
-    parameters = given(fields.get("parameters"))
+    parameters = null_to_none(fields.get("parameters"))
     if parameters is not None:
         as_object(parameters, f"{at}.parameters")
     return Tool(
-        _name(fields, at),
+        _read_name(fields, at),
         as_optional_text(fields, "description", at),
         parameters,
         as_optional_bool(fields, "strict", at),
     )
 
 
-def _name(fields: Mapping[str, Raw], at: str) -> str:
+def _read_name(fields: Mapping[str, Raw], at: str) -> str:
     name = as_text(fields, "name", at)
     if not name:
-        raise empty(f"{at}.name", name)
+        raise empty_value_error(f"{at}.name", name)
     return name
 
 
@@ -125,20 +125,20 @@ def _write_tool(tool: Tool) -> dict[str, Any]:
 
 def read_tool_choice(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> ToolChoice | None:
     """What must be called. Raises InvalidParameter also for a tool that was not offered."""
-    raw = given(fields.get("tool_choice"))
+    raw = null_to_none(fields.get("tool_choice"))
     if raw is None:
         return None
-    choice = _tool_choice(raw)
+    choice = _read_tool_choice_value(raw)
     if not tools and choice != "none":
-        raise _unoffered("'tool_choice' is only allowed when 'tools' are specified.")
+        raise _unknown_tool_error("'tool_choice' is only allowed when 'tools' are specified.")
     offered = {tool.name for tool in tools}
-    for name in _wanted(choice):
+    for name in _list_required_names(choice):
         if name not in offered:
-            raise _unoffered(f"Tool choice '{name[:64]}' not found in 'tools' parameter.")
+            raise _unknown_tool_error(f"Tool choice '{name[:64]}' not found in 'tools' parameter.")
     return choice
 
 
-def _wanted(choice: ToolChoice) -> tuple[str, ...]:
+def _list_required_names(choice: ToolChoice) -> tuple[str, ...]:
     match choice:
         case NamedTool(name):
             return (name,)
@@ -148,68 +148,68 @@ def _wanted(choice: ToolChoice) -> tuple[str, ...]:
             return ()
 
 
-def _unoffered(text: str) -> Exception:
-    error = conflict("tool_choice", text)
+def _unknown_tool_error(text: str) -> Exception:
+    error = conflict_error("tool_choice", text)
     error.problem = "value"
     return error
 
 
-def _tool_choice(raw: Raw) -> ToolChoice:
-    got = value(raw)
+def _read_tool_choice_value(raw: Raw) -> ToolChoice:
+    got = decode_value(raw)
     match got:
         case "none" | "auto" | "required":
-            return _MODES[got]
+            return _TOOL_CHOICE_MODES[got]
         case str():
-            raise wrong_value("tool_choice", got, ("none", "auto", "required"))
+            raise invalid_value_error("tool_choice", got, ("none", "auto", "required"))
         case dict():
-            return _object_choice(as_object(raw, "tool_choice"))
+            return _read_object_choice(as_object(raw, "tool_choice"))
         case _:
-            raise wrong_type("tool_choice", "one of a string or object", got)
+            raise invalid_type_error("tool_choice", "one of a string or object", got)
 
 
-_MODES: Mapping[str, Literal["none", "auto", "required"]] = {
+_TOOL_CHOICE_MODES: Mapping[str, Literal["none", "auto", "required"]] = {
     "none": "none",
     "auto": "auto",
     "required": "required",
 }
 
 
-def _object_choice(fields: Mapping[str, Raw]) -> ToolChoice:
+def _read_object_choice(fields: Mapping[str, Raw]) -> ToolChoice:
     at = "tool_choice"
     kind = as_text(fields, "type", at)
     match kind:
         case "function" | "custom":
-            return NamedTool(_reference(fields, kind, at))
+            return NamedTool(_read_tool_name(fields, kind, at))
         case "allowed_tools":
-            return _allowed_tools(fields)
+            return _read_allowed_tools(fields)
         case _:
-            raise wrong_value(f"{at}.type", kind, ("function", "custom", "allowed_tools"))
+            raise invalid_value_error(f"{at}.type", kind, ("function", "custom", "allowed_tools"))
 
 
-def _allowed_tools(fields: Mapping[str, Raw]) -> AllowedTools:
+def _read_allowed_tools(fields: Mapping[str, Raw]) -> AllowedTools:
     at = "tool_choice.allowed_tools"
-    body = given(fields.get("allowed_tools"))
+    body = null_to_none(fields.get("allowed_tools"))
     if body is None:
-        raise missing(at)
+        raise missing_error(at)
     inner = as_object(body, at)
     mode = as_text(inner, "mode", at)
     if mode not in ("auto", "required"):
-        raise wrong_value(f"{at}.mode", mode, ("auto", "required"))
-    tools = given(inner.get("tools"))
+        raise invalid_value_error(f"{at}.mode", mode, ("auto", "required"))
+    tools = null_to_none(inner.get("tools"))
     if tools is None:
-        raise missing(f"{at}.tools")
+        raise missing_error(f"{at}.tools")
     names = []
     for i, raw in enumerate(as_array(tools, f"{at}.tools")):
         where = f"{at}.tools[{i}]"
         item = as_object(raw, where)
-        names.append(_reference(item, as_text(item, "type", where), where))
+        names.append(_read_tool_name(item, as_text(item, "type", where), where))
     return AllowedTools(mode, tuple(names))  # type: ignore[arg-type]
 
 
-def _reference(fields: Mapping[str, Raw], kind: str, at: str) -> str:
-    body = given(fields.get(kind))
+def _read_tool_name(fields: Mapping[str, Raw], kind: str, at: str) -> str:
+    body = null_to_none(fields.get(kind))
     if body is None:
-        raise missing(f"{at}.{kind}")
+        raise missing_error(f"{at}.{kind}")
     return as_text(as_object(body, f"{at}.{kind}"), "name", f"{at}.{kind}")
 
 
@@ -231,7 +231,7 @@ def write_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> Any:
             return choice
 
 
-def narrowed(
+def restrict_tools(
     choice: ToolChoice | None, tools: tuple[Tool, ...]
 ) -> tuple[ToolChoice | None, tuple[Tool, ...]]:
     """The same without ``allowed_tools``, for workers that do not know it: only those offered."""
@@ -247,33 +247,33 @@ def read_functions(
     fields: Mapping[str, Raw],
 ) -> tuple[tuple[Tool, ...], ToolChoice | None]:
     """``functions`` and ``function_call``, as tools and a choice of one."""
-    raw = given(fields.get("functions"))
+    raw = null_to_none(fields.get("functions"))
     if raw is None:
-        if given(fields.get("function_call")) is not None:
+        if null_to_none(fields.get("function_call")) is not None:
             text = "'function_call' is only allowed when 'functions' are specified."
-            raise conflict("function_call", text)
+            raise conflict_error("function_call", text)
         return (), None
     items = as_array(raw, "functions")
     if not items:
-        raise empty("functions", items)
+        raise empty_value_error("functions", items)
     if len(items) > 128:  # noqa: PLR2004 - the specification's number
-        raise too_long("functions", 128, items)
-    tools = tuple(_function(item, f"functions[{i}]") for i, item in enumerate(items))
-    return tools, _function_call(fields, tools)
+        raise too_long_error("functions", 128, items)
+    tools = tuple(_read_function(item, f"functions[{i}]") for i, item in enumerate(items))
+    return tools, _read_function_call(fields, tools)
 
 
-def _function_call(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> ToolChoice | None:
-    raw = given(fields.get("function_call"))
+def _read_function_call(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> ToolChoice | None:
+    raw = null_to_none(fields.get("function_call"))
     if raw is None:
         return None
-    got = value(raw)
+    got = decode_value(raw)
     if isinstance(got, str):
         if got not in ("none", "auto"):
-            raise wrong_value("function_call", got, ("none", "auto"))
-        return _MODES[got]
+            raise invalid_value_error("function_call", got, ("none", "auto"))
+        return _TOOL_CHOICE_MODES[got]
     name = as_text(as_object(raw, "function_call"), "name", "function_call")
     if name not in {tool.name for tool in tools}:
-        raise wrong_value("function_call", name, tuple(tool.name for tool in tools))
+        raise invalid_value_error("function_call", name, tuple(tool.name for tool in tools))
     return NamedTool(name)
 
 
@@ -282,7 +282,7 @@ def _function_call(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> ToolChoi
 
 def read_response_format(fields: Mapping[str, Raw]) -> OutputFormat | None:
     """The form asked for; None is plain text."""
-    raw = given(fields.get("response_format"))
+    raw = null_to_none(fields.get("response_format"))
     if raw is None:
         return None
     inner = as_object(raw, "response_format")
@@ -291,30 +291,30 @@ def read_response_format(fields: Mapping[str, Raw]) -> OutputFormat | None:
         case "text":
             return None
         case "json_object":
-            return JsonObject()
+            return JsonObjectFormat()
         case "json_schema":
-            return _json_schema(inner)
+            return _read_json_schema(inner)
         case _:
             kinds = ("json_object", "json_schema", "text")
-            raise wrong_value("response_format.type", kind, kinds)
+            raise invalid_value_error("response_format.type", kind, kinds)
 
 
-def _json_schema(fields: Mapping[str, Raw]) -> JsonSchema:
+def _read_json_schema(fields: Mapping[str, Raw]) -> JsonSchemaFormat:
     at = "response_format.json_schema"
-    raw = given(fields.get("json_schema"))
+    raw = null_to_none(fields.get("json_schema"))
     if raw is None:
-        raise missing(at)
+        raise missing_error(at)
     inner = as_object(raw, at)
     name = as_text(inner, "name", at)
-    if not _NAME.fullmatch(name):
+    if not _NAME_PATTERN.fullmatch(name):
         text = f"Invalid '{at}.name': string does not match pattern '^[a-zA-Z0-9_-]{{1,64}}$'."
-        error = conflict(f"{at}.name", text)
+        error = conflict_error(f"{at}.name", text)
         error.problem = "value"
         raise error
-    schema = given(inner.get("schema"))
+    schema = null_to_none(inner.get("schema"))
     if schema is not None:
         as_object(schema, f"{at}.schema")
-    return JsonSchema(
+    return JsonSchemaFormat(
         Raw(b"{}") if schema is None else schema,
         name,
         as_optional_text(inner, "description", at),
@@ -325,9 +325,9 @@ def _json_schema(fields: Mapping[str, Raw]) -> JsonSchema:
 def write_response_format(output: OutputFormat | None) -> dict[str, Any] | None:
     """``response_format`` as a worker takes it; None where it can't say this output."""
     match output:
-        case JsonObject():
+        case JsonObjectFormat():
             return {"type": "json_object"}
-        case JsonSchema(schema, name, description, strict):
+        case JsonSchemaFormat(schema, name, description, strict):
             body = {"name": name, "description": description, "schema": schema, "strict": strict}
             body = {key: got for key, got in body.items() if got is not None}
             return {"type": "json_schema", "json_schema": body}

@@ -9,20 +9,26 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.core import sse
-from gateway.core.aggregate import Answer
+from gateway.core.aggregate import UnaryResponse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.ports import About, Headers, Reply
-from gateway.core.types import Done, EmbedRequest, Event, Served, Vector
-from protocols.openai.chunks import heading
-from protocols.openai.faults import complain
-from protocols.openai.incoming import read_vectors, text_in, usage_in, vector_in
-from protocols.openai.pieces import EmbeddingUsage, encode
-from protocols.openai.style import Style
+from gateway.core.events import Embedding, Event, ResponseMetadata, StreamEnd
+from gateway.core.ports import Headers, HttpResponse, ResponseContext
+from gateway.core.request import EmbeddingRequest
+from protocols.openai.chunks import create_header_builder
+from protocols.openai.faults import raise_worker_error
+from protocols.openai.incoming import (
+    decode_embedding,
+    decode_embedding_response,
+    read_text,
+    read_usage,
+)
+from protocols.openai.pieces import EmbeddingUsage, encode_json
+from protocols.openai.style import ResponseStyle
 
 _BOM: Final = b"\xef\xbb\xbf"
 
 
-class VectorItem(Struct):
+class EmbeddingItem(Struct):
     """One input's vector: numbers, or base64 of little-endian float32."""
 
     object: str
@@ -30,17 +36,17 @@ class VectorItem(Struct):
     embedding: tuple[float, ...] | str
 
 
-class VectorList(Struct):
+class EmbeddingList(Struct):
     """The whole answer; some of the family add an id."""
 
     object: str
-    data: list[VectorItem]
+    data: list[EmbeddingItem]
     model: str
     usage: EmbeddingUsage | UnsetType = UNSET
     id: str | UnsetType = UNSET
 
 
-class VectorEncoder:
+class EmbeddingEncoder:
     """Writes the answer to a request for embeddings, which is never a stream.
 
     ``id`` is added where given; ``model`` replaces the name that was asked for.
@@ -50,9 +56,9 @@ class VectorEncoder:
 
     def __init__(
         self,
-        style: Style,
-        request: EmbedRequest,
-        about: About,
+        style: ResponseStyle,
+        request: EmbeddingRequest,
+        about: ResponseContext,
         *,
         id: str | None = None,  # noqa: A002 - the wire's word
         model: str | None = None,
@@ -61,74 +67,74 @@ class VectorEncoder:
         self._response_style, self._request = style, request
         self._id = UNSET if id is None else id
         self._model = about.model if model is None else model
-        self._build_headers = heading(style, about, headers)
+        self._build_headers = create_header_builder(style, about, headers)
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._build_headers()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.Encoder``; there is nothing to stream."""
+        """See ``gateway.core.ports.ResponseEncoder``; there is nothing to stream."""
         del events
         return b""
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.Encoder``."""
+        """See ``gateway.core.ports.ResponseEncoder``."""
         return self._response_style.encode_error_event(error)
 
-    def encode_unary(self, answer: Answer) -> Reply:
-        """See ``gateway.core.ports.Encoder``."""
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``gateway.core.ports.ResponseEncoder``."""
         packed = self._request.encoding == "base64"
         data = [
-            VectorItem("embedding", i, _packed(values) if packed else values)
+            EmbeddingItem("embedding", i, _encode_base64(values) if packed else values)
             for i, values in enumerate(answer.embeddings)
         ]
-        body = VectorList("list", data, self._model, id=self._id)
+        body = EmbeddingList("list", data, self._model, id=self._id)
         if answer.usage is not None:
             tokens = answer.usage.prompt_tokens
             body.usage = EmbeddingUsage(tokens, tokens)
-        return Reply(200, encode(body))
+        return HttpResponse(200, encode_json(body))
 
 
-def _packed(values: tuple[float, ...]) -> str:
+def _encode_base64(values: tuple[float, ...]) -> str:
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 
 # --- workers' -------------------------------------------------------------------------------------
 
 
-class VectorDecoder:
+class EmbeddingDecoder:
     """Reads the answer to an EmbedRequest."""
 
     def __init__(
-        self, request: EmbedRequest, *, complaint: Callable[[bytes], None] = complain
+        self, request: EmbeddingRequest, *, complaint: Callable[[bytes], None] = raise_worker_error
     ) -> None:
         self._input_count = len(request.inputs)
         self._raise_if_error = complaint
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         self._body += data
-        if len(self._body) > sse.LARGEST:
+        if len(self._body) > sse.MAX_UNARY_BYTES:
             raise WorkerFailed("The worker's answer is too large.")
         return ()
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         body = bytes(self._body).removeprefix(_BOM)
         if not body.strip():
             raise StreamBroken("The worker's answer is empty.")
         try:
-            wire = read_vectors(body)
+            wire = decode_embedding_response(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             self._raise_if_error(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
-        events: list[Event] = [Served(text_in(wire.model), id=text_in(wire.id))]
+        events: list[Event] = [ResponseMetadata(read_text(wire.model), id=read_text(wire.id))]
         for position, item in enumerate(wire.data):
             index = position if item.index is None else item.index
-            events.append(Vector(index, vector_in(item.embedding)))
-        if {e.index for e in events if isinstance(e, Vector)} != set(range(self._input_count)):
+            events.append(Embedding(index, decode_embedding(item.embedding)))
+        if {e.index for e in events if isinstance(e, Embedding)} != set(range(self._input_count)):
             raise WorkerFailed("The worker did not answer each input with one vector.")
-        usage = None if wire.usage is None else usage_in(wire.usage, embeds=True)
-        return [*events, *([] if usage is None else [usage]), Done()]
+        usage = None if wire.usage is None else read_usage(wire.usage, embeds=True)
+        return [*events, *([] if usage is None else [usage]), StreamEnd()]

@@ -6,13 +6,13 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core import loss
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Carry, Loss
-from gateway.core.ports import WireRequest
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
-    Logprobs,
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.loss import ParameterSupport, UnsupportedParameter
+from gateway.core.ports import UpstreamRequest
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    LogprobsOptions,
     Message,
     ReasoningPart,
     Request,
@@ -20,39 +20,48 @@ from gateway.core.types import (
 )
 from protocols import params
 from protocols.openai.messages import write_messages
-from protocols.openai.profiles import Profile
-from protocols.openai.requests import CHAT_FIELDS, EMBEDDING_FIELDS, READING, TEXT_FIELDS
-from protocols.openai.tools import (
-    narrowed,
-    write_tool_choice,
-    write_tools,
+from protocols.openai.profiles import WorkerProfile
+from protocols.openai.requests import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    DEFAULT_REQUEST_RULES,
+    EMBEDDING_FIELDS,
 )
-from protocols.params import Table
+from protocols.openai.tools import restrict_tools, write_tool_choice, write_tools
+from protocols.params import ParamTable
 
 _encode = msgspec.json.Encoder().encode
-_JSON = (("Content-Type", "application/json"),)
+_JSON_HEADERS = (("Content-Type", "application/json"),)
 
-_KNOWN = frozenset(
-    {p.wire for table in (READING.chat, READING.completion, READING.embedding) for p in table}
+_KNOWN_FIELDS = frozenset(
+    {
+        p.wire
+        for table in (
+            DEFAULT_REQUEST_RULES.chat,
+            DEFAULT_REQUEST_RULES.completion,
+            DEFAULT_REQUEST_RULES.embedding,
+        )
+        for p in table
+    }
     | CHAT_FIELDS
-    | TEXT_FIELDS
+    | COMPLETION_FIELDS
     | EMBEDDING_FIELDS
 )
 """Names with a meaning here: left over by another dialect, they mean something else."""
 
-_UNANSWERED = frozenset(
+_UNSUPPORTED_FIELDS = frozenset(
     {"prompt_logprobs", "return_tokens_as_token_ids", "return_prompt_text", "logprob_token_ids",
      "return_hidden_states", "return_prompt_token_ids", "audio", "watermarking"}
 )  # fmt: skip
 """What would change the answer in a way that no event can tell."""
 
-_POWERS = frozenset(
+_PRIVILEGED_FIELDS = frozenset(
     {"cache_salt", "kv_transfer_params", "ec_transfer_params", "prompt_embeds", "media_io_kwargs",
      "vllm_xargs", "mm_processor_kwargs", "custom_logit_processor", "lora_path", "session_params"}
 )  # fmt: skip
 """What reaches into a worker: given on only where the operator lets clients have it."""
 
-_BESIDE: Final = frozenset(
+_SPECIAL_PATHS: Final = frozenset(
     {"sampling.seed", "sampling.do_sample", "sampling.logit_bias", "sampling.beam_width",
      "stopping.stop", "stopping.overflow", "logprobs.top", "logprobs.prompt", "output",
      "messages", "labels", "stream", "want.token_ids"}
@@ -60,40 +69,40 @@ _BESIDE: Final = frozenset(
 """Paths of which the rows for completions do not tell all that is written, or is lost."""
 
 
-def is_chat(request: GenerateRequest) -> bool:
+def uses_chat_endpoint(request: GenerationRequest) -> bool:
     """Whether the worker's chat endpoint answers it."""
     return request.kind == "chat" or request.templating.mode == "server"
 
 
-class Writer:
+class RequestWriter:
     """Writes requests for the workers of one profile, under one path prefix."""
 
-    def __init__(self, profile: Profile, prefix: str, *, powers: bool) -> None:
+    def __init__(self, profile: WorkerProfile, prefix: str, *, powers: bool) -> None:
         self._profile = profile
         self._prefix = prefix
         self._allows_privileged = powers
         more = profile.privileged_params if powers else ()
         plain = [param for param in more if param.wire != "chat_template"]
-        self._chat_params = Table(*profile.chat, *more)
-        self._completion_params = Table(*profile.completion, *plain)
-        self._embedding_params = Table(*profile.embedding)
+        self._chat_params = ParamTable(*profile.chat, *more)
+        self._completion_params = ParamTable(*profile.completion, *plain)
+        self._embedding_params = ParamTable(*profile.embedding)
         self._generation_support = {chat: self._build_support(chat=chat) for chat in (True, False)}
-        self._embedding_support = params.carries(self._embedding_params)
+        self._embedding_support = params.build_parameter_support(self._embedding_params)
         self._supports_echo = any(param.field == "echo" for param in profile.completion)
         self._supports_truncation = any(
             param.field == "stopping.truncate_prompt" for param in profile.chat
         )
 
-    def encode_request(self, request: Request) -> WireRequest:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         path, body = self.write_body(request)
-        return WireRequest(f"{self._prefix}/{path}", _encode(body), _JSON)
+        return UpstreamRequest(f"{self._prefix}/{path}", _encode(body), _JSON_HEADERS)
 
     def write_body(self, request: Request) -> tuple[str, dict[str, Any]]:
         """The path behind the prefix, and the body's fields."""
-        if isinstance(request, EmbedRequest):
+        if isinstance(request, EmbeddingRequest):
             path, body = "embeddings", self._write_embedding(request)
-        elif is_chat(request):
+        elif uses_chat_endpoint(request):
             path, body = "chat/completions", self._write_chat(request)
         else:
             path, body = "completions", self._write_completion(request)
@@ -104,44 +113,48 @@ class Writer:
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        if isinstance(request, EmbedRequest):
-            found = loss.losses(_tolerant(request), self._embedding_support, names, extra=True)
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        if isinstance(request, EmbeddingRequest):
+            found = loss.find_unsupported_parameters(
+                _ignore_overflow_error(request), self._embedding_support, names, extra=True
+            )
         else:
             found = self._find_generation_losses(request, names)
         if not request.extra:
             return found
         left = tuple(
-            Loss(name, "dropped") for name in request.extra if not self.forwards_field(name)
+            UnsupportedParameter(name, "dropped")
+            for name in request.extra
+            if not self.forwards_field(name)
         )
         return found + left
 
-    def expects_echo(self, request: GenerateRequest) -> bool:
+    def expects_echo(self, request: GenerationRequest) -> bool:
         """Whether the worker is asked to give the prompt back."""
-        return bool(request.echo) and self._supports_echo and not is_chat(request)
+        return bool(request.echo) and self._supports_echo and not uses_chat_endpoint(request)
 
     def forwards_field(self, name: str) -> bool:
         """Whether a worker is given a field that the gateway does not know."""
-        if name in _KNOWN or name in _UNANSWERED:
+        if name in _KNOWN_FIELDS or name in _UNSUPPORTED_FIELDS:
             return False
-        return self._allows_privileged or name not in _POWERS
+        return self._allows_privileged or name not in _PRIVILEGED_FIELDS
 
     # --- bodies -----------------------------------------------------------------------------------
 
-    def _write_embedding(self, request: EmbedRequest) -> dict[str, Any]:
+    def _write_embedding(self, request: EmbeddingRequest) -> dict[str, Any]:
         alone = len(request.inputs) == 1
         body: dict[str, Any] = {
             "model": request.model,
             "input": request.inputs[0] if alone else request.inputs,
         }
-        body |= params.write(self._embedding_params, request.said)
+        body |= params.write_params(self._embedding_params, request.said)
         if request.encoding != "float":
             body["encoding_format"] = request.encoding
         return body | self._write_labels(request)
 
-    def _write_chat(self, request: GenerateRequest) -> dict[str, Any]:
-        messages = request.messages or _as_messages(request)
+    def _write_chat(self, request: GenerationRequest) -> dict[str, Any]:
+        messages = request.messages or _wrap_prompt(request)
         body: dict[str, Any] = {
             "model": request.model,
             "messages": write_messages(messages, self._profile.message_style),
@@ -149,7 +162,7 @@ class Writer:
         body |= self._write_scalars(self._chat_params, request)
         choice, tools = request.tool_choice, request.tools
         if not self._profile.allowed_tools:
-            choice, tools = narrowed(choice, tools)
+            choice, tools = restrict_tools(choice, tools)
         if not self._profile.custom_tools:
             tools = tuple(tool for tool in tools if tool.kind == "function")
         if tools:
@@ -161,7 +174,9 @@ class Writer:
         if request.logprobs is not None:
             body["logprobs"] = True
             if request.logprobs.top:
-                body["top_logprobs"] = _at_most(request.logprobs, self._profile.max_chat_logprobs)
+                body["top_logprobs"] = _limit_logprobs(
+                    request.logprobs, self._profile.max_chat_logprobs
+                )
         if self._profile.template_arguments and request.templating.arguments is not None:
             body["chat_template_kwargs"] = request.templating.arguments
         return (
@@ -170,16 +185,18 @@ class Writer:
             | self._write_stream_options(request)
         )
 
-    def _write_completion(self, request: GenerateRequest) -> dict[str, Any]:
+    def _write_completion(self, request: GenerationRequest) -> dict[str, Any]:
         prompts = request.prompts
         prompt: Any = prompts[0] if len(prompts) == 1 else prompts
         body = {"model": request.model, "prompt": prompt}
-        if _BESIDE.isdisjoint(request.said):
-            body |= params.write(self._completion_params, request.said)
+        if _SPECIAL_PATHS.isdisjoint(request.said):
+            body |= params.write_params(self._completion_params, request.said)
             return body
         body |= self._write_scalars(self._completion_params, request)
         if request.logprobs is not None:
-            body["logprobs"] = _at_most(request.logprobs, self._profile.max_completion_logprobs)
+            body["logprobs"] = _limit_logprobs(
+                request.logprobs, self._profile.max_completion_logprobs
+            )
         takes_format = self._profile.completion_response_format
         return (
             body
@@ -187,9 +204,13 @@ class Writer:
             | self._write_stream_options(request)
         )
 
-    def _write_scalars(self, table: Table, request: GenerateRequest) -> dict[str, Any]:
-        body = params.write(table, request.said)
-        if "max_completion_tokens" in request.given and "max_tokens" in body and is_chat(request):
+    def _write_scalars(self, table: ParamTable, request: GenerationRequest) -> dict[str, Any]:
+        body = params.write_params(table, request.said)
+        if (
+            "max_completion_tokens" in request.given
+            and "max_tokens" in body
+            and uses_chat_endpoint(request)
+        ):
             body["max_completion_tokens"] = body.pop("max_tokens")
         if (seed := body.get("seed")) is not None and seed >= 2**63:
             body["seed"] = seed - 2**64
@@ -208,7 +229,7 @@ class Writer:
         return body
 
     def _write_output_format(
-        self, request: GenerateRequest, *, takes_format: bool
+        self, request: GenerationRequest, *, takes_format: bool
     ) -> dict[str, Any]:
         if request.output is None:
             return {}
@@ -217,7 +238,7 @@ class Writer:
             return dict(self._profile.write_guide(request.output))
         return {"response_format": form} if takes_format else {}
 
-    def _write_stream_options(self, request: GenerateRequest) -> dict[str, Any]:
+    def _write_stream_options(self, request: GenerationRequest) -> dict[str, Any]:
         body: dict[str, Any] = self._write_labels(request)
         if request.stream:
             options = {"include_usage": True}
@@ -242,79 +263,101 @@ class Writer:
     # --- losses -----------------------------------------------------------------------------------
 
     def _find_generation_losses(
-        self, request: GenerateRequest, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        chat = is_chat(request)
+        self, request: GenerationRequest, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        chat = uses_chat_endpoint(request)
         carries = self._generation_support[chat]
-        if not chat and _BESIDE.isdisjoint(request.said):
-            return loss.losses(request, carries, names, extra=True)
+        if not chat and _SPECIAL_PATHS.isdisjoint(request.said):
+            return loss.find_unsupported_parameters(request, carries, names, extra=True)
         if more := self._build_request_support(request, chat=chat):
             carries = carries | more
-        found = list(loss.losses(_tolerant(request), carries, names, extra=True))
+        found = list(
+            loss.find_unsupported_parameters(
+                _ignore_overflow_error(request), carries, names, extra=True
+            )
+        )
         stops, most = len(request.stopping.stop), self._profile.max_stop_strings
         if most is not None and stops > most:
             wire = names.get("stopping.stop", "stop")
-            found.append(Loss(wire, "clamped", f"{stops} to {most}", "stopping.stop"))
+            found.append(
+                UnsupportedParameter(wire, "clamped", f"{stops} to {most}", "stopping.stop")
+            )
         if chat and len(request.prompts) > 1:
-            found.append(Loss(names.get("prompts", "prompt"), "dropped", path="prompts"))
+            found.append(
+                UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
+            )
         if request.want.token_ids and not self._profile.token_ids:
-            found.append(Loss(names.get("want.token_ids", "return_token_ids"), "dropped"))
+            found.append(
+                UnsupportedParameter(names.get("want.token_ids", "return_token_ids"), "dropped")
+            )
         custom = chat and request.tools and not self._profile.custom_tools
         if custom and any(tool.kind == "custom" for tool in request.tools):
-            found.append(Loss(names.get("tools", "tools"), "dropped", "custom tools", "tools"))
+            found.append(
+                UnsupportedParameter(
+                    names.get("tools", "tools"), "dropped", "custom tools", "tools"
+                )
+            )
         if request.messages:
             found += self._find_ignored_parts(request, names)
         return tuple(found)
 
     def _find_ignored_parts(
-        self, request: GenerateRequest, names: Mapping[str, str]
-    ) -> Iterator[Loss]:
+        self, request: GenerationRequest, names: Mapping[str, str]
+    ) -> Iterator[UnsupportedParameter]:
         """The parts of messages that the worker does not see."""
         parts = {type(part) for message in request.messages for part in message.parts}
         if unseen := [told for kind, told in self._profile.ignored_parts.items() if kind in parts]:
             where = names.get("messages", "messages")
-            yield Loss(where, "dropped", ", ".join(unseen), "messages")
+            yield UnsupportedParameter(where, "dropped", ", ".join(unseen), "messages")
         if ReasoningPart in parts and not self._profile.message_style.includes_reasoning:
-            yield Loss("messages", "dropped", "earlier reasoning")
+            yield UnsupportedParameter("messages", "dropped", "earlier reasoning")
 
-    def _build_support(self, *, chat: bool) -> dict[str, Carry]:
+    def _build_support(self, *, chat: bool) -> dict[str, ParameterSupport]:
         """What is carried of every request."""
         profile = self._profile
         most = profile.max_chat_logprobs if chat else profile.max_completion_logprobs
         low = None if most is None else 0
-        carries = params.carries(self._chat_params if chat else self._completion_params)
-        carries["sampling.logit_bias"] = Carry("logit_bias")
-        carries["sampling.do_sample"] = Carry("")
-        carries["logprobs.top"] = Carry("top_logprobs" if chat else "logprobs", low, most)
+        carries = params.build_parameter_support(
+            self._chat_params if chat else self._completion_params
+        )
+        carries["sampling.logit_bias"] = ParameterSupport("logit_bias")
+        carries["sampling.do_sample"] = ParameterSupport("")
+        carries["logprobs.top"] = ParameterSupport(
+            "top_logprobs" if chat else "logprobs", low, most
+        )
         if chat:
-            carries["tools"] = Carry("tools")
+            carries["tools"] = ParameterSupport("tools")
             if profile.template_arguments:
-                carries["templating.arguments"] = Carry("chat_template_kwargs")
+                carries["templating.arguments"] = ParameterSupport("chat_template_kwargs")
         return carries
 
-    def _build_request_support(self, request: GenerateRequest, *, chat: bool) -> dict[str, Carry]:
+    def _build_request_support(
+        self, request: GenerationRequest, *, chat: bool
+    ) -> dict[str, ParameterSupport]:
         """What is carried beside that, by this request."""
         profile = self._profile
         carries = {}
         if request.echo and not chat and request.logprobs is not None:
-            carries["logprobs.prompt"] = Carry("logprobs", maximum=profile.max_completion_logprobs)
+            carries["logprobs.prompt"] = ParameterSupport(
+                "logprobs", maximum=profile.max_completion_logprobs
+            )
         if self._write_output_format(
             request, takes_format=chat or profile.completion_response_format
         ):
-            carries["output"] = Carry("response_format")
+            carries["output"] = ParameterSupport("response_format")
         if self._supports_truncation and request.stopping.overflow == "truncate":
-            carries["stopping.overflow"] = Carry("truncate_prompt_tokens")
+            carries["stopping.overflow"] = ParameterSupport("truncate_prompt_tokens")
         if profile.beam_search and request.sampling.beam_width is not None:
             exact = request.sampling.beam_width == (request.n or 1)
-            carries["sampling.beam_width"] = Carry(
+            carries["sampling.beam_width"] = ParameterSupport(
                 "use_beam_search", reason=None if exact else "approximated"
             )
         return carries
 
 
-def _tolerant(request: Any) -> Any:
+def _ignore_overflow_error(request: Any) -> Any:
     """The request without the wish to be told of an overflow, which every worker fulfils."""
-    if isinstance(request, EmbedRequest):
+    if isinstance(request, EmbeddingRequest):
         unsaid = request.overflow == "error"
         return msgspec.structs.replace(request, overflow=None) if unsaid else request
     if request.stopping.overflow != "error":
@@ -323,20 +366,20 @@ def _tolerant(request: Any) -> Any:
     return msgspec.structs.replace(request, stopping=stopping)
 
 
-def _as_messages(request: GenerateRequest) -> tuple[Message, ...]:
+def _wrap_prompt(request: GenerationRequest) -> tuple[Message, ...]:
     """A prompt that the worker's template shall wrap, as what a user said."""
     match request.prompts:
         case (str() as prompt,):
             return (Message("user", (TextPart(prompt),)),)
         case (_,):
             text = "Token ids can't go through a chat template."
-            raise Unsupported(text, param="prompt")
+            raise UnsupportedFeature(text, param="prompt")
         case _:
             text = "Only one prompt at a time can go through a worker's chat template."
-            raise Unsupported(text, param="prompt")
+            raise UnsupportedFeature(text, param="prompt")
 
 
-def _at_most(logprobs: Logprobs, most: int | None) -> int:
+def _limit_logprobs(logprobs: LogprobsOptions, most: int | None) -> int:
     top = logprobs.top
     if most is None:
         return top

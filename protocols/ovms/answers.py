@@ -15,38 +15,38 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, json
 
-from gateway.core import types
-from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core import events as core_events
+from gateway.core.aggregate import UnaryChoice, UnaryResponse
 from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Headers, Reply
-from gateway.core.sse import DONE, event
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     PromptEcho,
-    Refusal,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    TextDelta,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
 )
+from gateway.core.ports import Headers, HttpResponse, ResponseContext
+from gateway.core.sse import DONE_EVENT, format_event
 from protocols.ovms import errors
 
 _encode = json.Encoder().encode
-_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls"}
-_UNKNOWN = "unknown"
+_FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+_UNKNOWN_REASON = "unknown"
 
-_MARK = "\x00"
-_MARKED = _encode(_MARK)
+_TEXT_MARK = "\x00"
+_ENCODED_TEXT_MARK = _encode(_TEXT_MARK)
 """What no model's name holds, so that it is found in a chunk where the text is to be."""
 
-Payload = dict[str, Any]
-_Piece = Text | Thought | Refusal | PromptEcho | CallStart | CallArguments
+ChoicePayload = dict[str, Any]
+_DeltaEvent = TextDelta | ReasoningDelta | RefusalDelta | PromptEcho | ToolCallStart | ToolCallDelta
 
 
-class Usage(Struct, frozen=True):
+class UsageBody(Struct, frozen=True):
     """Tokens, in the order written."""
 
     prompt_tokens: int
@@ -54,35 +54,35 @@ class Usage(Struct, frozen=True):
     total_tokens: int
 
     @classmethod
-    def from_event(cls, usage: types.Usage) -> "Usage":
+    def from_event(cls, usage: core_events.Usage) -> "UsageBody":
         """From the internal one."""
         return cls(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
 
 
-class _Chunk(Struct):
-    choices: list[Payload]
+class _CompletionChunk(Struct):
+    choices: list[ChoicePayload]
     created: int
     model: str
     object: str
-    usage: Usage | UnsetType | None = UNSET
+    usage: UsageBody | UnsetType | None = UNSET
 
 
-class _Whole(Struct):
-    choices: list[Payload]
+class _CompletionBody(Struct):
+    choices: list[ChoicePayload]
     created: int
     model: str
     object: str
-    usage: Usage | UnsetType = UNSET
+    usage: UsageBody | UnsetType = UNSET
 
 
-class Form(Struct, frozen=True):
+class ResponseVariant(Struct, frozen=True):
     """What tells a conversation from a completion, and the early release from today's."""
 
     is_chat: bool
     early: bool
     with_usage: bool = False
     """The stream ends with usage."""
-    graph_node: str = errors.GENERATOR
+    graph_node: str = errors.GENERATION_NODE
 
     @property
     def unary_object(self) -> str:
@@ -100,11 +100,11 @@ class GenerationEncoder:
 
     content_type = "text/event-stream"
 
-    def __init__(self, form: Form, about: About) -> None:
+    def __init__(self, form: ResponseVariant, about: ResponseContext) -> None:
         self._variant = form
         self._context = about
         self._handshake_sent = form.early
-        self._usage: types.Usage | None = None
+        self._usage: core_events.Usage | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
 
     def headers(self) -> Headers:
@@ -116,16 +116,23 @@ class GenerationEncoder:
         out: list[bytes] = []
         for i, one in enumerate(events):
             match one:
-                case Text() | Thought() | Refusal() | PromptEcho() | CallStart() | CallArguments():
+                case (
+                    TextDelta()
+                    | ReasoningDelta()
+                    | RefusalDelta()
+                    | PromptEcho()
+                    | ToolCallStart()
+                    | ToolCallDelta()
+                ):
                     out.append(
                         self._encode_delta(one, events[i + 1] if i + 1 < len(events) else None)
                     )
-                case End():
+                case ChoiceEnd():
                     if i == 0 or getattr(events[i - 1], "index", None) != one.index:
                         out.append(self._encode_choice(one.index, {}, one))
-                case types.Usage():
+                case core_events.Usage():
                     self._usage = one
-                case Done():
+                case StreamEnd():
                     out.append(self._encode_final_chunk())
                 case _:
                     pass
@@ -136,22 +143,22 @@ class GenerationEncoder:
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """A bare object, so that a reader of events sees no event and an end that is missing."""
-        return errors.body(errors.told(error, self._variant.graph_node))
+        return errors.encode_error_body(errors.get_error_text(error, self._variant.graph_node))
 
-    def encode_unary(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """The answer in one piece."""
         about, form = self._context, self._variant
-        usage = Usage.from_event(answer.usage) if answer.usage and not form.early else UNSET
+        usage = UsageBody.from_event(answer.usage) if answer.usage and not form.early else UNSET
         choices = [self._build_unary_choice(choice) for choice in answer.choices]
-        body = _Whole(choices, about.created, about.model, form.unary_object, usage)
-        return Reply(200, _encode(body))
+        body = _CompletionBody(choices, about.created, about.model, form.unary_object, usage)
+        return HttpResponse(200, _encode(body))
 
     # the stream
 
-    def _encode_delta(self, one: _Piece, after: Event | None) -> bytes:
+    def _encode_delta(self, one: _DeltaEvent, after: Event | None) -> bytes:
         """The chunk of a piece, and of the end if that comes right ``after``."""
-        end = after if isinstance(after, End) and after.index == one.index else None
-        if isinstance(one, Text) and one.text and end is None:
+        end = after if isinstance(after, ChoiceEnd) and after.index == one.index else None
+        if isinstance(one, TextDelta) and one.text and end is None:
             head, tail = self._templates.get(one.index) or self._build_template(one.index)
             return head + _encode(one.text) + tail
         payload = self._build_payload(one)
@@ -160,36 +167,36 @@ class GenerationEncoder:
     def _build_template(self, index: int) -> tuple[bytes, bytes]:
         """A chunk of text before and behind the text: the same for all of a choice's."""
         head, _, tail = self._encode_choice(
-            index, self._build_payload(Text(_MARK)), None
-        ).partition(_MARKED)
+            index, self._build_payload(TextDelta(_TEXT_MARK)), None
+        ).partition(_ENCODED_TEXT_MARK)
         self._templates[index] = head, tail
         return head, tail
 
-    def _build_payload(self, one: _Piece) -> Payload:
+    def _build_payload(self, one: _DeltaEvent) -> ChoicePayload:
         """What a piece adds to its choice; empty if nothing can be shown."""
         match one:
-            case Text(text) | PromptEcho(_, text) | Refusal(text):
+            case TextDelta(text) | PromptEcho(_, text) | RefusalDelta(text):
                 if not self._variant.is_chat:
                     return {"text": text} if text else {}
                 return {"delta": {"content": text}} if text else {}
             case _ if not self._variant.is_chat or self._variant.early:
                 return {}
-            case Thought(text):
+            case ReasoningDelta(text):
                 return {"delta": {"reasoning_content": text}} if text else {}
-            case CallStart(_, call, name_id, name):
-                function: Payload = {"name": name}
+            case ToolCallStart(_, call, name_id, name):
+                function: ChoicePayload = {"name": name}
                 begun = {"id": name_id, "type": "function", "index": call, "function": function}
                 return {"delta": {"tool_calls": [begun]}}
             case _:
                 piece = {"index": one.call_index, "function": {"arguments": one.text}}
                 return {"delta": {"tool_calls": [piece]}}
 
-    def _build_empty_payload(self) -> Payload:
+    def _build_empty_payload(self) -> ChoicePayload:
         if self._variant.is_chat:
             return {"delta": {}}
         return {} if self._variant.early else {"text": ""}
 
-    def _encode_choice(self, index: int, payload: Payload, end: End | None) -> bytes:
+    def _encode_choice(self, index: int, payload: ChoicePayload, end: ChoiceEnd | None) -> bytes:
         reason = self._map_finish_reason(end.finish_reason) if end else None
         payload = payload or self._build_empty_payload()
         if self._variant.early:
@@ -200,36 +207,40 @@ class GenerationEncoder:
 
     def _encode_handshake(self) -> bytes:
         """It has no logprobs, and no usage even where usage was asked for."""
-        begun: Payload = {"text": ""}
+        begun: ChoicePayload = {"text": ""}
         if self._variant.is_chat:
             begun = {"delta": {"role": "assistant", "content": None}}
         return self._encode_chunk([{"index": 0, **begun, "finish_reason": None}], UNSET)
 
     def _encode_final_chunk(self) -> bytes:
         if not self._variant.with_usage or self._usage is None:
-            return DONE
-        return self._encode_chunk([], Usage.from_event(self._usage)) + DONE
+            return DONE_EVENT
+        return self._encode_chunk([], UsageBody.from_event(self._usage)) + DONE_EVENT
 
-    def _encode_chunk(self, choices: list[Payload], usage: Usage | UnsetType | None) -> bytes:
+    def _encode_chunk(
+        self, choices: list[ChoicePayload], usage: UsageBody | UnsetType | None
+    ) -> bytes:
         about = self._context
-        chunk = _Chunk(choices, about.created, about.model, self._variant.chunk_object, usage)
-        return event(_encode(chunk))
+        chunk = _CompletionChunk(
+            choices, about.created, about.model, self._variant.chunk_object, usage
+        )
+        return format_event(_encode(chunk))
 
-    def _map_finish_reason(self, reason: types.FinishReason) -> str:
+    def _map_finish_reason(self, reason: core_events.FinishReason) -> str:
         """The early release knew no other reason than ``stop``."""
-        return "stop" if self._variant.early else _REASONS.get(reason, _UNKNOWN)
+        return "stop" if self._variant.early else _FINISH_REASONS.get(reason, _UNKNOWN_REASON)
 
     # the whole
 
-    def _build_unary_choice(self, choice: ChoiceAnswer) -> Payload:
-        out: Payload = {
+    def _build_unary_choice(self, choice: UnaryChoice) -> ChoicePayload:
+        out: ChoicePayload = {
             "finish_reason": self._map_finish_reason(choice.finish_reason),
             "index": choice.index,
             "logprobs": None if self._variant.early else self._build_logprobs(choice),
         }
         if not self._variant.is_chat:
             return out | {"text": choice.text}
-        message: Payload = {"content": choice.text or choice.refusal}
+        message: ChoicePayload = {"content": choice.text or choice.refusal}
         if choice.reasoning and not self._variant.early:
             message["reasoning_content"] = choice.reasoning
         message["role"] = "assistant"
@@ -244,21 +255,21 @@ class GenerationEncoder:
             ]
         return out | {"message": message}
 
-    def _build_logprobs(self, choice: ChoiceAnswer) -> Payload | None:
+    def _build_logprobs(self, choice: UnaryChoice) -> ChoicePayload | None:
         tokens = choice.logprobs
         if not tokens:
             return None
         if self._variant.is_chat:
-            return {"content": [_chat_logprob(token) for token in tokens]}
+            return {"content": [_build_chat_logprob(token) for token in tokens]}
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [{token.token: token.logprob} for token in tokens],
-            "text_offset": list(_offsets(tokens)),
+            "text_offset": list(_iter_text_offsets(tokens)),
         }
 
 
-def _chat_logprob(token: TokenLogprob) -> Payload:
+def _build_chat_logprob(token: TokenLogprob) -> ChoicePayload:
     data = token.data if token.data is not None else token.token.encode()
     return {
         "token": token.token,
@@ -268,7 +279,7 @@ def _chat_logprob(token: TokenLogprob) -> Payload:
     }
 
 
-def _offsets(tokens: Sequence[TokenLogprob]) -> Iterator[int]:
+def _iter_text_offsets(tokens: Sequence[TokenLogprob]) -> Iterator[int]:
     """Where each token begins, in bytes of UTF-8, as this server counts."""
     at = 0
     for token in tokens:
@@ -287,13 +298,13 @@ class _EmbeddingUsage(Struct):
     total_tokens: int
 
 
-class _Embeddings(Struct):
+class _EmbeddingList(Struct):
     object: str
     data: list[_Embedding]
     usage: _EmbeddingUsage | UnsetType
 
 
-class EmbeddingEncoder:
+class OvmsEmbeddingEncoder:
     """Writes vectors, always whole."""
 
     content_type = "application/json"
@@ -312,9 +323,9 @@ class EmbeddingEncoder:
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """The error's body."""
-        return errors.body(errors.told(error, errors.EMBEDDER))
+        return errors.encode_error_body(errors.get_error_text(error, errors.EMBEDDING_NODE))
 
-    def encode_unary(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """The vectors, as numbers or as base64 of little-endian float32."""
         used = answer.usage
         data = [
@@ -322,7 +333,7 @@ class EmbeddingEncoder:
             for index, values in enumerate(answer.embeddings)
         ]
         usage = _EmbeddingUsage(used.prompt_tokens, used.prompt_tokens) if used else UNSET
-        return Reply(200, _encode(_Embeddings("list", data, usage)))
+        return HttpResponse(200, _encode(_EmbeddingList("list", data, usage)))
 
     def _encode_vector(self, values: tuple[float, ...]) -> tuple[float, ...] | str:
         if not self._is_base64:

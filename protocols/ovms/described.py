@@ -5,165 +5,179 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.core.ports import Description
+from gateway.core.ports import OpenApiFragment
 from protocols.openai import shapes
 from protocols.ovms import errors, requests, tables
-from protocols.ovms.answers import Form, Usage
+from protocols.ovms.answers import ResponseVariant, UsageBody
 from protocols.params import Param
 from protocols.schema import (
-    EVENTS,
-    FLAG,
-    NONEMPTY,
+    BOOLEAN,
+    INTEGER,
+    NONEMPTY_STRING,
     NULL,
     NUMBER,
-    TEXT,
-    WHOLE,
+    SSE_CONTENT_TYPE,
+    STRING,
     Schema,
-    answer,
-    array,
-    body,
-    data,
-    one_of,
-    optional,
-    record,
+    array_of,
+    build_error_responses,
+    build_event_data,
+    build_param_schema,
+    build_request_body,
+    build_response,
+    build_struct_schemas,
+    enum_of,
+    nullable,
+    object_of,
     ref,
-    refusals,
-    row,
-    structs,
 )
 
-Tables = Mapping[str, tuple[Param, ...]]
+TablesByOperation = Mapping[str, tuple[Param, ...]]
 
-_MODEL: Final[Schema] = {**NONEMPTY, "description": "A model's name; the list of models has all."}
-_STREAM: Final[Schema] = {**FLAG, "default": False}
+_MODEL_SCHEMA: Final[Schema] = {
+    **NONEMPTY_STRING,
+    "description": "A model's name; the list of models has all.",
+}
+_STREAM_SCHEMA: Final[Schema] = {**BOOLEAN, "default": False}
 
 # --- requests -------------------------------------------------------------------------------------
 
-_WIDTHS: Final = {row.param.wire: row.integer_range for row in tables.ALL}
+_INTEGER_RANGES: Final = {row.param.wire: row.integer_range for row in tables.ALL_PARAMS}
 
 
-def _rows(table: tuple[Param, ...]) -> dict[str, Schema]:
+def _build_param_schemas(table: tuple[Param, ...]) -> dict[str, Schema]:
     """The rows, within what the server's JSON library can hold."""
     found = {}
     for param in table:
         if param.type in ("strict int", "float"):
-            low, high = _WIDTHS[param.wire]
+            low, high = _INTEGER_RANGES[param.wire]
             within = {
                 "low": low if param.low is None else param.low,
                 "high": high if param.high is None else param.high,
             }
-            found[param.wire] = row(replace(param, **within))
+            found[param.wire] = build_param_schema(replace(param, **within))
         else:
-            found[param.wire] = row(param)
+            found[param.wire] = build_param_schema(param)
     return found
 
 
-def _both(table: tuple[Param, ...]) -> dict[str, Schema]:
+def _build_common_schemas(table: tuple[Param, ...]) -> dict[str, Schema]:
     """What a conversation and a completion have in common."""
-    wide = optional({**WHOLE, "minimum": 1, "maximum": requests.BEST_OF_LIMIT - 1})
+    wide = nullable({**INTEGER, "minimum": 1, "maximum": requests.BEST_OF_LIMIT - 1})
     return {
-        "model": _MODEL,
-        "stream": _STREAM,
-        **_rows(table),
+        "model": _MODEL_SCHEMA,
+        "stream": _STREAM_SCHEMA,
+        **_build_param_schemas(table),
         "best_of": {**wide, "description": "Beams; not in a stream."},
         "n": {**wide, "description": "Not more than best_of."},
     }
 
 
-def _chat(*, early: bool) -> Schema:
-    properties = {**_both(_tables(early=early)["chat"]), "messages": array(_MESSAGE, minItems=1)}
+def _build_chat_schema(*, early: bool) -> Schema:
+    properties = {
+        **_build_common_schemas(_select_tables(early=early)["chat"]),
+        "messages": array_of(_MESSAGE_SCHEMA, minItems=1),
+    }
     if not early:
         properties |= {
-            **_LATER,
-            "tools": optional(array(_TOOL)),
-            "tool_choice": _CHOICE,
-            "response_format": _FORMAT,
+            **_CURRENT_RELEASE_SCHEMAS,
+            "tools": nullable(array_of(_TOOL_SCHEMA)),
+            "tool_choice": _TOOL_CHOICE_SCHEMA,
+            "response_format": _RESPONSE_FORMAT_SCHEMA,
             "chat_template_kwargs": shapes.TEMPLATE_ARGUMENTS,
         }
-    return record(properties, "model", "messages")
+    return object_of(properties, "model", "messages")
 
 
-def _completion(*, early: bool) -> Schema:
-    properties = {**_both(_tables(early=early)["completion"]), "prompt": NONEMPTY}
-    return record({**properties, **({} if early else _LATER)}, "model", "prompt")
+def _build_completion_schema(*, early: bool) -> Schema:
+    properties = {
+        **_build_common_schemas(_select_tables(early=early)["completion"]),
+        "prompt": NONEMPTY_STRING,
+    }
+    return object_of(
+        {**properties, **({} if early else _CURRENT_RELEASE_SCHEMAS)}, "model", "prompt"
+    )
 
 
-def _tables(*, early: bool) -> Tables:
-    return tables.EARLY_TABLES if early else tables.TABLES
+def _select_tables(*, early: bool) -> TablesByOperation:
+    return tables.EARLY_PARAM_TABLES if early else tables.PARAM_TABLES
 
 
-_ANY: Final[Schema] = {"type": "object"}
-_PART: Final[Schema] = {
+_OBJECT_SCHEMA: Final[Schema] = {"type": "object"}
+_PART_SCHEMA: Final[Schema] = {
     "anyOf": [
-        record({"type": {"const": "text"}, "text": TEXT}, "type", "text"),
-        record(
-            {"type": {"const": "image_url"}, "image_url": record({"url": TEXT}, "url")},
+        object_of({"type": {"const": "text"}, "text": STRING}, "type", "text"),
+        object_of(
+            {"type": {"const": "image_url"}, "image_url": object_of({"url": STRING}, "url")},
             "type",
             "image_url",
         ),
-        record(
+        object_of(
             {
                 "type": {"const": "input_audio"},
-                "input_audio": record({"data": TEXT, "format": TEXT}, "data"),
+                "input_audio": object_of({"data": STRING, "format": STRING}, "data"),
             },
             "type",
             "input_audio",
         ),
     ]
 }
-_CALL: Final[Schema] = record(
+_TOOL_CALL_SCHEMA: Final[Schema] = object_of(
     {
-        "id": TEXT,
+        "id": STRING,
         "type": {"const": "function"},
-        "function": record({"name": TEXT, "arguments": {"anyOf": [TEXT, _ANY]}}),
+        "function": object_of({"name": STRING, "arguments": {"anyOf": [STRING, _OBJECT_SCHEMA]}}),
     },
     "function",
 )
-_MESSAGE: Final[Schema] = record(
+_MESSAGE_SCHEMA: Final[Schema] = object_of(
     {
-        "role": one_of("system", "developer", "user", "assistant", "tool", "function"),
-        "content": optional({"anyOf": [TEXT, array(_PART)]}),
-        "name": optional(TEXT),
-        "tool_calls": optional(array(_CALL)),
-        "tool_call_id": optional(TEXT),
-        "reasoning_content": optional(TEXT),
+        "role": enum_of("system", "developer", "user", "assistant", "tool", "function"),
+        "content": nullable({"anyOf": [STRING, array_of(_PART_SCHEMA)]}),
+        "name": nullable(STRING),
+        "tool_calls": nullable(array_of(_TOOL_CALL_SCHEMA)),
+        "tool_call_id": nullable(STRING),
+        "reasoning_content": nullable(STRING),
     },
     "role",
 )
-_FUNCTION: Final = {
-    "name": TEXT,
-    "description": optional(TEXT),
-    "parameters": _ANY,
-    "strict": optional(FLAG),
+_FUNCTION_FIELDS: Final = {
+    "name": STRING,
+    "description": nullable(STRING),
+    "parameters": _OBJECT_SCHEMA,
+    "strict": nullable(BOOLEAN),
 }
-_TOOL: Final[Schema] = {
+_TOOL_SCHEMA: Final[Schema] = {
     "anyOf": [
-        record({"type": {"const": "function"}, "function": record(_FUNCTION, "name")}, "function"),
-        record({"type": {"const": "function"}, **_FUNCTION}, "type", "name"),
+        object_of(
+            {"type": {"const": "function"}, "function": object_of(_FUNCTION_FIELDS, "name")},
+            "function",
+        ),
+        object_of({"type": {"const": "function"}, **_FUNCTION_FIELDS}, "type", "name"),
     ]
 }
-_CHOICE: Final[Schema] = optional(
+_TOOL_CHOICE_SCHEMA: Final[Schema] = nullable(
     {
         "anyOf": [
-            one_of("none", "auto", "required"),
-            record({"function": record({"name": TEXT}, "name")}, "function"),
-            record({"type": {"const": "function"}, "name": TEXT}, "type", "name"),
+            enum_of("none", "auto", "required"),
+            object_of({"function": object_of({"name": STRING}, "name")}, "function"),
+            object_of({"type": {"const": "function"}, "name": STRING}, "type", "name"),
         ]
     }
 )
-_FORMAT: Final[Schema] = optional(
+_RESPONSE_FORMAT_SCHEMA: Final[Schema] = nullable(
     {
         "anyOf": [
-            record({"type": one_of("text", "json_object")}, "type"),
-            record(
+            object_of({"type": enum_of("text", "json_object")}, "type"),
+            object_of(
                 {
                     "type": {"const": "json_schema"},
-                    "json_schema": record(
+                    "json_schema": object_of(
                         {
-                            "schema": _ANY,
-                            "name": optional(TEXT),
-                            "description": optional(TEXT),
-                            "strict": optional(FLAG),
+                            "schema": _OBJECT_SCHEMA,
+                            "name": nullable(STRING),
+                            "description": nullable(STRING),
+                            "strict": nullable(BOOLEAN),
                         },
                         "schema",
                     ),
@@ -174,28 +188,28 @@ _FORMAT: Final[Schema] = optional(
         ]
     }
 )
-_LATER: Final[Mapping[str, Schema]] = {
+_CURRENT_RELEASE_SCHEMAS: Final[Mapping[str, Schema]] = {
     "stream_options": {
-        **optional(record({"include_usage": FLAG}, more=False)),
+        **nullable(object_of({"include_usage": BOOLEAN}, more=False)),
         "description": "Of a stream only.",
     },
-    "user": optional(TEXT),
+    "user": nullable(STRING),
 }
 """What the early release passes over."""
-_IDS: Final[Schema] = array(WHOLE, minItems=1)
-_EMBEDDING: Final[Schema] = record(
+_TOKEN_IDS_SCHEMA: Final[Schema] = array_of(INTEGER, minItems=1)
+_EMBEDDING_REQUEST_SCHEMA: Final[Schema] = object_of(
     {
-        "model": _MODEL,
+        "model": _MODEL_SCHEMA,
         "input": {
             "anyOf": [
-                TEXT,
-                _IDS,
-                array(TEXT, minItems=1, maxItems=requests.MOST_INPUTS),
-                array(_IDS, minItems=1, maxItems=requests.MOST_INPUTS),
+                STRING,
+                _TOKEN_IDS_SCHEMA,
+                array_of(STRING, minItems=1, maxItems=requests.MAX_INPUTS),
+                array_of(_TOKEN_IDS_SCHEMA, minItems=1, maxItems=requests.MAX_INPUTS),
             ]
         },
-        "encoding_format": one_of("float", "base64"),
-        "user": optional(TEXT),
+        "encoding_format": enum_of("float", "base64"),
+        "user": nullable(STRING),
     },
     "model",
     "input",
@@ -204,163 +218,185 @@ _EMBEDDING: Final[Schema] = record(
 # --- answers --------------------------------------------------------------------------------------
 
 
-def _answers(form: Form) -> Iterator[tuple[str, Schema]]:
+def _build_response_schemas(form: ResponseVariant) -> Iterator[tuple[str, Schema]]:
     """The whole answer of this form, and its chunk."""
     kind = "Chat" if form.is_chat else "Text"
-    reason = {"const": "stop"} if form.early else one_of("stop", "length", "tool_calls", "unknown")
+    reason = {"const": "stop"} if form.early else enum_of("stop", "length", "tool_calls", "unknown")
     used: dict[str, Schema] = {} if form.early else {"usage": ref("Usage")}
-    choice: dict[str, Schema] = {"finish_reason": reason, "index": WHOLE}
-    choice["logprobs"] = NULL if form.early else optional(_LOGPROBS[form.is_chat])
-    said = {"message": _message(form)} if form.is_chat else {"text": TEXT}
-    yield f"{kind}Answer", _told(form.unary_object, {**choice, **said}, used, *choice, *said)
+    choice: dict[str, Schema] = {"finish_reason": reason, "index": INTEGER}
+    choice["logprobs"] = NULL if form.early else nullable(_LOGPROBS_SCHEMAS[form.is_chat])
+    said = {"message": _build_message_schema(form)} if form.is_chat else {"text": STRING}
+    yield (
+        f"{kind}Answer",
+        _build_completion_object_schema(
+            form.unary_object, {**choice, **said}, used, *choice, *said
+        ),
+    )
 
-    piece = {**choice, "finish_reason": optional(reason), "logprobs": NULL}
-    said = {"delta": _delta(form)} if form.is_chat else {"text": TEXT}
-    used = {} if form.early else {"usage": optional(ref("Usage"))}
+    piece = {**choice, "finish_reason": nullable(reason), "logprobs": NULL}
+    said = {"delta": _build_delta_schema(form)} if form.is_chat else {"text": STRING}
+    used = {} if form.early else {"usage": nullable(ref("Usage"))}
     needed = ("index", "finish_reason", *(said if form.is_chat else ()))
-    yield f"{kind}Chunk", _told(form.chunk_object, {**piece, **said}, used, *needed)
+    yield (
+        f"{kind}Chunk",
+        _build_completion_object_schema(form.chunk_object, {**piece, **said}, used, *needed),
+    )
 
 
-def _told(
+def _build_completion_object_schema(
     name: str, choice: Mapping[str, Schema], used: Mapping[str, Schema], *needed: str
 ) -> Schema:
     always = {
-        "choices": array(record(choice, *needed)),
-        "created": WHOLE,
-        "model": TEXT,
+        "choices": array_of(object_of(choice, *needed)),
+        "created": INTEGER,
+        "model": STRING,
         "object": {"const": name},
     }
-    return record({**always, **used}, *always)
+    return object_of({**always, **used}, *always)
 
 
-def _message(form: Form) -> Schema:
-    message: dict[str, Schema] = {"content": TEXT, "role": {"const": "assistant"}}
+def _build_message_schema(form: ResponseVariant) -> Schema:
+    message: dict[str, Schema] = {"content": STRING, "role": {"const": "assistant"}}
     if form.early:
-        return record(message, *message)
-    called = record({"name": TEXT, "arguments": TEXT}, "name", "arguments")
-    call = record({"id": TEXT, "type": {"const": "function"}, "function": called})
-    more = {"reasoning_content": TEXT, "tool_calls": array(call)}
-    return record({**message, **more}, *message, "tool_calls")
+        return object_of(message, *message)
+    called = object_of({"name": STRING, "arguments": STRING}, "name", "arguments")
+    call = object_of({"id": STRING, "type": {"const": "function"}, "function": called})
+    more = {"reasoning_content": STRING, "tool_calls": array_of(call)}
+    return object_of({**message, **more}, *message, "tool_calls")
 
 
-def _delta(form: Form) -> Schema:
+def _build_delta_schema(form: ResponseVariant) -> Schema:
     if form.early:
-        return record({"content": TEXT})
+        return object_of({"content": STRING})
     call = {
-        "index": WHOLE,
-        "id": TEXT,
+        "index": INTEGER,
+        "id": STRING,
         "type": {"const": "function"},
-        "function": record({"name": TEXT, "arguments": TEXT}),
+        "function": object_of({"name": STRING, "arguments": STRING}),
     }
-    return record(
+    return object_of(
         {
             "role": {"const": "assistant"},
-            "content": optional(TEXT),
-            "reasoning_content": TEXT,
-            "tool_calls": array(record(call, "index", "function")),
+            "content": nullable(STRING),
+            "reasoning_content": STRING,
+            "tool_calls": array_of(object_of(call, "index", "function")),
         }
     )
 
 
-_TOKEN: Final[Schema] = record(
+_TOKEN_LOGPROB_SCHEMA: Final[Schema] = object_of(
     {
-        "token": TEXT,
-        "logprob": optional(NUMBER),
-        "bytes": array(WHOLE),
-        "top_logprobs": array(_ANY, maxItems=0),
+        "token": STRING,
+        "logprob": nullable(NUMBER),
+        "bytes": array_of(INTEGER),
+        "top_logprobs": array_of(_OBJECT_SCHEMA, maxItems=0),
     }
 )
-_LOGPROBS: Final[Mapping[bool, Schema]] = {
-    True: record({"content": array(_TOKEN)}, "content"),
-    False: record(
+_LOGPROBS_SCHEMAS: Final[Mapping[bool, Schema]] = {
+    True: object_of({"content": array_of(_TOKEN_LOGPROB_SCHEMA)}, "content"),
+    False: object_of(
         {
-            "tokens": array(TEXT),
-            "token_logprobs": array(optional(NUMBER)),
-            "top_logprobs": array({"type": "object", "additionalProperties": optional(NUMBER)}),
-            "text_offset": array(WHOLE),
+            "tokens": array_of(STRING),
+            "token_logprobs": array_of(nullable(NUMBER)),
+            "top_logprobs": array_of({"type": "object", "additionalProperties": nullable(NUMBER)}),
+            "text_offset": array_of(INTEGER),
         }
     ),
 }
-_VECTORS: Final[Schema] = record(
+_EMBEDDING_RESPONSE_SCHEMA: Final[Schema] = object_of(
     {
         "object": {"const": "list"},
-        "data": array(
-            record(
+        "data": array_of(
+            object_of(
                 {
                     "object": {"const": "embedding"},
-                    "embedding": {"anyOf": [array(NUMBER), TEXT]},
-                    "index": WHOLE,
+                    "embedding": {"anyOf": [array_of(NUMBER), STRING]},
+                    "index": INTEGER,
                 },
                 *("object", "embedding", "index"),
             )
         ),
-        "usage": record({"prompt_tokens": WHOLE, "total_tokens": WHOLE}),
+        "usage": object_of({"prompt_tokens": INTEGER, "total_tokens": INTEGER}),
     },
     "object",
     "data",
 )
-_CARD: Final[Schema] = record(
-    {"id": TEXT, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT},
+_MODEL_CARD_SCHEMA: Final[Schema] = object_of(
+    {"id": STRING, "object": {"const": "model"}, "created": INTEGER, "owned_by": STRING},
     *("id", "object", "created", "owned_by"),
 )
 
 # --- operations -----------------------------------------------------------------------------------
 
 
-def describe(variants: Collection[str], *, early: bool) -> Description:
-    """See ``gateway.core.ports.Described``; ``variants`` are those that are mounted."""
-    refused = refusals(errors.STATUSES, ref("Body"))
+def describe_api(variants: Collection[str], *, early: bool) -> OpenApiFragment:
+    """See ``gateway.core.ports.OpenApiProvider``; ``variants`` are those that are mounted."""
+    refused = build_error_responses(errors.ERROR_STATUSES, ref("Body"))
     broken = refused["400"]
-    told = {**refused, "400": {**broken, "content": {**broken["content"], EVENTS: _BARE}}}
+    told = {
+        **refused,
+        "400": {
+            **broken,
+            "content": {**broken["content"], SSE_CONTENT_TYPE: _UNFRAMED_ERROR_SCHEMA},
+        },
+    }
     operations: dict[str, Schema] = {
         "chat": {
             "summary": "Answer a conversation.",
-            "requestBody": body(_chat(early=early)),
-            "responses": {"200": answer(ref("ChatAnswer"), _chunk("ChatChunk")), **told},
+            "requestBody": build_request_body(_build_chat_schema(early=early)),
+            "responses": {
+                "200": build_response(ref("ChatAnswer"), _build_chunk_schema("ChatChunk")),
+                **told,
+            },
         },
         "completion": {
             "summary": "Go on from the prompt.",
-            "requestBody": body(_completion(early=early)),
-            "responses": {"200": answer(ref("TextAnswer"), _chunk("TextChunk")), **told},
+            "requestBody": build_request_body(_build_completion_schema(early=early)),
+            "responses": {
+                "200": build_response(ref("TextAnswer"), _build_chunk_schema("TextChunk")),
+                **told,
+            },
         },
         "embedding": {
             "summary": "Give the vector of each input.",
-            "requestBody": body(_EMBEDDING),
-            "responses": {"200": answer(ref("Vectors")), **refused},
+            "requestBody": build_request_body(_EMBEDDING_REQUEST_SCHEMA),
+            "responses": {"200": build_response(ref("Vectors")), **refused},
         },
     }
-    for variant in filter(variants.__contains__, _TOLD):
-        summary, schema = _TOLD[variant]
-        found = answer(schema) if schema else {"description": "It is so."}
+    for variant in filter(variants.__contains__, _INFO_OPERATIONS):
+        summary, schema = _INFO_OPERATIONS[variant]
+        found = build_response(schema) if schema else {"description": "It is so."}
         operations[variant] = {"summary": summary, "responses": {"200": found, **refused}}
-    return Description(
+    return OpenApiFragment(
         operations,
         {
-            **structs(Usage, errors.Body),
-            **dict(_answers(Form(is_chat=True, early=early))),
-            **dict(_answers(Form(is_chat=False, early=early))),
-            "Vectors": _VECTORS,
-            "Card": _CARD,
+            **build_struct_schemas(UsageBody, errors.ErrorBody),
+            **dict(_build_response_schemas(ResponseVariant(is_chat=True, early=early))),
+            **dict(_build_response_schemas(ResponseVariant(is_chat=False, early=early))),
+            "Vectors": _EMBEDDING_RESPONSE_SCHEMA,
+            "Card": _MODEL_CARD_SCHEMA,
         },
     )
 
 
-_BARE: Final[Schema] = {"schema": {"description": "An error alone, which is not framed."}}
+_UNFRAMED_ERROR_SCHEMA: Final[Schema] = {
+    "schema": {"description": "An error alone, which is not framed."}
+}
 
 
-def _chunk(name: str) -> Schema:
-    return data(ref(name), "[DONE]")
+def _build_chunk_schema(name: str) -> Schema:
+    return build_event_data(ref(name), "[DONE]")
 
 
-_TOLD: Final[Mapping[str, tuple[str, Schema | None]]] = {
+_INFO_OPERATIONS: Final[Mapping[str, tuple[str, Schema | None]]] = {
     "models": (
         "List the models that can answer.",
-        record({"data": array(ref("Card")), "object": {"const": "list"}}, "data", "object"),
+        object_of({"data": array_of(ref("Card")), "object": {"const": "list"}}, "data", "object"),
     ),
     "model": ("Tell of one model.", ref("Card")),
     "server": (
         "Tell the server's name.",
-        record({"name": TEXT, "version": TEXT}, "name", "version"),
+        object_of({"name": STRING, "version": STRING}, "name", "version"),
     ),
     "live": ("Whether the server listens.", None),
     "ready": ("Whether the server can answer.", None),

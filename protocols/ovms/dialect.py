@@ -7,62 +7,62 @@ from msgspec import Struct, json
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
-from gateway.core.loss import Loss
+from gateway.core.loss import UnsupportedParameter
 from gateway.core.ports import (
-    About,
-    Call,
-    Decoder,
-    Description,
-    Dialect,
-    Encoder,
+    ClientAdapter,
+    ClientRequest,
     Endpoint,
-    Envelope,
-    Relay,
-    Reply,
-    WireRequest,
+    HttpResponse,
+    OpenApiFragment,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    RoutingInfo,
+    UpstreamRequest,
 )
-from gateway.core.types import EmbedRequest, Request
+from gateway.core.request import EmbeddingRequest, Request
 from protocols import params
 from protocols.openai import faults
 from protocols.ovms import described, errors, requests, tables
-from protocols.ovms.answers import EmbeddingEncoder, Form, GenerationEncoder
-from protocols.ovms.relay import relays
-from protocols.ovms.worker import Worker, meaning
+from protocols.ovms.answers import GenerationEncoder, OvmsEmbeddingEncoder, ResponseVariant
+from protocols.ovms.relay import build_passthrough
+from protocols.ovms.worker import OvmsUpstream, map_worker_error
 
 _encode = json.Encoder().encode
-_WRONG_ENDPOINT = (
+_WRONG_ENDPOINT_ERROR = (
     "Wrong endpoint. Allowed endpoints: /v[13]/chat/completions, /v[13]/completions, "
     "/v[13]/responses, /v[13]/tokenize"
 )
-_NOT_JSON = "Non-json request received in {} calculator"
-_GENERATES = ("chat", "completion")
-_NAMES = {
+_NOT_JSON_ERROR = "Non-json request received in {} calculator"
+_GENERATION_OPERATIONS = ("chat", "completion")
+_FIELD_NAMES = {
     "tools": "tools",
     "tool_choice": "tool_choice",
     "output": "response_format",
     "templating.arguments": "chat_template_kwargs",
-    **params.names(row.param for row in tables.ALL),
+    **params.map_field_names(row.param for row in tables.ALL_PARAMS),
 }
 
 
-class _Model(Struct):
+class _ModelCard(Struct):
     id: str
     object: str
     created: int
     owned_by: str = "OVMS"
 
 
-class _Models(Struct):
-    data: list[_Model]
+class _ModelList(Struct):
+    data: list[_ModelCard]
     object: str = "list"
 
 
-class _Server(Struct):
+class _KserveServerMetadata(Struct):
     name: str
     version: str
 
 
-def _paths(root: str) -> tuple[Endpoint, ...]:
+def _build_endpoints(root: str) -> tuple[Endpoint, ...]:
     """One root's endpoints.
 
     A GET of a path that is none of the server's is no wrong method there but a wrong URL, and a
@@ -86,7 +86,7 @@ def _paths(root: str) -> tuple[Endpoint, ...]:
     )
 
 
-_KSERVE = (
+_KSERVE_ENDPOINTS = (
     Endpoint("GET", "/v2", "inform", "server", public=True),
     Endpoint("GET", "/v2/health/live", "inform", "live", public=True),
     Endpoint("GET", "/v2/health/ready", "inform", "ready", public=True),
@@ -119,103 +119,117 @@ class OVMS:
             raise ValueError(f"ovms has no profile {chosen!r}; it has {known}")
         self._early = chosen == "2024"
         self._profile = chosen
-        self._upstream = Worker(chosen, self.name)
-        self._passthrough = relays(chosen)
+        self._upstream = OvmsUpstream(chosen, self.name)
+        self._passthrough = build_passthrough(chosen)
         self.health_request = self._upstream.health_request
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = (
-            tables.EARLY_TABLES if self._early else tables.TABLES
+            tables.EARLY_PARAM_TABLES if self._early else tables.PARAM_TABLES
         )
         roots = ("/v3", "/v1") if v1 else ("/v3",)
         self.path_prefixes: tuple[str, ...] = (*roots, "/v2") if kserve else roots
         self.endpoints: tuple[Endpoint, ...] = (
-            *(endpoint for root in ("/v3/v1", *roots) for endpoint in _paths(root)),
-            *(_KSERVE if kserve else ()),
+            *(endpoint for root in ("/v3/v1", *roots) for endpoint in _build_endpoints(root)),
+            *(_KSERVE_ENDPOINTS if kserve else ()),
         )
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def peek(self, call: Call) -> Envelope:
+    def peek(self, call: ClientRequest) -> RoutingInfo:
         """The model and ``stream``, with what is checked before the graph is looked up.
 
         Of content that is not JSON, and of an empty name, the model is what follows the root.
         """
         model, stream = "", False
-        if requests.is_json(call):
-            generates = call.endpoint.operation in _GENERATES
-            _, model, stream = requests.front_door(call, generates=generates)
-        return Envelope(model or _by_path(call), stream=stream)
+        if requests.has_json_body(call):
+            generates = call.endpoint.operation in _GENERATION_OPERATIONS
+            _, model, stream = requests.read_routing_fields(call, generates=generates)
+        return RoutingInfo(model or _read_path_model(call), stream=stream)
 
-    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
         """The request as the graph reads it."""
         del model
-        if not requests.is_json(call):
+        if not requests.has_json_body(call):
             what = "embeddings" if call.endpoint.operation == "embedding" else "text generation"
-            raise InvalidParameter(_NOT_JSON.format(what), param="messages")
+            raise InvalidParameter(_NOT_JSON_ERROR.format(what), param="messages")
         match call.endpoint.operation:
             case "chat" | "completion" as kind:
-                return requests.generation(call, chat=kind == "chat", early=self._early)
+                return requests.read_generation_request(
+                    call, chat=kind == "chat", early=self._early
+                )
             case "embedding":
-                return requests.embedding(call)
+                return requests.read_embedding_request(call)
             case _:
-                raise InvalidParameter(_WRONG_ENDPOINT, param="path")
+                raise InvalidParameter(_WRONG_ENDPOINT_ERROR, param="path")
 
-    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
         """What writes the answer."""
-        if isinstance(request, EmbedRequest):
-            return EmbeddingEncoder(request.encoding)
+        if isinstance(request, EmbeddingRequest):
+            return OvmsEmbeddingEncoder(request.encoding)
         usage = request.stream and request.want.usage != "none"
-        form = Form(is_chat=call.endpoint.operation == "chat", early=self._early, with_usage=usage)
+        form = ResponseVariant(
+            is_chat=call.endpoint.operation == "chat", early=self._early, with_usage=usage
+        )
         return GenerationEncoder(form, about)
 
-    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """The answer that tells of an error."""
         variant = call.endpoint.operation if call else ""
         if isinstance(error, ModelNotFound) and variant == "model":
-            return errors.unknown_model()
-        node = errors.EMBEDDER if variant == "embedding" else errors.GENERATOR
-        return errors.refuse(error, node=node, stream=call is not None and self._is_stream(call))
+            return errors.build_unknown_model_response()
+        node = errors.EMBEDDING_NODE if variant == "embedding" else errors.GENERATION_NODE
+        return errors.build_error_response(
+            error, node=node, stream=call is not None and self._is_stream(call)
+        )
 
-    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """Models and, where mounted, health. Raises ModelNotFound, PathNotFound."""
         match call.endpoint.operation:
             case "models":
-                ready = [_model(info, info.name) for info in catalog.list_models() if info.ready]
-                return Reply(200, _encode(_Models(ready)))
+                ready = [
+                    _build_model_card(info, info.name)
+                    for info in catalog.list_models()
+                    if info.ready
+                ]
+                return HttpResponse(200, _encode(_ModelList(ready)))
             case "model":
                 name = "/".join(call.path_params.values())
                 info = catalog.find_model(name)
                 if not info.ready:
                     raise ModelNotFound("the model has no version that can answer", model=name)
-                return Reply(200, _encode(_model(info, name)))
+                return HttpResponse(200, _encode(_build_model_card(info, name)))
             case "server":
-                return Reply(200, _encode(_Server("OpenVINO Model Server", self._profile)))
+                return HttpResponse(
+                    200, _encode(_KserveServerMetadata("OpenVINO Model Server", self._profile))
+                )
             case "live":
-                return Reply(200)
+                return HttpResponse(200)
             case "ready":
-                return _health(ready=catalog.ready)
+                return _build_health_response(ready=catalog.ready)
             case "model ready":
                 version = call.path_params.get("version")
                 info = catalog.find_model(call.path_params["model"], version)
                 chosen = [v for v in info.versions if version in (None, v.name)]
-                return _health(ready=any(v.ready for v in chosen))
+                return _build_health_response(ready=any(v.ready for v in chosen))
             case "infer":
                 name = call.path_params["model"]
                 raise ModelNotFound("no model here takes tensors", model=name)
             case _:
                 raise PathNotFound("no endpoint is called so")
 
-    def field_names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """The wire name of each field."""
         del call
-        return _NAMES
+        return _FIELD_NAMES
 
-    def openapi_fragment(self) -> Description:
-        """See ``gateway.core.ports.Described``."""
-        return described.describe({one.operation for one in self.endpoints}, early=self._early)
+    def openapi_fragment(self) -> OpenApiFragment:
+        """See ``gateway.core.ports.OpenApiProvider``."""
+        return described.describe_api({one.operation for one in self.endpoints}, early=self._early)
 
-    def _is_stream(self, call: Call) -> bool:
+    def _is_stream(self, call: ClientRequest) -> bool:
         """Whether a stream had been promised: errors before that are no errors of the graph."""
-        if call.endpoint.operation not in _GENERATES:
+        if call.endpoint.operation not in _GENERATION_OPERATIONS:
             return False
         try:
             return self.peek(call).stream
@@ -226,43 +240,49 @@ class OVMS:
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.unsupported_parameters(request, names)
 
-    def encode_request(self, request: Request) -> WireRequest:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.encode_request(request)
 
-    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
-        """See ``gateway.core.ports.Relaying``: between servers of one release."""
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``gateway.core.ports.SupportsPassthrough``: between servers of one release."""
         alike = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
         if (
             not alike
-            or not requests.is_json(call)
+            or not requests.has_json_body(call)
             or call.endpoint.operation not in self._passthrough
         ):
             return None
         return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
 
-    def create_decoder(self, request: Request) -> Decoder:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        return faults.read_error(status, headers, body, meaning)
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        return faults.read_worker_error(status, headers, body, map_worker_error)
 
 
-def _by_path(call: Call) -> str:
+def _read_path_model(call: ClientRequest) -> str:
     """What follows ``/v3/`` or ``/v1/``."""
     root = call.endpoint.path[:4]
     return call.path.partition(root)[2]
 
 
-def _model(info: ModelInfo, name: str) -> _Model:
-    return _Model(name, "model", info.created)
+def _build_model_card(info: ModelInfo, name: str) -> _ModelCard:
+    return _ModelCard(name, "model", info.created)
 
 
-def _health(*, ready: bool) -> Reply:
-    return Reply(200) if ready else Reply(503, errors.body("Server is not ready"))
+def _build_health_response(*, ready: bool) -> HttpResponse:
+    return (
+        HttpResponse(200)
+        if ready
+        else HttpResponse(503, errors.encode_error_body("Server is not ready"))
+    )

@@ -11,15 +11,15 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import (
+from gateway.core.request import (
     AudioPart,
+    ContentPart,
     ImagePart,
-    JsonObject,
-    JsonSchema,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     Message,
     NamedTool,
     OutputFormat,
-    Part,
     ReasoningPart,
     Role,
     TextPart,
@@ -27,13 +27,13 @@ from gateway.core.types import (
     ToolCall,
     ToolChoice,
 )
-from protocols.body import value
+from protocols.body import decode_value
 
 _ROLES = frozenset(get_args(Role))
 _encode = msgspec.json.Encoder().encode
 
 
-def wrong(text: str, param: str) -> InvalidParameter:
+def build_param_error(text: str, param: str) -> InvalidParameter:
     """A complaint whose text is complete."""
     return InvalidParameter(text, param=param)
 
@@ -41,101 +41,103 @@ def wrong(text: str, param: str) -> InvalidParameter:
 def read_messages(raw: Raw | None) -> tuple[Message, ...]:
     """The conversation. Raises InvalidParameter."""
     if raw is None:
-        raise wrong("Messages missing in request", "messages")
-    got = value(raw)
+        raise build_param_error("Messages missing in request", "messages")
+    got = decode_value(raw)
     if not isinstance(got, list):
-        raise wrong("Messages are not an array", "messages")
+        raise build_param_error("Messages are not an array", "messages")
     if not got:
-        raise wrong("Messages array cannot be empty", "messages")
-    return tuple(_message(item) for item in got)
+        raise build_param_error("Messages array cannot be empty", "messages")
+    return tuple(_read_message(item) for item in got)
 
 
-def _message(item: Any) -> Message:
+def _read_message(item: Any) -> Message:
     """One message. A field of an unexpected type is passed over, as the server does."""
     if not isinstance(item, dict):
-        raise wrong("Message is not a JSON object", "messages")
-    parts = _content(item.get("content", ""))
+        raise build_param_error("Message is not a JSON object", "messages")
+    parts = _read_content(item.get("content", ""))
     role = item.get("role")
     if not isinstance(role, str):
-        raise wrong("Every message must have 'role' field", "messages")
+        raise build_param_error("Every message must have 'role' field", "messages")
     calls = item.get("tool_calls")
-    tool_calls = _calls(calls) if isinstance(calls, list) else ()
+    tool_calls = _read_tool_calls(calls) if isinstance(calls, list) else ()
     if role not in _ROLES:
-        raise wrong("Invalid message structure - unknown role", "messages")
+        raise build_param_error("Invalid message structure - unknown role", "messages")
     thought = item.get("reasoning_content")
     if isinstance(thought, str) and thought:
         parts = (ReasoningPart(thought), *parts)
     return Message(
         cast("Role", role),
         parts,
-        name=_text(item.get("name")),
+        name=_get_string(item.get("name")),
         tool_calls=tool_calls,
-        tool_call_id=_text(item.get("tool_call_id")),
+        tool_call_id=_get_string(item.get("tool_call_id")),
     )
 
 
-def _text(got: Any) -> str | None:
+def _get_string(got: Any) -> str | None:
     return got if isinstance(got, str) else None
 
 
-def _content(content: Any) -> tuple[Part, ...]:
+def _read_content(content: Any) -> tuple[ContentPart, ...]:
     match content:
         case str():
             return (TextPart(content),)
         case list():
-            return tuple(_part(entry) for entry in content)
+            return tuple(_read_part(entry) for entry in content)
         case _:
             return ()
 
 
-def _part(entry: Any) -> Part:
+def _read_part(entry: Any) -> ContentPart:
     if not isinstance(entry, dict):
-        raise _broken("content array should contain objects")
+        raise _build_message_error("content array should contain objects")
     match entry.get("type"):
         case "text":
-            return TextPart(_inside(entry, "text", "content text missing"))
+            return TextPart(_read_string_member(entry, "text", "content text missing"))
         case "image_url":
-            image = _object(entry, "image_url", "content image_url missing")
-            url = _inside(image, "url", "image_url does not have url field")
-            return ImagePart(url, _text(image.get("detail")))
+            image = _read_object_member(entry, "image_url", "content image_url missing")
+            url = _read_string_member(image, "url", "image_url does not have url field")
+            return ImagePart(url, _get_string(image.get("detail")))
         case "input_audio":
-            audio = _object(entry, "input_audio", "input_audio object missing")
-            data = _inside(audio, "data", "input_audio does not have a valid data field")
-            return AudioPart(data, _text(audio.get("format")))
+            audio = _read_object_member(entry, "input_audio", "input_audio object missing")
+            data = _read_string_member(
+                audio, "data", "input_audio does not have a valid data field"
+            )
+            return AudioPart(data, _get_string(audio.get("format")))
         case str():
-            raise wrong("Unsupported content type", "messages")
+            raise build_param_error("Unsupported content type", "messages")
         case _:
-            raise _broken("content object type missing")
+            raise _build_message_error("content object type missing")
 
 
-def _broken(text: str) -> InvalidParameter:
-    return wrong(f"Invalid message structure - {text}", "messages")
+def _build_message_error(text: str) -> InvalidParameter:
+    return build_param_error(f"Invalid message structure - {text}", "messages")
 
 
-def _inside(holder: dict[str, Any], name: str, text: str) -> str:
+def _read_string_member(holder: dict[str, Any], name: str, text: str) -> str:
     got = holder.get(name)
     if not isinstance(got, str):
-        raise _broken(text)
+        raise _build_message_error(text)
     return got
 
 
-def _object(holder: dict[str, Any], name: str, text: str) -> dict[str, Any]:
+def _read_object_member(holder: dict[str, Any], name: str, text: str) -> dict[str, Any]:
     got = holder.get(name)
     if not isinstance(got, dict):
-        raise _broken(text)
+        raise _build_message_error(text)
     return got
 
 
-def _calls(calls: list[Any]) -> tuple[ToolCall, ...]:
-    return tuple(_call(call) for call in calls)
+def _read_tool_calls(calls: list[Any]) -> tuple[ToolCall, ...]:
+    return tuple(_read_tool_call(call) for call in calls)
 
 
-def _call(call: Any) -> ToolCall:
+def _read_tool_call(call: Any) -> ToolCall:
     if not isinstance(call, dict):
-        raise wrong("Each tool_call must be an object", "messages")
+        raise build_param_error("Each tool_call must be an object", "messages")
     function = call.get("function")
     if not isinstance(function, dict):
-        raise wrong("Each tool_call must have a 'function' object", "messages")
+        raise build_param_error("Each tool_call must have a 'function' object", "messages")
     arguments = function.get("arguments", "{}")
     if not isinstance(arguments, str):
         arguments = _encode(arguments).decode()
@@ -150,22 +152,24 @@ def read_tools(fields: Mapping[str, Raw]) -> tuple[tuple[Tool, ...], ToolChoice 
 
     The choice ``none`` takes the tools away, and a named one all the others.
     """
-    name, choice = _choice(value(fields["tool_choice"]) if "tool_choice" in fields else None)
+    name, choice = _read_tool_choice(
+        decode_value(fields["tool_choice"]) if "tool_choice" in fields else None
+    )
     if choice == "none":
         return (), None
-    got = value(fields["tools"]) if "tools" in fields else None
+    got = decode_value(fields["tools"]) if "tools" in fields else None
     if got is None:
         return (), None
     if not isinstance(got, list):
-        raise wrong("Tools are not an array", "tools")
+        raise build_param_error("Tools are not an array", "tools")
     raws = msgspec.json.decode(fields["tools"], type=list[Raw])
-    tools = tuple(_tool(item, raw) for item, raw in zip(got, raws, strict=True))
+    tools = tuple(_read_tool(item, raw) for item, raw in zip(got, raws, strict=True))
     if name is not None:
         tools = tuple(tool for tool in tools if tool.name == name)
     return tools, choice if tools else None
 
 
-def _choice(got: Any) -> tuple[str | None, ToolChoice | None]:
+def _read_tool_choice(got: Any) -> tuple[str | None, ToolChoice | None]:
     """The name of the one tool that stays, if one is named, and the choice."""
     match got:
         case None:
@@ -184,31 +188,31 @@ def _choice(got: Any) -> tuple[str | None, ToolChoice | None]:
             text = "tool_choice.function is not a valid JSON object"
         case _:
             text = "tool_choice is not a valid JSON object or string"
-    raise wrong(text, "tool_choice")
+    raise build_param_error(text, "tool_choice")
 
 
-def _tool(item: Any, raw: Raw) -> Tool:
+def _read_tool(item: Any, raw: Raw) -> Tool:
     if not isinstance(item, dict):
-        raise wrong("Tool is not a JSON object", "tools")
+        raise build_param_error("Tool is not a JSON object", "tools")
     function, inside = item, msgspec.json.decode(raw, type=dict[str, Raw])
     if "function" in item:
         function = item["function"]
         if not isinstance(function, dict):
-            raise wrong("Function is not a valid JSON object", "tools")
+            raise build_param_error("Function is not a valid JSON object", "tools")
         inside = msgspec.json.decode(inside["function"], type=dict[str, Raw])
     elif not isinstance(item.get("type"), str):
-        raise wrong("Tool type is missing or invalid", "tools")
+        raise build_param_error("Tool type is missing or invalid", "tools")
     elif item["type"] != "function":
-        raise wrong("Only function tools are supported", "tools")
+        raise build_param_error("Only function tools are supported", "tools")
     name = function.get("name")
     if not isinstance(name, str):
-        raise wrong("Function object does not contain a valid name field", "tools")
+        raise build_param_error("Function object does not contain a valid name field", "tools")
     if "parameters" in function and not isinstance(function["parameters"], dict):
-        raise wrong("Function parameters are not a valid JSON object", "tools")
+        raise build_param_error("Function parameters are not a valid JSON object", "tools")
     strict = function.get("strict")
     return Tool(
         name,
-        _text(function.get("description")),
+        _get_string(function.get("description")),
         inside.get("parameters"),
         strict if isinstance(strict, bool) else None,
     )
@@ -217,27 +221,27 @@ def _tool(item: Any, raw: Raw) -> Tool:
 # --- output ---------------------------------------------------------------------------------------
 
 
-def read_format(raw: Raw | None) -> OutputFormat | None:
+def read_response_format(raw: Raw | None) -> OutputFormat | None:
     """``response_format``. Raises InvalidParameter."""
-    got = None if raw is None else value(raw)
+    got = None if raw is None else decode_value(raw)
     if raw is None or got is None:
         return None
     match got:
         case {"type": "text"}:
             return None
         case {"type": "json_object"}:
-            return JsonObject()
+            return JsonObjectFormat()
         case {"type": "json_schema", "json_schema": {"schema": dict()} as schema}:
             whole = msgspec.json.decode(raw, type=dict[str, Raw])
             inside = msgspec.json.decode(whole["json_schema"], type=dict[str, Raw])
             strict = schema.get("strict")
-            return JsonSchema(
+            return JsonSchemaFormat(
                 inside["schema"],
-                _text(schema.get("name")) or "schema",
-                _text(schema.get("description")),
+                _get_string(schema.get("name")) or "schema",
+                _get_string(schema.get("description")),
                 strict if isinstance(strict, bool) else None,
             )
         case dict():
-            raise wrong("response_format type is not supported", "response_format")
+            raise build_param_error("response_format type is not supported", "response_format")
         case _:
-            raise wrong("response_format is not an object", "response_format")
+            raise build_param_error("response_format is not an object", "response_format")

@@ -10,30 +10,30 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core.loss import Loss
-from gateway.core.ports import Decoder, WireRequest
-from gateway.core.types import (
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import ResponseDecoder, UpstreamRequest
+from gateway.core.request import (
     AudioPart,
+    ContentPart,
     FilePart,
-    GenerateRequest,
+    GenerationRequest,
     ImagePart,
     Message,
-    Part,
     ReasoningPart,
     RefusalPart,
     TextPart,
     Tool,
     VideoPart,
 )
-from protocols.openai.decoder import AnswerDecoder
-from protocols.openai.worker import Writer
-from protocols.tgi.faults import complain
-from protocols.tgi.tables import CHAT, Limits
+from protocols.openai.decoder import GenerationDecoder
+from protocols.openai.worker import RequestWriter
+from protocols.tgi.faults import raise_worker_error
+from protocols.tgi.tables import CHAT_PROFILE, TgiLimits
 
-_WRITER: Final = Writer(CHAT, "/v1", powers=False)
-_NOTHING: Final = Raw(b'{"type":"object","properties":{}}')
+_CHAT_WRITER: Final = RequestWriter(CHAT_PROFILE, "/v1", powers=False)
+_EMPTY_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
 """The parameters of a tool that has none; a server can't read a tool without any."""
-_UNSEEN: Final[Mapping[type[Part], str]] = {
+_UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     AudioPart: "audio",
     FilePart: "files",
     ReasoningPart: "earlier reasoning",
@@ -41,43 +41,52 @@ _UNSEEN: Final[Mapping[type[Part], str]] = {
 }
 
 
-def encode(request: GenerateRequest, limits: Limits) -> WireRequest:
-    """See ``gateway.core.ports.WorkerDialect``."""
-    return _WRITER.encode_request(_plain(request, limits))
+def encode_chat_request(request: GenerationRequest, limits: TgiLimits) -> UpstreamRequest:
+    """See ``gateway.core.ports.UpstreamAdapter``."""
+    return _CHAT_WRITER.encode_request(_adapt_chat_request(request, limits))
 
 
-def decoder(request: GenerateRequest) -> Decoder:
+def create_chat_decoder(request: GenerationRequest) -> ResponseDecoder:
     """What reads the answer. A stream that calls a tool ends without a finish reason."""
-    return AnswerDecoder(request, complaint=complain, ends_calls=True)
+    return GenerationDecoder(request, complaint=raise_worker_error, ends_calls=True)
 
 
-def losses(request: GenerateRequest, limits: Limits, names: Mapping[str, str]) -> tuple[Loss, ...]:
-    """See ``gateway.core.ports.WorkerDialect``."""
+def find_unsupported_chat_parameters(
+    request: GenerationRequest, limits: TgiLimits, names: Mapping[str, str]
+) -> tuple[UnsupportedParameter, ...]:
+    """See ``gateway.core.ports.UpstreamAdapter``."""
     return (
-        *_WRITER.unsupported_parameters(_plain(request, limits), names),
-        *_left_out(request, names),
+        *_CHAT_WRITER.unsupported_parameters(_adapt_chat_request(request, limits), names),
+        *_iter_unsupported_fields(request, names),
     )
 
 
-def _left_out(request: GenerateRequest, names: Mapping[str, str]) -> Iterator[Loss]:
+def _iter_unsupported_fields(
+    request: GenerationRequest, names: Mapping[str, str]
+) -> Iterator[UnsupportedParameter]:
     """What ``_plain`` takes away that was meant."""
     for name in request.extra:
-        yield Loss(name, "dropped")
+        yield UnsupportedParameter(name, "dropped")
     if request.sampling.logit_bias is not None:
         path = "sampling.logit_bias"
-        yield Loss(names.get(path, "logit_bias"), "dropped", path=path)
-    if request.output is not None and _offers(request):
+        yield UnsupportedParameter(names.get(path, "logit_bias"), "dropped", path=path)
+    if request.output is not None and _has_callable_tools(request):
         wire = names.get("output", "response_format")
-        yield Loss(wire, "dropped", "not beside tools", "output")
-    unseen = {_UNSEEN[type(p)] for m in request.messages for p in m.parts if type(p) in _UNSEEN}
+        yield UnsupportedParameter(wire, "dropped", "not beside tools", "output")
+    unseen = {
+        _UNSUPPORTED_PARTS[type(p)]
+        for m in request.messages
+        for p in m.parts
+        if type(p) in _UNSUPPORTED_PARTS
+    }
     if any(message.tool_calls and message.text for message in request.messages):
         unseen.add("text beside tool calls")
     if unseen:
         wire = names.get("messages", "messages")
-        yield Loss(wire, "dropped", ", ".join(sorted(unseen)), "messages")
+        yield UnsupportedParameter(wire, "dropped", ", ".join(sorted(unseen)), "messages")
 
 
-def _plain(request: GenerateRequest, limits: Limits) -> GenerateRequest:
+def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:
     """The request as this server reads it.
 
     Greedy is temperature 0 alone: a share of the probability would make it a draw. A seed has 63
@@ -87,11 +96,11 @@ def _plain(request: GenerateRequest, limits: Limits) -> GenerateRequest:
     sampling, stopping = request.sampling, request.stopping
     greedy = sampling.do_sample is False or sampling.temperature == 0
     whole = sampling.top_p is not None and sampling.top_p >= 1
-    offers = _offers(request)
+    offers = _has_callable_tools(request)
     return replace(
         request,
         n=None if request.n == 1 else request.n,
-        messages=tuple(map(_turn, request.messages)),
+        messages=tuple(map(_adapt_message, request.messages)),
         sampling=replace(
             sampling,
             top_p=None if greedy or whole else sampling.top_p,
@@ -99,7 +108,7 @@ def _plain(request: GenerateRequest, limits: Limits) -> GenerateRequest:
             logit_bias=None,
         ),
         stopping=replace(stopping, stop=stopping.stop[: limits.max_stop_strings]),
-        tools=tuple(map(_described, request.tools)) if offers else (),
+        tools=tuple(map(_add_parameters_schema, request.tools)) if offers else (),
         tool_choice=request.tool_choice if offers else None,
         output=None if offers else request.output,
         given=frozenset(),
@@ -107,16 +116,16 @@ def _plain(request: GenerateRequest, limits: Limits) -> GenerateRequest:
     )
 
 
-def _offers(request: GenerateRequest) -> bool:
+def _has_callable_tools(request: GenerationRequest) -> bool:
     """Whether there are tools to call; with ``none`` the model is not told of any."""
     return bool(request.tools) and request.tool_choice != "none"
 
 
-def _described(tool: Tool) -> Tool:
-    return tool if tool.parameters is not None else replace(tool, parameters=_NOTHING)
+def _add_parameters_schema(tool: Tool) -> Tool:
+    return tool if tool.parameters is not None else replace(tool, parameters=_EMPTY_PARAMETERS)
 
 
-def _turn(message: Message) -> Message:
+def _adapt_message(message: Message) -> Message:
     """A turn has either content or calls, and its content is text and images."""
     role = "system" if message.role == "developer" else message.role
     if message.tool_calls:

@@ -7,21 +7,28 @@ import msgspec
 
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.types import (
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
     PromptEcho,
-    Text,
+    StreamEnd,
+    TextDelta,
     TokenLogprob,
     Usage,
 )
-from protocols.openai.decoder import REASONS
-from protocols.tgi.faults import complain
-from protocols.tgi.incoming import Answer, Details, Token, logprob_in, read_event, read_whole
+from gateway.core.request import GenerationRequest
+from protocols.openai.decoder import WORKER_FINISH_REASONS
+from protocols.tgi.faults import raise_worker_error
+from protocols.tgi.incoming import (
+    TgiDetails,
+    TgiResponse,
+    TgiToken,
+    build_token_logprob,
+    decode_event,
+    decode_unary,
+)
 
-_BROKEN: Final = "The worker's stream stopped before its end."
+_BROKEN_STREAM: Final = "The worker's stream stopped before its end."
 
 
 class GenerateDecoder:
@@ -31,25 +38,25 @@ class GenerateDecoder:
     back, and special tokens have no text unless it was asked for.
     """
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerationRequest) -> None:
         self._request = request
-        self._body_reader = sse.Body((b"{", b"["))
-        self._sse_parser = sse.Splitter()
+        self._body_reader = sse.ResponseBodyReader((b"{", b"["))
+        self._sse_parser = sse.SseParser()
         self._is_done = False
         self._prompt_sent = not request.echo
         self._texts: list[str] = []
         self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         payloads = self._sse_parser.feed(self._body_reader.feed(data))
-        events, self._pending_error = sse.events_of(payloads, self._decode_event)
+        events, self._pending_error = sse.collect_events(payloads, self._decode_event)
         return events
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         if self._is_done:
@@ -59,11 +66,11 @@ class GenerateDecoder:
         events: list[Event] = []
         for payload in self._sse_parser.feed(b"\n\n"):  # the end of a last event that lacks its own
             self._decode_event(payload, events, last=True)
-        if events and type(events[-1]) is Done:
+        if events and type(events[-1]) is StreamEnd:
             return events
         if self._sse_parser.stray_line is not None:
-            complain(self._sse_parser.stray_line)
-        raise StreamBroken(_BROKEN)
+            raise_worker_error(self._sse_parser.stray_line)
+        raise StreamBroken(_BROKEN_STREAM)
 
     # --- a stream ---------------------------------------------------------------------------------
 
@@ -71,52 +78,52 @@ class GenerateDecoder:
         if self._is_done:
             return
         try:
-            wire = read_event(payload)
+            wire = decode_event(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            raise (StreamBroken(_BROKEN) if last else _unreadable(payload)) from e
+            raise (StreamBroken(_BROKEN_STREAM) if last else _build_read_error(payload)) from e
         if wire.error is not None:
-            raise _unreadable(payload)
+            raise _build_read_error(payload)
         self._add_prompt((), events)
         if wire.token is not None:
             self._add_token(wire.token, wire.top_tokens or (), events)
         if wire.generated_text is not None or wire.details is not None:
             self._add_end(wire, events)
 
-    def _add_token(self, token: Token, top: Sequence[Token], events: list[Event]) -> None:
+    def _add_token(self, token: TgiToken, top: Sequence[TgiToken], events: list[Event]) -> None:
         hidden = self._is_hidden(token)
         text = "" if hidden else token.text_or_empty
         ids = token.ids if self._request.want.token_ids else ()
         asked = self._request.logprobs is not None and not hidden
-        logprobs = (logprob_in(token, top),) if asked else ()
+        logprobs = (build_token_logprob(token, top),) if asked else ()
         if text or ids or logprobs:
             self._texts.append(text)
-            events.append(Text(text, token_ids=ids, logprobs=logprobs))
+            events.append(TextDelta(text, token_ids=ids, logprobs=logprobs))
 
-    def _add_end(self, wire: Answer, events: list[Event]) -> None:
+    def _add_end(self, wire: TgiResponse, events: list[Event]) -> None:
         """The end; before it what the tokens left unsaid, such as half a character."""
         text, said = wire.generated_text or "", "".join(self._texts)
         if text.startswith(said) and (rest := text[len(said) :]):
-            events.append(Text(rest, tokens=0 if said else _count(wire.details)))
-        events += _end(wire.details)
+            events.append(TextDelta(rest, tokens=0 if said else _get_token_count(wire.details)))
+        events += _build_end_events(wire.details)
         self._is_done = True
 
     # --- one JSON body ----------------------------------------------------------------------------
 
     def _decode_unary(self, body: bytes) -> list[Event]:
         try:
-            wire = read_whole(body)
+            wire = decode_unary(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            raise _unreadable(body) from e
+            raise _build_read_error(body) from e
         if wire.generated_text is None:
-            raise _unreadable(body)
-        details = wire.details or Details()
+            raise _build_read_error(body)
+        details = wire.details or TgiDetails()
         events: list[Event] = []
-        prompt = tuple(map(logprob_in, details.prefill or ()))
+        prompt = tuple(map(build_token_logprob, details.prefill or ()))
         self._add_prompt(prompt if self._request.logprobs is not None else (), events)
         events += self._build_text_events(wire.generated_text, details)
-        return [*events, *_end(details)]
+        return [*events, *_build_end_events(details)]
 
-    def _build_text_events(self, text: str, details: Details) -> list[Event]:
+    def _build_text_events(self, text: str, details: TgiDetails) -> list[Event]:
         tokens = details.tokens or []
         top = details.top_tokens or [[]] * len(tokens)
         if len(top) != len(tokens):
@@ -126,12 +133,14 @@ class GenerateDecoder:
         logprobs: tuple[TokenLogprob, ...] = ()
         if self._request.logprobs is not None:
             pairs = zip(tokens, top, strict=True)
-            logprobs = tuple(logprob_in(*pair) for pair in pairs if not self._is_hidden(pair[0]))
+            logprobs = tuple(
+                build_token_logprob(*pair) for pair in pairs if not self._is_hidden(pair[0])
+            )
         wanted = tokens if self._request.want.token_ids else ()
         ids = tuple(one for token in wanted for one in token.ids)
         if not (text or ids or logprobs):
             return []
-        return [Text(text, tokens=_count(details), token_ids=ids, logprobs=logprobs)]
+        return [TextDelta(text, tokens=_get_token_count(details), token_ids=ids, logprobs=logprobs)]
 
     # --- both -------------------------------------------------------------------------------------
 
@@ -145,29 +154,29 @@ class GenerateDecoder:
             added = bool(logprobs) and not prompt.startswith(logprobs[0].token)
             events.append(PromptEcho(0, prompt, tuple(logprobs[1:] if added else logprobs)))
 
-    def _is_hidden(self, token: Token) -> bool:
+    def _is_hidden(self, token: TgiToken) -> bool:
         return bool(token.special) and self._request.stopping.skip_special_tokens is not False
 
 
-def _end(details: Details | None) -> list[Event]:
+def _build_end_events(details: TgiDetails | None) -> list[Event]:
     """A choice's end, its usage where that is known, and the answer's end."""
     if details is None:
-        return [End("unknown"), Done()]
-    reason = REASONS.get(details.finish_reason or "", "unknown")
+        return [ChoiceEnd("unknown"), StreamEnd()]
+    reason = WORKER_FINISH_REASONS.get(details.finish_reason or "", "unknown")
     if reason is None:
         raise WorkerFailed(f"The worker broke off ({(details.finish_reason or '')[:32]}).")
     prompt, count = details.prompt_length, details.generated_tokens
     if prompt is None or count is None:
-        return [End(reason), Done()]
-    return [End(reason), Usage(prompt, count), Done()]
+        return [ChoiceEnd(reason), StreamEnd()]
+    return [ChoiceEnd(reason), Usage(prompt, count), StreamEnd()]
 
 
-def _count(details: Details | None) -> int:
+def _get_token_count(details: TgiDetails | None) -> int:
     """How many tokens an answer in one piece has."""
     return (details and details.generated_tokens) or 1
 
 
-def _unreadable(body: bytes) -> GatewayError:
+def _build_read_error(body: bytes) -> GatewayError:
     """What a body that is no answer means. Raises what it tells of itself."""
-    complain(body)
+    raise_worker_error(body)
     return WorkerFailed("The worker's answer can't be read.")

@@ -7,29 +7,29 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.core import loss
-from gateway.core.errors import GatewayError, Unsupported
-from gateway.core.loss import Loss
-from gateway.core.ports import Decoder, WireRequest
-from gateway.core.types import EmbedRequest, Request
-from protocols.openai.worker import is_chat
+from gateway.core.errors import GatewayError, UnsupportedFeature
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import ResponseDecoder, UpstreamRequest
+from gateway.core.request import EmbeddingRequest, Request
+from protocols.openai.worker import uses_chat_endpoint
 from protocols.tgi import chat, faults, generate
 from protocols.tgi.decoder import GenerateDecoder
-from protocols.tgi.tables import Limits
+from protocols.tgi.tables import TgiLimits
 
-_Count = Annotated[int, Meta(ge=0)]
+_NonNegativeInt = Annotated[int, Meta(ge=0)]
 
 
-class _Info(Struct):
+class _ServerInfo(Struct):
     """What ``/info`` tells; the second name of a prompt's limit is that of earlier releases."""
 
-    max_concurrent_requests: _Count | None = None
-    max_stop_sequences: _Count | None = None
-    max_best_of: _Count | None = None
-    max_input_tokens: _Count | None = None
-    max_input_length: _Count | None = None
+    max_concurrent_requests: _NonNegativeInt | None = None
+    max_stop_sequences: _NonNegativeInt | None = None
+    max_best_of: _NonNegativeInt | None = None
+    max_input_tokens: _NonNegativeInt | None = None
+    max_input_length: _NonNegativeInt | None = None
 
 
-_read_info = msgspec.json.Decoder(_Info).decode
+_decode_info = msgspec.json.Decoder(_ServerInfo).decode
 
 
 class TGI:
@@ -50,48 +50,60 @@ class TGI:
         if profile not in (None, *self.profiles):
             known = ", ".join(self.profiles)
             raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
-        self.health_request = WireRequest("/health", b"", method="GET")
-        self._limits: dict[str, Limits] = {}
+        self.health_request = UpstreamRequest("/health", b"", method="GET")
+        self._limits: dict[str, TgiLimits] = {}
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        if isinstance(request, EmbedRequest):
-            return loss.losses(request, {}, names)
-        losses = chat.losses if is_chat(request) else generate.losses
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        if isinstance(request, EmbeddingRequest):
+            return loss.find_unsupported_parameters(request, {}, names)
+        losses = (
+            chat.find_unsupported_chat_parameters
+            if uses_chat_endpoint(request)
+            else generate.find_unsupported_generate_parameters
+        )
         return losses(request, self._get_limits(request.model), names)
 
-    def encode_request(self, request: Request) -> WireRequest:
-        """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for embeddings."""
-        if isinstance(request, EmbedRequest):
-            raise Unsupported("The model's workers generate text; they give no embeddings.")
-        encode = chat.encode if is_chat(request) else generate.encode
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``gateway.core.ports.UpstreamAdapter``. Raises Unsupported for embeddings."""
+        if isinstance(request, EmbeddingRequest):
+            raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
+        encode = (
+            chat.encode_chat_request
+            if uses_chat_endpoint(request)
+            else generate.encode_generate_request
+        )
         return encode(request, self._get_limits(request.model))
 
-    def create_decoder(self, request: Request) -> Decoder:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        if isinstance(request, EmbedRequest):
-            raise Unsupported("The model's workers generate text; they give no embeddings.")
-        return chat.decoder(request) if is_chat(request) else GenerateDecoder(request)
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        if isinstance(request, EmbeddingRequest):
+            raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
+        return (
+            chat.create_chat_decoder(request)
+            if uses_chat_endpoint(request)
+            else GenerateDecoder(request)
+        )
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        return faults.read_error(status, headers, body)
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        return faults.read_worker_error(status, headers, body)
 
-    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
-        """See ``gateway.core.ports.Learning``."""
+    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
+        """See ``gateway.core.ports.ModelMetadataReader``."""
         del model
-        return (WireRequest("/info", b"", method="GET"),)
+        return (UpstreamRequest("/info", b"", method="GET"),)
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``gateway.core.ports.Learning``."""
+        """See ``gateway.core.ports.ModelMetadataReader``."""
         try:
-            told = _read_info(answers[0] or b"")
+            told = _decode_info(answers[0] or b"")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
             return None
-        silent = Limits()
-        self._limits[model] = Limits(
+        silent = TgiLimits()
+        self._limits[model] = TgiLimits(
             max_stop_strings=silent.max_stop_strings
             if told.max_stop_sequences is None
             else told.max_stop_sequences,
@@ -100,5 +112,5 @@ class TGI:
         )
         return told.max_concurrent_requests or None
 
-    def _get_limits(self, model: str) -> Limits:
-        return self._limits.get(model, Limits())
+    def _get_limits(self, model: str) -> TgiLimits:
+        return self._limits.get(model, TgiLimits())

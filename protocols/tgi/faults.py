@@ -11,14 +11,14 @@ from typing import Final
 
 from gateway.core.errors import ContextTooLong, GatewayError
 from protocols.openai import faults
-from protocols.openai.faults import Fault, meaning
+from protocols.openai.faults import WorkerErrorBody, map_worker_error
 
-_TOO_LONG = re.compile(
+_CONTEXT_LENGTH_PATTERN = re.compile(
     r"`inputs` must have less than (?P<limit>\d+) tokens\. Given: (?P<prompt>\d+)"
     r"|`max_new_tokens` must be <= (?P<whole>\d+)\. Given: (?P<inputs>\d+) `inputs` tokens"
     r" and (?P<new>\d+)"
 )
-_STATUSES: Final[Mapping[str, int]] = {
+_STATUS_BY_PREFIX: Final[Mapping[str, int]] = {
     "Input validation error": 422,
     "Template error": 422,
     "Missing template vatiable": 422,  # as it is spelt there
@@ -29,24 +29,26 @@ _STATUSES: Final[Mapping[str, int]] = {
 """By how the text begins; an answer that did not come to its end is 500."""
 
 
-def read_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-    """See ``gateway.core.ports.WorkerDialect``."""
-    return faults.read_error(status, headers, body, _judge)
+def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+    """See ``gateway.core.ports.UpstreamAdapter``."""
+    return faults.read_worker_error(status, headers, body, _map_worker_error)
 
 
-def complain(body: bytes) -> None:
+def raise_worker_error(body: bytes) -> None:
     """Raises what a body that is no answer tells of; returns if it tells of nothing."""
-    faults.complain(body, _judge)
+    faults.raise_worker_error(body, _map_worker_error)
 
 
-def _judge(status: int, fault: Fault, retry_after: float | None) -> GatewayError:
-    begun = (known for text, known in _STATUSES.items() if fault.text.startswith(text))
-    long = _too_long(fault)
-    return long or meaning(status or next(begun, 500), fault, retry_after)
+def _map_worker_error(
+    status: int, fault: WorkerErrorBody, retry_after: float | None
+) -> GatewayError:
+    begun = (known for text, known in _STATUS_BY_PREFIX.items() if fault.text.startswith(text))
+    long = _read_context_error(fault)
+    return long or map_worker_error(status or next(begun, 500), fault, retry_after)
 
 
-def _too_long(fault: Fault) -> GatewayError | None:
-    found = _TOO_LONG.search(fault.text)
+def _read_context_error(fault: WorkerErrorBody) -> GatewayError | None:
+    found = _CONTEXT_LENGTH_PATTERN.search(fault.text)
     if found is None:
         return None
     told = {name: int(count[:18]) for name, count in found.groupdict().items() if count}

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.core.types import TokenLogprob, TopLogprob
 
 
-class Token(Struct):
+class TgiToken(Struct):
     """A token of the answer or, without ``special``, of the prompt. Its kin give a list of ids."""
 
     id: int | list[int] | None = None
@@ -39,16 +39,16 @@ class Token(Struct):
                 return tuple(several)
 
 
-class Details(Struct):
+class TgiDetails(Struct):
     """Of a whole answer, or of a stream's end. ``prompt_tokens`` is its kin's ``input_length``."""
 
     finish_reason: str | None = None
     generated_tokens: int | None = None
     input_length: int | None = None
     prompt_tokens: int | None = None
-    prefill: list[Token] | None = None
-    tokens: list[Token] | None = None
-    top_tokens: list[list[Token]] | None = None
+    prefill: list[TgiToken] | None = None
+    tokens: list[TgiToken] | None = None
+    top_tokens: list[list[TgiToken]] | None = None
 
     @property
     def prompt_length(self) -> int | None:
@@ -58,38 +58,40 @@ class Details(Struct):
         return len(self.prefill) if self.prefill else self.prompt_tokens
 
 
-class Answer(Struct):
+class TgiResponse(Struct):
     """A whole answer, or an event of a stream."""
 
-    token: Token | None = None
-    top_tokens: list[Token] | None = None
+    token: TgiToken | None = None
+    top_tokens: list[TgiToken] | None = None
     generated_text: str | None = None
-    details: Details | None = None
+    details: TgiDetails | None = None
     error: Any = None
 
 
-read_event = msgspec.json.Decoder(Answer).decode
-_read_whole = msgspec.json.Decoder(Answer | list[Answer]).decode
+decode_event = msgspec.json.Decoder(TgiResponse).decode
+_decode_unary_json = msgspec.json.Decoder(TgiResponse | list[TgiResponse]).decode
 
 
-def read_whole(body: bytes) -> Answer:
+def decode_unary(body: bytes) -> TgiResponse:
     """A whole answer; of an array, the first. Raises what msgspec raises."""
-    found = _read_whole(body)
-    if isinstance(found, Answer):
+    found = _decode_unary_json(body)
+    if isinstance(found, TgiResponse):
         return found
-    return found[0] if found else Answer()
+    return found[0] if found else TgiResponse()
 
 
-def logprob_in(token: Token, top: Sequence[Token] = ()) -> TokenLogprob:
+def build_token_logprob(token: TgiToken, top: Sequence[TgiToken] = ()) -> TokenLogprob:
     """A token and the alternatives to it, as ours."""
     alternatives = tuple(
         TopLogprob(
-            one.text_or_empty, float("-inf") if one.logprob is None else one.logprob, _id(one)
+            one.text_or_empty,
+            float("-inf") if one.logprob is None else one.logprob,
+            _get_first_id(one),
         )
         for one in top
     )
-    return TokenLogprob(token.text_or_empty, token.logprob, alternatives, _id(token))
+    return TokenLogprob(token.text_or_empty, token.logprob, alternatives, _get_first_id(token))
 
 
-def _id(token: Token) -> int | None:
+def _get_first_id(token: TgiToken) -> int | None:
     return next(iter(token.ids), None)

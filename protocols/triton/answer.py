@@ -13,28 +13,35 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from gateway.core import sse
-from gateway.core.aggregate import Answer
+from gateway.core.aggregate import UnaryResponse
 from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Headers, Reply
-from gateway.core.types import (
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
-    Refusal,
-    Start,
-    Text,
+    RefusalDelta,
+    StreamStart,
+    TextDelta,
     TokenLogprob,
     Usage,
 )
+from gateway.core.ports import Headers, HttpResponse, ResponseContext
+from gateway.core.request import GenerationRequest
 from protocols.triton import measures, refusal
-from protocols.triton.meaning import wanted
-from protocols.triton.measures import Piece
-from protocols.triton.tensors import flat
-from protocols.triton.vocabulary import Profile
-from protocols.triton.wire import EVENTS, SAID, SAID_AS_EVENTS, encode, fp32, version
+from protocols.triton.meaning import list_requested_outputs
+from protocols.triton.measures import ChoiceOutput
+from protocols.triton.tensors import flatten_values
+from protocols.triton.vocabulary import TritonProfile
+from protocols.triton.wire import (
+    CHUNKED_EVENT_HEADERS,
+    CHUNKED_JSON_HEADERS,
+    EVENT_STREAM,
+    encode_json,
+    get_version_number,
+    round_to_fp32,
+)
 
 
-class Generated(Struct, kw_only=True):
+class GenerateResponse(Struct, kw_only=True):
     """The answer's object; the fields stand in the order in which they are written."""
 
     cum_log_probs: Any = UNSET
@@ -54,20 +61,25 @@ class Generated(Struct, kw_only=True):
 class GenerateEncoder:
     """Writes one answer: an object, or with ``framed`` its events."""
 
-    content_type = EVENTS
+    content_type = EVENT_STREAM
 
     def __init__(
-        self, request: GenerateRequest, about: About, profile: Profile, *, framed: bool
+        self,
+        request: GenerationRequest,
+        about: ResponseContext,
+        profile: TritonProfile,
+        *,
+        framed: bool,
     ) -> None:
         self._as_events = framed
-        self._requested_outputs = wanted(profile, request.given)
+        self._requested_outputs = list_requested_outputs(profile, request.given)
         self._choice_count = request.choice_count
         self._prompt_tokens: int | None = None
         self._cumulative_logprobs: dict[int, float] = {}
-        self._template = Generated(
+        self._template = GenerateResponse(
             id=request.client_id or UNSET,
             model_name=about.model,
-            model_version=version(about),
+            model_version=get_version_number(about),
             text_output="",
         )
         """What tells of a text alone, without it."""
@@ -75,7 +87,7 @@ class GenerateEncoder:
     @cached_property
     def _event_head(self) -> bytes:
         """An event that tells of a text alone, up to that text."""
-        return b"data: " + encode(self._template).removesuffix(b'""}')
+        return b"data: " + encode_json(self._template).removesuffix(b'""}')
 
     def headers(self) -> Headers:
         """None of its own."""
@@ -88,64 +100,66 @@ class GenerateEncoder:
                 [
                     self._encode_text_event(one)
                     for one in events
-                    if type(one) is Text or type(one) is Refusal
+                    if type(one) is TextDelta or type(one) is RefusalDelta
                 ]
             )
-        return b"".join([sse.event(self._encode_object(row)) for row in self._collect_rows(events)])
+        return b"".join(
+            [sse.format_event(self._encode_object(row)) for row in self._collect_rows(events)]
+        )
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """One more event, and the last."""
-        return sse.event(refusal.body(error))
+        return sse.format_event(refusal.encode_error_body(error))
 
-    def encode_unary(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """The object; framed, it is a stream of one event."""
         choices = answer.choices
         if self._requested_outputs or len(choices) != 1:
             if answer.usage is not None:
                 self._prompt_tokens = answer.usage.prompt_tokens
-            body = self._encode_object(measures.pieces(answer))
+            body = self._encode_object(measures.list_choice_outputs(answer))
         else:
             plain, [choice] = self._template, choices
             plain.text_output = choice.text + choice.refusal
-            body = encode(plain)
+            body = encode_json(plain)
         if self._as_events:
-            return Reply(200, sse.event(body), SAID_AS_EVENTS)
-        return Reply(200, body, SAID)
+            return HttpResponse(200, sse.format_event(body), CHUNKED_EVENT_HEADERS)
+        return HttpResponse(200, body, CHUNKED_JSON_HEADERS)
 
-    def _encode_text_event(self, event: Text | Refusal) -> bytes:
+    def _encode_text_event(self, event: TextDelta | RefusalDelta) -> bytes:
         """An event that is nothing but a text."""
-        return self._event_head + encode(event.text) + b"}\n\n"
+        return self._event_head + encode_json(event.text) + b"}\n\n"
 
-    def _encode_object(self, row: Sequence[Piece]) -> bytes:
+    def _encode_object(self, row: Sequence[ChoiceOutput]) -> bytes:
         told: dict[str, Any] = {}
         for output in self._requested_outputs:
-            values = measures.measure(output.name, row, self._prompt_tokens)
+            values = measures.get_output_values(output.name, row, self._prompt_tokens)
             if values is not None:
-                told[output.name] = _unwrapped(values, output.datatype)
-        text = _alone([piece.text for piece in row])
-        return encode(replace(self._template, **told, text_output=text))
+                told[output.name] = _flatten_output(values, output.datatype)
+        text = _unwrap_single([piece.text for piece in row])
+        return encode_json(replace(self._template, **told, text_output=text))
 
-    def _collect_rows(self, events: Sequence[Event]) -> list[list[Piece]]:
+    def _collect_rows(self, events: Sequence[Event]) -> list[list[ChoiceOutput]]:
         """The pieces of each event to be written.
 
         A lone choice has an event for each text. Several choices share one, since nothing but the
         place in its lists tells them apart.
         """
-        rows: list[list[Piece]] = []
+        rows: list[list[ChoiceOutput]] = []
         for event in events:
             match event:
-                case Start(tokens) if tokens is not None:
+                case StreamStart(tokens) if tokens is not None:
                     self._prompt_tokens = tokens
                 case Usage(tokens):
                     self._prompt_tokens = tokens
-                case Text(text, index):
+                case TextDelta(text, index):
                     piece = self._get_choice_output(rows, index, fresh=True)
                     piece.text += text
                     piece.tokens += event.tokens
                     self._add_logprobs(piece, index, event.logprobs)
-                case Refusal(text, index):
+                case RefusalDelta(text, index):
                     self._get_choice_output(rows, index, fresh=True).text += text
-                case End(reason, index, stop) if rows or self._reports_finish_reason():
+                case ChoiceEnd(reason, index, stop) if rows or self._reports_finish_reason():
                     piece = self._get_choice_output(rows, index, fresh=False)
                     piece.finish_reason, piece.matched_stop = reason, stop
                 case _:
@@ -155,31 +169,37 @@ class GenerateEncoder:
     def _reports_finish_reason(self) -> bool:
         return any(one.name == "finish_reason" for one in self._requested_outputs)
 
-    def _get_choice_output(self, rows: list[list[Piece]], index: int, *, fresh: bool) -> Piece:
+    def _get_choice_output(
+        self, rows: list[list[ChoiceOutput]], index: int, *, fresh: bool
+    ) -> ChoiceOutput:
         if not rows or (fresh and self._choice_count == 1):
             rows.append(
                 [
-                    Piece(cumulative_logprob=self._cumulative_logprobs.get(i))
+                    ChoiceOutput(cumulative_logprob=self._cumulative_logprobs.get(i))
                     for i in range(self._choice_count)
                 ]
             )
         return rows[-1][index]
 
-    def _add_logprobs(self, piece: Piece, index: int, logprobs: Sequence[TokenLogprob]) -> None:
+    def _add_logprobs(
+        self, piece: ChoiceOutput, index: int, logprobs: Sequence[TokenLogprob]
+    ) -> None:
         if logprobs:
             piece.logprobs = (*piece.logprobs, *logprobs)
             self._cumulative_logprobs[index] = self._cumulative_logprobs.get(
                 index, 0.0
-            ) + measures.total(logprobs)
+            ) + measures.sum_logprobs(logprobs)
             piece.cumulative_logprob = self._cumulative_logprobs[index]
 
 
-def _unwrapped(values: list[Any], datatype: str) -> Any:
+def _flatten_output(values: list[Any], datatype: str) -> Any:
     """Lists in lists become one."""
-    elements = flat(values)
-    return _alone([fp32(one) for one in elements] if datatype == "FP32" else elements)
+    elements = flatten_values(values)
+    return _unwrap_single(
+        [round_to_fp32(one) for one in elements] if datatype == "FP32" else elements
+    )
 
 
-def _alone(elements: list[Any]) -> Any:
+def _unwrap_single(elements: list[Any]) -> Any:
     """A lone element stands without its list."""
     return elements[0] if len(elements) == 1 else elements

@@ -13,50 +13,50 @@ from msgspec import Raw
 
 from protocols.triton import faults
 
-_DEEPEST: Final = 128
-_LARGEST_EXPONENT: Final = 308
-_NEARLY_LARGEST: Final = 1.7976931348623157e307
+_MAX_DEPTH: Final = 128
+_MAX_EXPONENT: Final = 308
+_MAX_EXTENDABLE_INTEGER: Final = 1.7976931348623157e307
 """An integer above this may not have another digit."""
 
-_HIGH: Final = range(0xD800, 0xDC00)
-_LOW: Final = range(0xDC00, 0xE000)
+_HIGH_SURROGATES: Final = range(0xD800, 0xDC00)
+_LOW_SURROGATES: Final = range(0xDC00, 0xE000)
 """The two halves of a surrogate pair."""
 
-_MARK = re.compile(rb"\xef?\xbb?\xbf?")
+_BYTE_ORDER_MARK = re.compile(rb"\xef?\xbb?\xbf?")
 """The byte order mark, of which the original takes any part."""
-_BLANK = re.compile(rb"[ \t\n\r]*")
-_PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
+_WHITESPACE = re.compile(rb"[ \t\n\r]*")
+_PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]*')
 _DIGITS = re.compile(rb"[0-9]*")
-_HEX = re.compile(rb"[0-9A-Fa-f]{4}")
-_WORDS: Final = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
+_HEX_DIGITS = re.compile(rb"[0-9A-Fa-f]{4}")
+_LITERALS: Final = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
 _ESCAPES: Final = {
     b'"': '"', b"\\": "\\", b"/": "/", b"b": "\b", b"f": "\f", b"n": "\n", b"r": "\r", b"t": "\t",
 }  # fmt: skip
 
 
-def members(text: bytes) -> list[tuple[str, Raw]]:
+def parse_rapidjson_members(text: bytes) -> list[tuple[str, Raw]]:
     """The fields of the object, in order, two of the same name included. Raises Malformed."""
-    reader = _Reader(text)
+    reader = _RapidJsonReader(text)
     reader.read_start()
     if not reader.skip_byte(b"{"):
         reader.read_value()
         reader.check_end()
-        raise faults.no_object()
+        raise faults.build_not_object_error()
     found = [(name, Raw(text[start:end])) for name, _, start, end in reader.read_members()]
     reader.check_end()
     return found
 
 
-def value(text: bytes) -> Any:
+def parse_rapidjson_value(text: bytes) -> Any:
     """What the text holds; of two fields alike, the last. Raises Malformed."""
-    reader = _Reader(text)
+    reader = _RapidJsonReader(text)
     reader.read_start()
     found = reader.read_value()
     reader.check_end()
     return found
 
 
-class _Reader:
+class _RapidJsonReader:
     """A cursor over the text. Past its end it sees b"", and behind a NUL nothing."""
 
     def __init__(self, text: bytes) -> None:
@@ -65,7 +65,7 @@ class _Reader:
         self._depth = 0
 
     def read_start(self) -> None:
-        self._skip_pattern(_MARK)
+        self._skip_pattern(_BYTE_ORDER_MARK)
         self._skip_whitespace()
         if self._is_at_end():
             raise self._build_error("The document is empty.")
@@ -141,7 +141,7 @@ class _Reader:
             self._skip_whitespace()
 
     def _read_literal(self, first: bytes) -> bool | None:
-        word, meaning = _WORDS[first]
+        word, meaning = _LITERALS[first]
         self._read_letters(word)
         return meaning
 
@@ -154,7 +154,7 @@ class _Reader:
         pieces = []
         self._position += 1
         while True:
-            pieces.append(self._decode_text(self._skip_pattern(_PLAIN)))
+            pieces.append(self._decode_text(self._skip_pattern(_PLAIN_TEXT)))
             match self._peek():
                 case b'"':
                     self._position += 1
@@ -171,7 +171,7 @@ class _Reader:
             return self._text[start : self._position].decode()
         except UnicodeDecodeError as e:
             # The original lets such bytes through to the model; no str can hold them.
-            raise faults.unreadable("Invalid encoding in string.", start + e.start) from None
+            raise faults.build_json_error("Invalid encoding in string.", start + e.start) from None
 
     def _read_escape(self) -> str:
         start = self._position
@@ -180,24 +180,24 @@ class _Reader:
         self._position += 1
         if kind != b"u":
             if kind not in _ESCAPES:
-                raise faults.unreadable("Invalid escape character in string.", start)
+                raise faults.build_json_error("Invalid escape character in string.", start)
             return _ESCAPES[kind]
         return self._read_character(self._read_code_unit(start), start)
 
     def _read_character(self, code: int, start: int) -> str:
-        if code not in _HIGH and code not in _LOW:
+        if code not in _HIGH_SURROGATES and code not in _LOW_SURROGATES:
             return chr(code)
         low = 0
-        if code in _HIGH and self.skip_byte(b"\\") and self.skip_byte(b"u"):
+        if code in _HIGH_SURROGATES and self.skip_byte(b"\\") and self.skip_byte(b"u"):
             low = self._read_code_unit(start)
-        if low not in _LOW:
-            raise faults.unreadable("The surrogate pair in string is invalid.", start)
-        return chr(0x10000 + ((code - _HIGH.start) << 10) + low - _LOW.start)
+        if low not in _LOW_SURROGATES:
+            raise faults.build_json_error("The surrogate pair in string is invalid.", start)
+        return chr(0x10000 + ((code - _HIGH_SURROGATES.start) << 10) + low - _LOW_SURROGATES.start)
 
     def _read_code_unit(self, start: int) -> int:
-        found = _HEX.match(self._text, self._position)
+        found = _HEX_DIGITS.match(self._text, self._position)
         if found is None:
-            raise faults.unreadable("Incorrect hex digit after \\u escape in string.", start)
+            raise faults.build_json_error("Incorrect hex digit after \\u escape in string.", start)
         self._position = found.end()
         return int(found[0], 16)
 
@@ -212,10 +212,10 @@ class _Reader:
         )
         exponent = self._read_exponent()
         plain = not fraction and exponent is None
-        if float(whole[:-1] or b"0") >= _NEARLY_LARGEST or (
-            exponent is not None and exponent > _LARGEST_EXPONENT + len(fraction)
+        if float(whole[:-1] or b"0") >= _MAX_EXTENDABLE_INTEGER or (
+            exponent is not None and exponent > _MAX_EXPONENT + len(fraction)
         ):
-            raise faults.unreadable("Number too big to be stored in double.", start)
+            raise faults.build_json_error("Number too big to be stored in double.", start)
         if beyond is not None:
             return beyond
         literal = self._text[start : self._position]
@@ -248,8 +248,8 @@ class _Reader:
 
     def _enter_nested(self) -> None:
         self._depth += 1
-        if self._depth > _DEEPEST:
-            raise faults.too_deep()
+        if self._depth > _MAX_DEPTH:
+            raise faults.build_depth_error()
 
     def _skip_pattern(self, what: re.Pattern[bytes]) -> int:
         """Step over what matches (nothing, at least); where it began."""
@@ -259,7 +259,7 @@ class _Reader:
         return start
 
     def _skip_whitespace(self) -> None:
-        self._skip_pattern(_BLANK)
+        self._skip_pattern(_WHITESPACE)
 
     def _peek(self) -> bytes:
         return self._text[self._position : self._position + 1]
@@ -268,4 +268,4 @@ class _Reader:
         return self._peek() in {b"", b"\0"}
 
     def _build_error(self, reason: str) -> Exception:
-        return faults.unreadable(reason, self._position)
+        return faults.build_json_error(reason, self._position)

@@ -11,26 +11,26 @@ from typing import Final
 
 from gateway.core import sse
 from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.types import (
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
-    Served,
-    Start,
-    Text,
+    ResponseMetadata,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     TokenLogprob,
     Usage,
 )
-from protocols.triton.failures import complain_of
-from protocols.triton.incoming import REASONS, UNTOLD, Said, read
-from protocols.triton.plan import Plan
+from gateway.core.request import GenerationRequest
+from protocols.triton.failures import raise_worker_error
+from protocols.triton.incoming import FINISH_REASONS, NO_REASON, ParsedResponse, parse_response
+from protocols.triton.plan import ModelAdapter
 
-_LARGEST_EVENT: Final = 1 << 24
+_MAX_EVENT_BYTES: Final = 1 << 24
 """A model that does not stream tells all in one event."""
 
 
-class AnswerDecoder:
+class GenerateDecoder:
     """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
 
     Which of the two it is shows in the first byte. ``known`` are the model's ``incoming.outputs``,
@@ -38,29 +38,37 @@ class AnswerDecoder:
     """
 
     def __init__(
-        self, request: GenerateRequest, known: Mapping[str, str], plan: Plan, prompt: str | None
+        self,
+        request: GenerationRequest,
+        known: Mapping[str, str],
+        plan: ModelAdapter,
+        prompt: str | None,
     ) -> None:
-        self._body_reader = sse.Body()
-        self._reader = _Reader(request, known, plan, prompt)
+        self._body_reader = sse.ResponseBodyReader()
+        self._reader = _ResponseReader(request, known, plan, prompt)
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         share = self._body_reader.feed(data)
         return self._reader.feed(share) if share else ()
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.Decoder``."""
+        """See ``gateway.core.ports.ResponseDecoder``."""
         body = self._body_reader.unary_body
         if body is None:
             return self._reader.close(self._body_reader.feed(b"\n\n"))
         return self._reader.read_unary(bytes(body))
 
 
-class _Reader:
+class _ResponseReader:
     """Reads any answer; see ``AnswerDecoder``."""
 
     def __init__(
-        self, request: GenerateRequest, known: Mapping[str, str], plan: Plan, prompt: str | None
+        self,
+        request: GenerationRequest,
+        known: Mapping[str, str],
+        plan: ModelAdapter,
+        prompt: str | None,
     ) -> None:
         self._request = request
         self._output_names = known
@@ -68,7 +76,7 @@ class _Reader:
         """Whether each event is a token's, as far as nothing else is told."""
         self._is_unary = False
         self._choice_count = request.n or 1
-        self._sse_parser = sse.Splitter(limit=_LARGEST_EVENT)
+        self._sse_parser = sse.SseParser(limit=_MAX_EVENT_BYTES)
         self._pending_prompts = [prompt] * self._choice_count
         self._seen_choices: set[int] = set()
         self._ended_choices: set[int] = set()
@@ -85,7 +93,7 @@ class _Reader:
         if self._pending_error is not None:
             raise self._pending_error
         payloads = filter(bytes.strip, self._sse_parser.feed(data))
-        events, self._pending_error = sse.events_of(payloads, self._read_object)
+        events, self._pending_error = sse.collect_events(payloads, self._read_object)
         return events
 
     def close(self, rest: bytes) -> Sequence[Event]:
@@ -113,7 +121,7 @@ class _Reader:
 
     def _finish_events(self, events: Sequence[Event], untold: Sequence[int]) -> Sequence[Event]:
         usage = [] if self._request.want.usage == "each" else self._build_usage()
-        return [*events, *[End("unknown", i) for i in untold], *usage, Done()]
+        return [*events, *[ChoiceEnd("unknown", i) for i in untold], *usage, StreamEnd()]
 
     def _check_end(self, untold: Sequence[int]) -> None:
         """Raises unless these choices of a stream are complete, though nothing said so."""
@@ -121,7 +129,7 @@ class _Reader:
         if not self._seen_choices:
             complete = self._may_be_empty
         if self._sse_parser.stray_line is not None:
-            complain_of(self._sse_parser.stray_line)
+            raise_worker_error(self._sse_parser.stray_line)
             complete = False
         if not complete:
             raise StreamBroken("The worker's stream stopped before its end.")
@@ -141,7 +149,7 @@ class _Reader:
         return events
 
     def _read_object(self, body: bytes, events: list[Event]) -> None:
-        said = read(body, self._request, self._output_names)
+        said = parse_response(body, self._request, self._output_names)
         self._add_counts(said, events)
         if said.finish_reasons:
             self._reports_finish_reason = True
@@ -151,13 +159,13 @@ class _Reader:
         if said.token_counts and self._request.want.usage == "each":
             events += self._build_usage()
 
-    def _add_counts(self, said: Said, events: list[Event]) -> None:
+    def _add_counts(self, said: ParsedResponse, events: list[Event]) -> None:
         if not self._has_metadata and said.model is not None:
             self._has_metadata = True
-            events.append(Served(said.model))
+            events.append(ResponseMetadata(said.model))
         if said.prompt_tokens is not None:
             if self._prompt_tokens is None and not self._is_unary:
-                events.append(Start(said.prompt_tokens))
+                events.append(StreamStart(said.prompt_tokens))
             self._prompt_tokens = said.prompt_tokens
         if said.token_counts:
             self._token_count = (self._token_count or 0) + sum(said.token_counts)
@@ -170,25 +178,25 @@ class _Reader:
 
     # --- one choice -------------------------------------------------------------------------------
 
-    def _add_choice(self, said: Said, index: int, text: str, events: list[Event]) -> None:
+    def _add_choice(self, said: ParsedResponse, index: int, text: str, events: list[Event]) -> None:
         prompt = self._pending_prompts[index]
         if prompt is not None:
             self._pending_prompts[index] = None
             text = text.removeprefix(prompt)
         logprobs = said.logprobs[index] if index < len(said.logprobs) else ()
-        reason = said.finish_reasons[index] if index < len(said.finish_reasons) else UNTOLD
+        reason = said.finish_reasons[index] if index < len(said.finish_reasons) else NO_REASON
         if index in self._ended_choices:
             if text or logprobs:
                 raise StreamBroken(f"The worker went on with choice {index} after its end.")
             return
         if text or logprobs:
             tokens = self._count_tokens(said, index, text, logprobs)
-            events.append(Text(text, index, tokens, logprobs=logprobs))
-        if reason != UNTOLD:
+            events.append(TextDelta(text, index, tokens, logprobs=logprobs))
+        if reason != NO_REASON:
             events.append(self._build_choice_end(reason, index, said))
 
     def _count_tokens(
-        self, said: Said, index: int, text: str, logprobs: tuple[TokenLogprob, ...]
+        self, said: ParsedResponse, index: int, text: str, logprobs: tuple[TokenLogprob, ...]
     ) -> int:
         """How many tokens a text is, from whatever tells most of it."""
         if len(said.token_counts) == len(said.texts):
@@ -197,14 +205,14 @@ class _Reader:
             return len(logprobs)
         return 1 if self._token_per_event and not self._is_unary else math.ceil(len(text) / 4)
 
-    def _build_choice_end(self, wire: str, index: int, said: Said) -> End:
-        reason = REASONS.get(wire, "unknown")
+    def _build_choice_end(self, wire: str, index: int, said: ParsedResponse) -> ChoiceEnd:
+        reason = FINISH_REASONS.get(wire, "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({wire}).")
         self._ended_choices.add(index)
-        stop = said.stop_reasons[index] if index < len(said.stop_reasons) else UNTOLD
-        if reason != "eos" or stop == UNTOLD:
-            return End(reason, index)
+        stop = said.stop_reasons[index] if index < len(said.stop_reasons) else NO_REASON
+        if reason != "eos" or stop == NO_REASON:
+            return ChoiceEnd(reason, index)
         ids = self._request.stopping.stop_token_ids
         number = next((one for one in ids if str(one) == stop), None)
-        return End("stop", index, stop if number is None else number)
+        return ChoiceEnd("stop", index, stop if number is None else number)

@@ -5,151 +5,162 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway.core.errors import GatewayError, InvalidParameter, Malformed
-from gateway.core.ports import Description
+from gateway.core.errors import GatewayError, InvalidParameter, MalformedRequest
+from gateway.core.ports import OpenApiFragment
 from protocols.schema import (
-    EVENTS,
-    FLAG,
+    BOOLEAN,
+    INTEGER,
     NUMBER,
-    TEXT,
-    WHOLE,
+    SSE_CONTENT_TYPE,
+    STRING,
     Schema,
-    answer,
-    array,
-    body,
-    data,
-    one_of,
-    record,
+    array_of,
+    build_error_responses,
+    build_event_data,
+    build_param_schema,
+    build_request_body,
+    build_response,
+    build_struct_schemas,
+    enum_of,
+    object_of,
     ref,
-    refusals,
-    row,
-    structs,
 )
-from protocols.triton.answer import Generated
-from protocols.triton.models import ConfigInput, ConfigOutput, Metadata
-from protocols.triton.refusal import STATUSES, ErrorBody, Status
-from protocols.triton.tensors import RANGES
-from protocols.triton.vocabulary import Datatype, Input, Profile
+from protocols.triton.answer import GenerateResponse
+from protocols.triton.models import ConfigInput, ConfigOutput, ModelMetadata
+from protocols.triton.refusal import ERROR_STATUSES, ErrorBody, StatusMode
+from protocols.triton.tensors import INTEGER_RANGES
+from protocols.triton.vocabulary import Datatype, InputSpec, TritonProfile
 
-_SCALAR: Schema = {"type": ["string", "number", "boolean"]}
-_PLAIN: Mapping[Datatype, Schema] = {"BYTES": TEXT, "BOOL": FLAG, "FP32": NUMBER}
+_SCALAR_SCHEMA: Schema = {"type": ["string", "number", "boolean"]}
+_DATATYPE_SCHEMAS: Mapping[Datatype, Schema] = {"BYTES": STRING, "BOOL": BOOLEAN, "FP32": NUMBER}
 
 
-def describe(profile: Profile, status: Status) -> Description:
-    """See ``gateway.core.ports.Described``."""
+def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
+    """See ``gateway.core.ports.OpenApiProvider``."""
     error = ref("ErrorBody")
-    asked = body(_request(profile))
-    refused = _refused(status)
-    early = {**refused["400"], "content": {**refused["400"]["content"], EVENTS: _event(error)}}
+    asked = build_request_body(_build_request_schema(profile))
+    refused = _describe_errors(status)
+    early = {
+        **refused["400"],
+        "content": {**refused["400"]["content"], SSE_CONTENT_TYPE: _build_event_schema(error)},
+    }
     generated = ref("Generated")
-    return Description(
+    return OpenApiFragment(
         {
-            **_state(status),
+            **_describe_info_endpoints(status),
             "infer": {
                 "summary": "Go on from the prompt: tensors in, tensors out.",
-                "requestBody": body(_tensors(profile)),
-                "responses": {"200": _inferred(), **refused},
+                "requestBody": build_request_body(_build_infer_request_schema(profile)),
+                "responses": {"200": _build_infer_response(), **refused},
             },
             "generate": {
                 "summary": "Go on from the prompt.",
                 "requestBody": asked,
-                "responses": {"200": answer(generated), **refused},
+                "responses": {"200": build_response(generated), **refused},
             },
             "generate_stream": {
                 "summary": "Go on from the prompt, event by event.",
                 "requestBody": asked,
                 "responses": {
-                    "200": answer(None, data({"anyOf": [generated, error]})),
+                    "200": build_response(None, build_event_data({"anyOf": [generated, error]})),
                     **refused,
                     "400": early,
                 },
             },
         },
         {
-            **structs(Generated, ErrorBody, Metadata, ConfigInput, ConfigOutput),
-            "Inferred": _INFERRED,
+            **build_struct_schemas(
+                GenerateResponse, ErrorBody, ModelMetadata, ConfigInput, ConfigOutput
+            ),
+            "Inferred": _INFER_RESPONSE_SCHEMA,
         },
     )
 
 
-def _refused(status: Status) -> Schema:
+def _describe_errors(status: StatusMode) -> Schema:
     """The refusals; what is wrong with a path is plain text where it is as in the original."""
-    return _plain(refusals(_statuses(status), ref("ErrorBody")), status, "404")
+    return _add_plain_text(
+        build_error_responses(_iter_statuses(status), ref("ErrorBody")), status, "404"
+    )
 
 
-def _plain(responses: Schema, status: Status, *codes: str) -> Schema:
+def _add_plain_text(responses: Schema, status: StatusMode, *codes: str) -> Schema:
     """The responses, some of which the original labels as plain text."""
     if status != "strict":
         return responses
     found = dict(responses)
     for code in codes:
-        content = {**found[code]["content"], "text/plain": {"schema": TEXT}}
+        content = {**found[code]["content"], "text/plain": {"schema": STRING}}
         found[code] = {**found[code], "content": content}
     return found
 
 
-def _event(schema: Schema) -> dict[str, Any]:
-    return {"schema": record({"data": data(schema)}, "data")}
+def _build_event_schema(schema: Schema) -> dict[str, Any]:
+    return {"schema": object_of({"data": build_event_data(schema)}, "data")}
 
 
-def _statuses(status: Status) -> Iterator[tuple[type[GatewayError], int]]:
+def _iter_statuses(status: StatusMode) -> Iterator[tuple[type[GatewayError], int]]:
     unread = 500 if status == "strict" else 400
-    yield Malformed, unread
+    yield MalformedRequest, unread
     yield InvalidParameter, unread
-    yield from STATUSES
+    yield from ERROR_STATUSES
 
 
-def _request(profile: Profile) -> Schema:
+def _build_request_schema(profile: TritonProfile) -> Schema:
     """Inputs and parameters side by side, or within ``parameters``; the first of a name counts."""
-    inputs = {one.name: _input(one, profile) for one in profile.inputs.values()}
-    properties: dict[str, Schema] = {**inputs, **_parameters(profile)}
-    nested: Schema = {**record(properties), "additionalProperties": _SCALAR}
+    inputs = {one.name: _build_input_schema(one, profile) for one in profile.inputs.values()}
+    properties: dict[str, Schema] = {**inputs, **_build_parameter_schemas(profile)}
+    nested: Schema = {**object_of(properties), "additionalProperties": _SCALAR_SCHEMA}
     needed = [one.name for one in profile.inputs.values() if not one.optional]
     return {
-        **record({"id": TEXT, **properties, "parameters": nested}, *needed),
-        "additionalProperties": _SCALAR,
+        **object_of({"id": STRING, **properties, "parameters": nested}, *needed),
+        "additionalProperties": _SCALAR_SCHEMA,
     }
 
 
-def _parameters(profile: Profile) -> dict[str, Schema]:
+def _build_parameter_schemas(profile: TritonProfile) -> dict[str, Schema]:
     """Those that are no inputs, and have one value."""
     return {
-        param.wire: TEXT if param.type == "strings" else row(replace(param, null=False))
+        param.wire: STRING
+        if param.type == "strings"
+        else build_param_schema(replace(param, null=False))
         for param in profile.parameters
         if param.wire not in profile.inputs and param.type not in {"ints", "string list"}
     }
 
 
-def _input(spec: Input, profile: Profile) -> Schema:
-    element = _element(spec)
+def _build_input_schema(spec: InputSpec, profile: TritonProfile) -> Schema:
+    element = _build_element_schema(spec)
     if spec.dims != (1,):
-        return {"anyOf": [element, array(element)]}
-    return {"anyOf": [element, array(element, minItems=1, maxItems=max(profile.max_batch_size, 1))]}
+        return {"anyOf": [element, array_of(element)]}
+    return {
+        "anyOf": [element, array_of(element, minItems=1, maxItems=max(profile.max_batch_size, 1))]
+    }
 
 
-def _element(spec: Input) -> Schema:
-    held = RANGES.get(spec.datatype)
+def _build_element_schema(spec: InputSpec) -> Schema:
+    held = INTEGER_RANGES.get(spec.datatype)
     if held is not None:
-        return {**WHOLE, "minimum": held.start, "maximum": held.stop - 1}
-    return _PLAIN.get(spec.datatype, WHOLE)
+        return {**INTEGER, "minimum": held.start, "maximum": held.stop - 1}
+    return _DATATYPE_SCHEMAS.get(spec.datatype, INTEGER)
 
 
 # --- infer ----------------------------------------------------------------------------------------
 
 
-def _tensors(profile: Profile) -> Schema:
+def _build_infer_request_schema(profile: TritonProfile) -> Schema:
     """Tensors as JSON: what the model insists on, and then any others, each at most once.
 
     Of one prompt. Of several, every shape begins with their number, where the model knows batches.
     """
     inputs = profile.inputs.values()
-    needed = [_tensor(one, profile) for one in inputs if not one.optional]
-    others = [_tensor(one, profile) for one in inputs if one.optional]
-    outputs = record({"name": one_of(*(one.name for one in profile.outputs))}, "name")
-    return record(
+    needed = [_build_tensor_schema(one, profile) for one in inputs if not one.optional]
+    others = [_build_tensor_schema(one, profile) for one in inputs if one.optional]
+    outputs = object_of({"name": enum_of(*(one.name for one in profile.outputs))}, "name")
+    return object_of(
         {
-            "id": TEXT,
-            "parameters": _beside(profile),
+            "id": STRING,
+            "parameters": _build_infer_parameters_schema(profile),
             "inputs": {
                 "type": "array",
                 "prefixItems": needed,
@@ -157,52 +168,55 @@ def _tensors(profile: Profile) -> Schema:
                 "minItems": len(needed),
                 "description": "In any order.",
             },
-            "outputs": array(outputs, minItems=1),
+            "outputs": array_of(outputs, minItems=1),
         },
         "inputs",
     )
 
 
-def _tensor(spec: Input, profile: Profile) -> Schema:
+def _build_tensor_schema(spec: InputSpec, profile: TritonProfile) -> Schema:
     shape = [abs(length) for length in profile.build_shape(spec.dims)]
     tensor: dict[str, Schema] = {
         "name": {"const": spec.name},
         "datatype": {"const": spec.datatype},
         "shape": {"const": shape},
-        "data": array(_element(spec), minItems=1, maxItems=1),
+        "data": array_of(_build_element_schema(spec), minItems=1, maxItems=1),
     }
-    return record(tensor, *tensor)
+    return object_of(tensor, *tensor)
 
 
-def _beside(profile: Profile) -> Schema:
+def _build_infer_parameters_schema(profile: TritonProfile) -> Schema:
     """The parameters; those of the protocol's own, and the model's that are no inputs."""
     own: dict[str, Schema] = {
-        "priority": {**WHOLE, "minimum": 0},
-        "timeout": {**WHOLE, "minimum": 0, "description": "In microseconds."},
-        "binary_data_output": {**FLAG, "description": "Whether data come as bytes behind JSON."},
+        "priority": {**INTEGER, "minimum": 0},
+        "timeout": {**INTEGER, "minimum": 0, "description": "In microseconds."},
+        "binary_data_output": {**BOOLEAN, "description": "Whether data come as bytes behind JSON."},
     }
-    return {**record({**_parameters(profile), **own}), "additionalProperties": _SCALAR}
+    return {
+        **object_of({**_build_parameter_schemas(profile), **own}),
+        "additionalProperties": _SCALAR_SCHEMA,
+    }
 
 
-def _inferred() -> Schema:
+def _build_infer_response() -> Schema:
     """The answer: JSON, or JSON and bytes behind it."""
-    found = answer(ref("Inferred"))
+    found = build_response(ref("Inferred"))
     bytes_: Schema = {"schema": {"type": "string", "format": "binary"}}
     return {**found, "content": {**found["content"], "application/octet-stream": bytes_}}
 
 
-_INFERRED: Schema = record(
+_INFER_RESPONSE_SCHEMA: Schema = object_of(
     {
-        "id": TEXT,
-        "model_name": TEXT,
-        "model_version": TEXT,
-        "outputs": array(
-            record(
+        "id": STRING,
+        "model_name": STRING,
+        "model_version": STRING,
+        "outputs": array_of(
+            object_of(
                 {
-                    "name": TEXT,
-                    "datatype": TEXT,
-                    "shape": array(WHOLE),
-                    "data": array({}),
+                    "name": STRING,
+                    "datatype": STRING,
+                    "shape": array_of(INTEGER),
+                    "data": array_of({}),
                 },
                 *("name", "datatype", "shape", "data"),
             )
@@ -214,38 +228,41 @@ _INFERRED: Schema = record(
 # --- the state ------------------------------------------------------------------------------------
 
 
-def _state(status: Status) -> dict[str, Any]:
+def _describe_info_endpoints(status: StatusMode) -> dict[str, Any]:
     """What is said of the server and its models."""
-    refused = _refused(status)
+    refused = _describe_errors(status)
     operations: dict[str, Any] = {}
-    for variant, (summary, schema) in _TOLD.items():
-        responses = {"200": answer(TEXT if schema is None else schema), **refused}
+    for variant, (summary, schema) in _INFO_OPERATIONS.items():
+        responses = {"200": build_response(STRING if schema is None else schema), **refused}
         if schema is None:  # no body: status and label are all there is
-            responses = _plain(responses, status, "200", "400")
+            responses = _add_plain_text(responses, status, "200", "400")
         operations[variant] = {"summary": summary, "responses": responses}
     return operations
 
 
-_SERVER: Schema = record(
-    {"name": TEXT, "version": TEXT, "extensions": array(TEXT)}, "name", "version", "extensions"
+_SERVER_METADATA_SCHEMA: Schema = object_of(
+    {"name": STRING, "version": STRING, "extensions": array_of(STRING)},
+    "name",
+    "version",
+    "extensions",
 )
-_CONFIG: Schema = record(
+_MODEL_CONFIG_SCHEMA: Schema = object_of(
     {
-        "name": TEXT,
-        "platform": TEXT,
-        "backend": TEXT,
-        "max_batch_size": WHOLE,
-        "input": array(ref("ConfigInput")),
-        "output": array(ref("ConfigOutput")),
-        "model_transaction_policy": record({"decoupled": FLAG}, "decoupled"),
+        "name": STRING,
+        "platform": STRING,
+        "backend": STRING,
+        "max_batch_size": INTEGER,
+        "input": array_of(ref("ConfigInput")),
+        "output": array_of(ref("ConfigOutput")),
+        "model_transaction_policy": object_of({"decoupled": BOOLEAN}, "decoupled"),
     },
     *("name", "platform", "backend", "max_batch_size", "input", "output"),
 )
-_TOLD: Mapping[str, tuple[str, Schema | None]] = {
-    "server": ("Tell of the server.", _SERVER),
+_INFO_OPERATIONS: Mapping[str, tuple[str, Schema | None]] = {
+    "server": ("Tell of the server.", _SERVER_METADATA_SCHEMA),
     "live": ("Whether the server lives.", None),
     "ready": ("Whether the server can answer.", None),
     "model": ("Tell what a model takes and gives.", ref("Metadata")),
     "model_ready": ("Whether a model can answer.", None),
-    "config": ("Tell how a model is set up.", _CONFIG),
+    "config": ("Tell how a model is set up.", _MODEL_CONFIG_SCHEMA),
 }

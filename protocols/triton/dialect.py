@@ -7,22 +7,22 @@ from msgspec import structs
 
 from gateway.core.catalog import Catalog, ModelInfo
 from gateway.core.errors import GatewayError, InternalError, PathNotFound
-from gateway.core.loss import Loss
+from gateway.core.loss import UnsupportedParameter
 from gateway.core.ports import (
-    About,
-    Call,
-    Decoder,
-    Description,
-    Dialect,
-    Encoder,
+    ClientAdapter,
+    ClientRequest,
     Endpoint,
-    Envelope,
-    Relay,
-    Renderer,
-    Reply,
-    WireRequest,
+    HttpResponse,
+    OpenApiFragment,
+    PassthroughRequest,
+    PromptRenderer,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    RoutingInfo,
+    UpstreamRequest,
 )
-from gateway.core.types import GenerateRequest, Request
+from gateway.core.request import GenerationRequest, Request
 from protocols import params
 from protocols.triton import (
     described,
@@ -37,30 +37,30 @@ from protocols.triton import (
 )
 from protocols.triton.answer import GenerateEncoder
 from protocols.triton.infer_answer import InferEncoder
-from protocols.triton.meaning import Prompts
-from protocols.triton.models import Models
-from protocols.triton.refusal import Status
-from protocols.triton.vocabulary import PROFILES, Profile
-from protocols.triton.worker import Writer
+from protocols.triton.meaning import PromptMode
+from protocols.triton.models import InfoHandler
+from protocols.triton.refusal import StatusMode
+from protocols.triton.vocabulary import PROFILES, TritonProfile
+from protocols.triton.worker import TritonUpstream
 
-_MODEL = "/v2/models/{model}"
-_VERSION = f"{_MODEL}/versions/{{version}}"
-_LARGEST_VERSION = 2**63 - 1
+_MODEL_PATH = "/v2/models/{model}"
+_VERSION_PATH = f"{_MODEL_PATH}/versions/{{version}}"
+_MAX_VERSION = 2**63 - 1
 
 
-def _inform(method: str, path: str, variant: str, *, open_: bool = False) -> Endpoint:
+def _build_info_endpoint(method: str, path: str, variant: str, *, open_: bool = False) -> Endpoint:
     return Endpoint(method, path, "inform", variant, open_, strict_slash=True)
 
 
-def _of_model(root: str) -> tuple[Endpoint, ...]:
+def _build_model_endpoints(root: str) -> tuple[Endpoint, ...]:
     return (
         Endpoint("POST", f"{root}/generate", operation="generate", strict_slash=True),
         Endpoint("POST", f"{root}/generate_stream", operation="generate_stream", strict_slash=True),
         Endpoint("POST", f"{root}/infer", operation="infer", strict_slash=True),
-        _inform("GET", root, "model"),
-        _inform("GET", f"{root}/ready", "model_ready"),
-        _inform("GET", f"{root}/config", "config"),
-        _inform("GET", f"{root}/stats", "model_stats"),
+        _build_info_endpoint("GET", root, "model"),
+        _build_info_endpoint("GET", f"{root}/ready", "model_ready"),
+        _build_info_endpoint("GET", f"{root}/config", "config"),
+        _build_info_endpoint("GET", f"{root}/stats", "model_stats"),
     )
 
 
@@ -82,31 +82,35 @@ class Triton:
     name: str = "triton"
     path_prefixes: tuple[str, ...] = ("/v2",)
     endpoints: tuple[Endpoint, ...] = (
-        _inform("GET", "/v2", "server"),
-        _inform("GET", "/v2/health/live", "live", open_=True),
-        _inform("GET", "/v2/health/ready", "ready", open_=True),
-        _inform("GET", "/v2/models/stats", "stats"),
-        *_of_model(_MODEL),
-        *_of_model(_VERSION),
-        _inform("POST", "/v2/repository/index", "index"),
-        _inform("POST", "/v2/repository/models/{model}/load", "load"),
-        _inform("POST", "/v2/repository/models/{model}/unload", "unload"),
-        _inform("POST", "/v2/repository/{repository}/index", "index"),
-        _inform("POST", "/v2/repository/{repository}/models/{model}/load", "elsewhere"),
-        _inform("POST", "/v2/repository/{repository}/models/{model}/unload", "elsewhere"),
-        _inform("GET", "/v2/systemsharedmemory/status", "memory"),
-        _inform("GET", "/v2/cudasharedmemory/status", "memory"),
+        _build_info_endpoint("GET", "/v2", "server"),
+        _build_info_endpoint("GET", "/v2/health/live", "live", open_=True),
+        _build_info_endpoint("GET", "/v2/health/ready", "ready", open_=True),
+        _build_info_endpoint("GET", "/v2/models/stats", "stats"),
+        *_build_model_endpoints(_MODEL_PATH),
+        *_build_model_endpoints(_VERSION_PATH),
+        _build_info_endpoint("POST", "/v2/repository/index", "index"),
+        _build_info_endpoint("POST", "/v2/repository/models/{model}/load", "load"),
+        _build_info_endpoint("POST", "/v2/repository/models/{model}/unload", "unload"),
+        _build_info_endpoint("POST", "/v2/repository/{repository}/index", "index"),
+        _build_info_endpoint(
+            "POST", "/v2/repository/{repository}/models/{model}/load", "elsewhere"
+        ),
+        _build_info_endpoint(
+            "POST", "/v2/repository/{repository}/models/{model}/unload", "elsewhere"
+        ),
+        _build_info_endpoint("GET", "/v2/systemsharedmemory/status", "memory"),
+        _build_info_endpoint("GET", "/v2/cudasharedmemory/status", "memory"),
     )
 
     def __init__(
         self,
         profile: str | None = None,
         *,
-        status: Status = "strict",
-        prompts: Prompts = "raw",
+        status: StatusMode = "strict",
+        prompts: PromptMode = "raw",
         fields: Mapping[str, str] | None = None,
         max_tokens: int = 512,
-        renderer: Renderer | None = None,
+        renderer: PromptRenderer | None = None,
     ) -> None:
         name = profile or self.profiles[0]
         if name not in PROFILES:
@@ -114,140 +118,145 @@ class Triton:
             raise ValueError(f"there is no profile {name!r} of triton; there are {known}")
         if status not in {"strict", "sane"}:
             raise ValueError(f"the status of triton is strict or sane, not {status!r}")
-        if prompts not in meaning.MODES:
+        if prompts not in meaning.TEMPLATING_MODES:
             raise ValueError(f"the prompts of triton are raw or chat, not {prompts!r}")
         self._profile = PROFILES[name]
-        self._status_mode: Status = status
-        self._templating_mode = meaning.MODES[prompts]
+        self._status_mode: StatusMode = status
+        self._templating_mode = meaning.TEMPLATING_MODES[prompts]
         self._has_custom_fields = bool(fields)
-        self._info_handler = Models(self._profile, status)
+        self._info_handler = InfoHandler(self._profile, status)
         generating = ("generate", "generate_stream", "infer")
-        self._upstream = Writer(
+        self._upstream = TritonUpstream(
             self._profile, fields=fields or {}, max_tokens=max_tokens, renderer=renderer
         )
         self._field_names = {
-            streamed: _names(self._profile, streamed=streamed) for streamed in (False, True)
+            streamed: _build_field_names(self._profile, streamed=streamed)
+            for streamed in (False, True)
         }
-        self.health_request = WireRequest("/v2/health/ready", b"", method="GET")
+        self.health_request = UpstreamRequest("/v2/health/ready", b"", method="GET")
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
             generating, self._profile.parameters
         )
 
-    def peek(self, call: Call) -> Envelope:
+    def peek(self, call: ClientRequest) -> RoutingInfo:
         """The path names the model; whether generate_stream streams, the body says.
 
         Raises PathNotFound and InvalidParameter for a version that is none.
         """
-        stream = generate.streams(call, self._profile)
-        return Envelope(call.path_params["model"], _version(call), stream)
+        stream = generate.read_stream_flag(call, self._profile)
+        return RoutingInfo(call.path_params["model"], _read_version(call), stream)
 
-    def decode_request(self, call: Call, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
         """The request. Raises Malformed, InvalidParameter and Unsupported."""
         del model
         reader = infer if call.endpoint.operation == "infer" else generate
         sent = reader.read(call, self._profile)
-        stream = generate.streamed(call, self._profile, flag=sent.streaming)
-        return meaning.request(sent, self._profile, self._templating_mode, stream=stream)
+        stream = generate.is_streamed(call, self._profile, flag=sent.streaming)
+        return meaning.build_request(sent, self._profile, self._templating_mode, stream=stream)
 
-    def create_encoder(self, call: Call, request: Request, about: About) -> Encoder:
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
         """What writes the answer."""
-        if not isinstance(request, GenerateRequest):
+        if not isinstance(request, GenerationRequest):
             raise InternalError("there is no answer to this kind of request")
         if call.endpoint.operation == "infer":
-            return InferEncoder(request, about, self._profile, infer.wishes(call))
+            return InferEncoder(request, about, self._profile, infer.read_requested_outputs(call))
         framed = call.endpoint.operation == "generate_stream"
         return GenerateEncoder(request, about, self._profile, framed=framed)
 
-    def encode_error(self, error: GatewayError, call: Call | None) -> Reply:
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """The error as this protocol tells it."""
-        return refusal.refuse(error, call, self._status_mode)
+        return refusal.build_error_response(error, call, self._status_mode)
 
-    def handle_info_request(self, call: Call, catalog: Catalog) -> Reply:
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """What the server says of itself and its models. Raises ClientError."""
-        version = _version(call)
+        version = _read_version(call)
         if version is not None:
-            call = _with_version(call, version)
+            call = _set_version(call, version)
         return self._info_handler.handle_request(call, catalog)
 
-    def field_names(self, call: Call) -> Mapping[str, str]:
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """The profile's names. A stream never starts with the prompt."""
         return self._field_names[call.endpoint.operation == "generate_stream"]
 
-    def openapi_fragment(self) -> Description:
+    def openapi_fragment(self) -> OpenApiFragment:
         """What generate and generate_stream take and answer."""
-        return described.describe(self._profile, self._status_mode)
+        return described.describe_api(self._profile, self._status_mode)
 
     # --- towards workers --------------------------------------------------------------------------
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for vectors."""
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``gateway.core.ports.UpstreamAdapter``. Raises Unsupported for vectors."""
         return self._upstream.unsupported_parameters(request, names)
 
-    def encode_request(self, request: Request) -> WireRequest:
-        """See ``gateway.core.ports.WorkerDialect``. Raises Unsupported for vectors."""
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``gateway.core.ports.UpstreamAdapter``. Raises Unsupported for vectors."""
         return self._upstream.encode_request(request)
 
-    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
-        """See ``gateway.core.ports.Relaying``.
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``gateway.core.ports.SupportsPassthrough``.
 
         Any body of generate and generate_stream is passed on where client and worker know the same
         models: what a model takes, and what is wrong with a body, the server says best.
         """
         alike = isinstance(client, Triton) and client._can_pass_to(self._profile)  # noqa: SLF001
         return (
-            relay.relay(call, about, self._profile)
+            relay.build_passthrough(call, about, self._profile)
             if alike and not self._has_custom_fields
             else None
         )
 
-    def _can_pass_to(self, profile: Profile) -> bool:
-        return self._profile is profile and self._templating_mode == meaning.MODES["raw"]
+    def _can_pass_to(self, profile: TritonProfile) -> bool:
+        return self._profile is profile and self._templating_mode == meaning.TEMPLATING_MODES["raw"]
 
-    def create_decoder(self, request: Request) -> Decoder:
-        """See ``gateway.core.ports.WorkerDialect``."""
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``gateway.core.ports.UpstreamAdapter``."""
         return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.WorkerDialect``."""
-        return failures.read_error(status, headers, body)
+        """See ``gateway.core.ports.UpstreamAdapter``."""
+        return failures.read_worker_error(status, headers, body)
 
-    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
-        """See ``gateway.core.ports.Learning``: one for the model's configuration."""
+    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
+        """See ``gateway.core.ports.ModelMetadataReader``: one for the model's configuration."""
         return (self._upstream.build_config_request(model),)
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``gateway.core.ports.Learning``. A configuration tells no number of requests."""
+        """See ``gateway.core.ports.ModelMetadataReader``. A configuration tells no number of requests."""
         for answer in answers:
             if answer is not None:
                 self._upstream.load_config(model, answer)
         return None
 
 
-def _names(profile: Profile, *, streamed: bool) -> Mapping[str, str]:
-    names = params.names(profile.parameters)
+def _build_field_names(profile: TritonProfile, *, streamed: bool) -> Mapping[str, str]:
+    names = params.map_field_names(profile.parameters)
     if profile.exclude_prompt_flags and not streamed:
         names["echo"] = profile.exclude_prompt_flags[0]
-    if wires := guided.NAMES[profile.guide_style]:
+    if wires := guided.GUIDE_PARAM_NAMES[profile.guide_style]:
         names["output"] = wires[0]
     return names
 
 
-def _version(call: Call) -> str | None:
+def _read_version(call: ClientRequest) -> str | None:
     """The version without leading zeros. What is no number is no path of ours."""
     if "version" not in call.path_params:
         return None
     version = call.path_params["version"]
     if not (version.isascii() and version.isdigit()):
         raise PathNotFound("a version is a number")
-    if len(version.lstrip("0")) > len(str(_LARGEST_VERSION)) or int(version) > _LARGEST_VERSION:
+    if len(version.lstrip("0")) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION:
         text = f"failed to get model version from specified version string '{version}' (details:"
-        raise faults.wrong_value(
+        raise faults.build_value_error(
             "version", f"{text} stol), version should be an integral value > 0"
         )
     return str(int(version))
 
 
-def _with_version(call: Call, version: str) -> Call:
+def _set_version(call: ClientRequest, version: str) -> ClientRequest:
     return structs.replace(call, path_params={**call.path_params, "version": version})

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.core.ports import Call
+from gateway.core.ports import ClientRequest
 from protocols.triton import careful, faults
 
 
-class _Name(str):
+class _UniqueName(str):
     """A field's name that equals no other, so that a dict keeps two fields of one name."""
 
     __slots__ = ()
@@ -18,11 +18,11 @@ class _Name(str):
     __hash__ = object.__hash__
 
 
-_members = msgspec.json.Decoder(dict[_Name, Raw], dec_hook=str.__new__).decode
-_anything = msgspec.json.Decoder().decode
+_decode_members = msgspec.json.Decoder(dict[_UniqueName, Raw], dec_hook=str.__new__).decode
+_decode_any = msgspec.json.Decoder().decode
 
 
-class Fields(dict[str, Raw]):
+class OrderedFields(dict[str, Raw]):
     """The fields of an object: ``names`` as sent, and of each name the first value."""
 
     __slots__ = ("names",)
@@ -35,38 +35,38 @@ class Fields(dict[str, Raw]):
             self.update(reversed(pairs))
 
 
-def fields(text: bytes) -> Fields:
+def parse_fields(text: bytes) -> OrderedFields:
     """The object that ``text`` holds. Raises Malformed, also when it holds none."""
     try:
-        if type(_anything(text)) is not dict:
-            raise faults.no_object()
-        members = _members(text)
-        return Fields([*map(str, members)], members.values())
+        if type(_decode_any(text)) is not dict:
+            raise faults.build_not_object_error()
+        members = _decode_members(text)
+        return OrderedFields([*map(str, members)], members.values())
     except RecursionError:
-        raise faults.too_deep() from None
+        raise faults.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        found = careful.members(text)
-        return Fields([name for name, _ in found], [raw for _, raw in found])
+        found = careful.parse_rapidjson_members(text)
+        return OrderedFields([name for name, _ in found], [raw for _, raw in found])
 
 
-def fields_of(call: Call) -> Fields:
+def fields_of(call: ClientRequest) -> OrderedFields:
     """The object that is a call's body, which is read once. Raises Malformed."""
-    kept: Fields | None = call.__dict__.get("fields")
+    kept: OrderedFields | None = call.__dict__.get("fields")
     if kept is None:
-        kept = call.__dict__["fields"] = fields(call.body)
+        kept = call.__dict__["fields"] = parse_fields(call.body)
     return kept
 
 
-def value(text: bytes) -> Any:
+def parse_value(text: bytes) -> Any:
     """What ``text`` holds. Raises Malformed."""
     try:
-        return _anything(text)
+        return _decode_any(text)
     except RecursionError:
-        raise faults.too_deep() from None
+        raise faults.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return careful.value(bytes(text))  # a Raw can not be cut
+        return careful.parse_rapidjson_value(bytes(text))  # a Raw can not be cut
 
 
-def compact(what: Any) -> Raw:
+def encode_raw(what: Any) -> Raw:
     """JSON text for ``Request.extra``."""
     return Raw(msgspec.json.encode(what))

@@ -4,62 +4,64 @@ Clients match on these sentences, so they stand here once. ``problem="type"`` ma
 original's JSON layer refuses; ``problem="conflict"`` marks what its model refuses.
 """
 
-from gateway.core.errors import InvalidParameter, Malformed, Unsupported
+from gateway.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
 
 UNKNOWN_ID = "<id_unknown>"
-HEADER = "inference-header-content-length"
-ENCODING = "content-encoding"
+JSON_LENGTH_HEADER = "inference-header-content-length"
+CONTENT_ENCODING_HEADER = "content-encoding"
 
 
-def tag(request_id: str | None) -> str:
+def build_request_tag(request_id: str | None) -> str:
     """What stands in front of the complaints of the original's core."""
     return f"[request id: {request_id or UNKNOWN_ID}] "
 
 
-def unreadable(reason: str, at: int) -> Malformed:
+def build_json_error(reason: str, at: int) -> MalformedRequest:
     """The body is not JSON; ``at`` is a byte offset."""
-    return Malformed(f"failed to parse the request JSON buffer: {reason} at {at}", at=at)
+    return MalformedRequest(f"failed to parse the request JSON buffer: {reason} at {at}", at=at)
 
 
-def too_deep() -> Malformed:
+def build_depth_error() -> MalformedRequest:
     """The body is JSON, and nested beyond reason."""
-    return Malformed("failed to parse the request JSON buffer: nested too deep", problem="depth")
+    return MalformedRequest(
+        "failed to parse the request JSON buffer: nested too deep", problem="depth"
+    )
 
 
-def no_object() -> Malformed:
+def build_not_object_error() -> MalformedRequest:
     """The body is JSON, and has no members."""
-    return Malformed("attempt to get members for non-object", problem="object")
+    return MalformedRequest("attempt to get members for non-object", problem="object")
 
 
-def wrong_type(param: str, text: str) -> InvalidParameter:
+def build_type_error(param: str, text: str) -> InvalidParameter:
     """A value that the JSON layer can't take as what it must be."""
     return InvalidParameter(text, param=param, problem="type")
 
 
-def wrong_value(param: str, text: str) -> InvalidParameter:
+def build_value_error(param: str, text: str) -> InvalidParameter:
     """A value of a good JSON type that can't be used."""
     return InvalidParameter(text, param=param, problem="value")
 
 
-def refused_by_model(param: str, text: str) -> InvalidParameter:
+def build_model_error(param: str, text: str) -> InvalidParameter:
     """What the original's model would refuse, after the front end took it."""
     return InvalidParameter(text, param=param, problem="conflict")
 
 
-def encoded() -> InvalidParameter:
+def build_encoding_error() -> InvalidParameter:
     """A body of generate that is compressed."""
     text = "Unsupported content-encoding, only 'identity' is supported."
-    return wrong_value(ENCODING, text)
+    return build_value_error(CONTENT_ENCODING_HEADER, text)
 
 
-def compressed() -> Unsupported:
+def build_compression_error() -> UnsupportedFeature:
     """A body of infer that is compressed in a way of which the original knows nothing."""
-    return Unsupported("Unsupported compression type", param=ENCODING)
+    return UnsupportedFeature("Unsupported compression type", param=CONTENT_ENCODING_HEADER)
 
 
-def not_parameter(name: str) -> InvalidParameter:
+def build_parameter_type_error(name: str) -> InvalidParameter:
     """A null, list or object where a parameter must be a scalar."""
-    return wrong_value(
+    return build_value_error(
         name,
         f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.",
     )

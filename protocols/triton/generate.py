@@ -2,66 +2,77 @@
 
 from typing import Final
 
-from gateway.core.errors import InvalidParameter, Malformed
-from gateway.core.ports import Call
+from gateway.core.errors import InvalidParameter, MalformedRequest
+from gateway.core.ports import ClientRequest
 from protocols.triton import document, faults, tensors
-from protocols.triton.document import Fields
-from protocols.triton.tensors import Sent
-from protocols.triton.vocabulary import Profile
+from protocols.triton.document import OrderedFields
+from protocols.triton.tensors import TritonRequest
+from protocols.triton.vocabulary import TritonProfile
 
-_NESTED = "parameters"
+_PARAMETERS_KEY = "parameters"
 _STREAM = "generate_stream"
-_SCALARS: Final = (str, int, float, bool)
+_SCALAR_TYPES: Final = (str, int, float, bool)
 """What a parameter that is no tensor may be."""
 
 
-def read(call: Call, profile: Profile) -> Sent:
+def read_generate_request(call: ClientRequest, profile: TritonProfile) -> TritonRequest:
     """Tensors and parameters, checked in the order in which they were sent.
 
     Raises Malformed and InvalidParameter.
     """
-    if encoded(call):
-        raise faults.encoded()
+    if is_compressed(call):
+        raise faults.build_encoding_error()
     fields = document.fields_of(call)
-    sent = Sent(call.path_params["model"], request_id(fields), streaming=_flag(fields, profile))
+    sent = TritonRequest(
+        call.path_params["model"],
+        read_request_id(fields),
+        streaming=_find_stream_flag(fields, profile),
+    )
     for name in fields.names:
-        if name == _NESTED:
-            _nested(sent, fields, profile)
+        if name == _PARAMETERS_KEY:
+            _read_nested_parameters(sent, fields, profile)
         else:
-            _take(sent, fields, name, profile)
-    tensors.complete(sent, profile)
+            _read_field(sent, fields, name, profile)
+    tensors.check_inputs(sent, profile)
     return sent
 
 
-def encoded(call: Call) -> bool:
+def is_compressed(call: ClientRequest) -> bool:
     """Whether the body is compressed, which infer takes and generate does not."""
-    return faults.ENCODING in call.headers and call.headers[faults.ENCODING] != "identity"
+    return (
+        faults.CONTENT_ENCODING_HEADER in call.headers
+        and call.headers[faults.CONTENT_ENCODING_HEADER] != "identity"
+    )
 
 
-def streams(call: Call, profile: Profile) -> bool:
+def read_stream_flag(call: ClientRequest, profile: TritonProfile) -> bool:
     """Whether generate_stream answers in pieces; what is wrong with a body, ``read`` says."""
     if call.endpoint.operation != _STREAM:
         return False
     try:
-        return streamed(call, profile, flag=_flag(document.fields_of(call), profile))
-    except Malformed:
+        return is_streamed(call, profile, flag=_find_stream_flag(document.fields_of(call), profile))
+    except MalformedRequest:
         return True
 
 
-def streamed(call: Call, profile: Profile, *, flag: bool | None) -> bool:
+def is_streamed(call: ClientRequest, profile: TritonProfile, *, flag: bool | None) -> bool:
     """Whether the answer comes in pieces, by the body's flag, where it was sent."""
     asked = profile.streams_by_default if flag is None else flag
     return asked and call.endpoint.operation == _STREAM
 
 
-def _flag(fields: Fields, profile: Profile) -> bool | None:
+def _find_stream_flag(fields: OrderedFields, profile: TritonProfile) -> bool | None:
     """The flag that asks for a stream, where it was sent."""
     holders = [fields]
-    if _NESTED in fields and bytes(fields[_NESTED]).startswith(b"{"):
-        holders.append(document.fields(bytes(fields[_NESTED])))
+    if _PARAMETERS_KEY in fields and bytes(fields[_PARAMETERS_KEY]).startswith(b"{"):
+        holders.append(document.parse_fields(bytes(fields[_PARAMETERS_KEY])))
     for holder in holders:
         for name in profile.stream_flags:
-            match tensors.flat(document.value(holder[name])) if name in holder else None:
+            match (
+                tensors.flatten_values(document.parse_value(holder[name]))
+                if name in holder
+                else None
+            ):
                 case [bool() as flag]:
                     return flag
                 case _:
@@ -69,40 +80,44 @@ def _flag(fields: Fields, profile: Profile) -> bool | None:
     return None
 
 
-def request_id(fields: Fields) -> str | None:
+def read_request_id(fields: OrderedFields) -> str | None:
     """The client's name for the request, up to a NUL. Raises InvalidParameter."""
     if "id" not in fields:
         return None
-    found = document.value(fields["id"])
+    found = document.parse_value(fields["id"])
     if not isinstance(found, str):
         text = "Unable to parse 'id': attempt to access JSON non-string as string"
-        raise faults.wrong_type("id", text)
+        raise faults.build_type_error("id", text)
     return found.partition("\0")[0] or None
 
 
-def _nested(sent: Sent, fields: Fields, profile: Profile) -> None:
-    raw = bytes(fields[_NESTED])
+def _read_nested_parameters(
+    sent: TritonRequest, fields: OrderedFields, profile: TritonProfile
+) -> None:
+    raw = bytes(fields[_PARAMETERS_KEY])
     if not raw.startswith(b"{"):
-        text = f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object"
-        raise faults.wrong_type(_NESTED, f"{text} as object")
+        text = f"Expected JSON object for keyword: '{_PARAMETERS_KEY}': attempt to access JSON non-object"
+        raise faults.build_type_error(_PARAMETERS_KEY, f"{text} as object")
     try:
-        inner = document.fields(raw)
+        inner = document.parse_fields(raw)
         for name in inner.names:
-            _take(sent, inner, name, profile)
+            _read_field(sent, inner, name, profile)
     except InvalidParameter as e:
         raise InvalidParameter(
-            f"Converting keyword: '{_NESTED}': {e.message}",
-            param=f"{_NESTED}.{e.param}",
+            f"Converting keyword: '{_PARAMETERS_KEY}': {e.message}",
+            param=f"{_PARAMETERS_KEY}.{e.param}",
             problem=e.problem,
         ) from None
 
 
-def _take(sent: Sent, fields: Fields, name: str, profile: Profile) -> None:
+def _read_field(
+    sent: TritonRequest, fields: OrderedFields, name: str, profile: TritonProfile
+) -> None:
     raw = fields[name]
-    what = document.value(raw)
+    what = document.parse_value(raw)
     if name in profile.inputs:
-        sent.add_input(tensors.schematic(profile.inputs[name], what, profile))
-    elif type(what) in _SCALARS:
+        sent.add_input(tensors.build_tensor(profile.inputs[name], what, profile))
+    elif type(what) in _SCALAR_TYPES:
         sent.parameters.setdefault(name, raw)
     else:
-        raise faults.not_parameter(name)
+        raise faults.build_parameter_type_error(name)

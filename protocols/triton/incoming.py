@@ -7,18 +7,19 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.core.errors import Malformed, WorkerFailed
-from gateway.core.types import FinishReason, GenerateRequest, TokenLogprob, TopLogprob
+from gateway.core.errors import MalformedRequest, WorkerFailed
+from gateway.core.events import FinishReason, TokenLogprob, TopLogprob
+from gateway.core.request import GenerationRequest
 from protocols.triton import document
-from protocols.triton.failures import complain
-from protocols.triton.tensors import flat
-from protocols.triton.vocabulary import TEXT
+from protocols.triton.failures import raise_response_error
+from protocols.triton.tensors import flatten_values
+from protocols.triton.vocabulary import TEXT_OUTPUT
 
-_CAREFULLY_READ: Final = 1 << 20
+_MAX_LENIENT_PARSE_BYTES: Final = 1 << 20
 """Bytes of an answer that are worth a second look for numbers which JSON does not have."""
-UNTOLD: Final = "None"
+NO_REASON: Final = "None"
 """How a reason reads that there is none yet."""
-REASONS: Final[Mapping[str, FinishReason | None]] = {
+FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
     "eos": "eos",
     "length": "length",
@@ -30,26 +31,26 @@ REASONS: Final[Mapping[str, FinishReason | None]] = {
     "not_finished": None,
 }
 """vLLM's and TensorRT-LLM's words; None is a failure of the worker."""
-_decode = msgspec.json.Decoder().decode
-_LOGPROBS: Final = ("logprobs", "output_log_probs")
-_OUTPUTS: Final = (
-    TEXT, "finish_reason", "stop_reason", "num_output_tokens", "num_input_tokens", *_LOGPROBS,
+_decode_json = msgspec.json.Decoder().decode
+_LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
+_READ_OUTPUTS: Final = (
+    TEXT_OUTPUT, "finish_reason", "stop_reason", "num_output_tokens", "num_input_tokens", *_LOGPROB_OUTPUTS,
 )  # fmt: skip
 
 
-_OWN: Final[Mapping[str, str]] = {name: name for name in _OUTPUTS}
+_DEFAULT_OUTPUT_NAMES: Final[Mapping[str, str]] = {name: name for name in _READ_OUTPUTS}
 
 
-def outputs(wires: Mapping[str, str]) -> Mapping[str, str]:
+def map_output_names(wires: Mapping[str, str]) -> Mapping[str, str]:
     """A model's names for the outputs that are read; ``wires`` are those that differ."""
-    known = {name: wires.get(name, name) for name in _OUTPUTS}
-    return _OWN if known == _OWN else known
+    known = {name: wires.get(name, name) for name in _READ_OUTPUTS}
+    return _DEFAULT_OUTPUT_NAMES if known == _DEFAULT_OUTPUT_NAMES else known
 
 
-_Count = Annotated[int, Meta(ge=0)]
+_NonNegativeInt = Annotated[int, Meta(ge=0)]
 
 
-class Said(Struct):
+class ParsedResponse(Struct):
     """One answer, or a piece of one: in each list an element for each choice, as far as told."""
 
     texts: list[str]
@@ -69,8 +70,8 @@ class _OneText(Struct, forbid_unknown_fields=True):
     model_version: str | None = None
     finish_reason: str | UnsetType | None = UNSET
     stop_reason: str | UnsetType | None = UNSET
-    num_output_tokens: _Count | UnsetType = UNSET
-    num_input_tokens: _Count | None = None
+    num_output_tokens: _NonNegativeInt | UnsetType = UNSET
+    num_input_tokens: _NonNegativeInt | None = None
     id: str | None = None
     sequence_id: int = 0
     sequence_start: bool = False
@@ -80,128 +81,143 @@ class _OneText(Struct, forbid_unknown_fields=True):
 _one_text = msgspec.json.Decoder(_OneText).decode
 
 
-def _text_of(body: bytes) -> Said | None:
+def _text_of(body: bytes) -> ParsedResponse | None:
     """What an answer of one text holds, as most do; None for any other, and for a wrong one."""
     try:
         got = _one_text(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    said = Said([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
+    said = ParsedResponse([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
     if got.finish_reason is not UNSET:
-        said.finish_reasons = (_word(got.finish_reason),)
+        said.finish_reasons = (_parse_reason(got.finish_reason),)
     if got.stop_reason is not UNSET:
-        said.stop_reasons = (_word(got.stop_reason),)
+        said.stop_reasons = (_parse_reason(got.stop_reason),)
     if got.num_output_tokens is not UNSET:
         said.token_counts = (got.num_output_tokens,)
     return said
 
 
-class _Candidate(Struct):
+class _LogprobCandidate(Struct):
     logprob: float | None = None
     rank: int | None = None
     decoded_token: str | None = None
 
 
-_Column = list[dict[str, _Candidate]]
+_CandidateColumn = list[dict[str, _LogprobCandidate]]
 
 
-def read(body: bytes, request: GenerateRequest, known: Mapping[str, str]) -> Said:
+def parse_response(
+    body: bytes, request: GenerationRequest, known: Mapping[str, str]
+) -> ParsedResponse:
     """What an object holds; ``known`` are the model's ``outputs``.
 
     Raises what an error in it means, and WorkerFailed for what can't be read.
     """
-    if known is _OWN and (told := _text_of(body)) is not None:
+    if known is _DEFAULT_OUTPUT_NAMES and (told := _text_of(body)) is not None:
         return told
     try:
-        got = _decode(body) if len(body) > _CAREFULLY_READ else document.value(body)
-    except (Malformed, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        got = (
+            _decode_json(body)
+            if len(body) > _MAX_LENIENT_PARSE_BYTES
+            else document.parse_value(body)
+        )
+    except (MalformedRequest, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise WorkerFailed("The worker's answer can't be read.") from e
-    if not isinstance(got, dict) or known[TEXT] not in got or "error" in got:
-        complain(got, known[TEXT])
-        if not isinstance(got, dict) or not (known[TEXT] in got or "model_name" in got):
+    if not isinstance(got, dict) or known[TEXT_OUTPUT] not in got or "error" in got:
+        raise_response_error(got, known[TEXT_OUTPUT])
+        if not isinstance(got, dict) or not (known[TEXT_OUTPUT] in got or "model_name" in got):
             raise WorkerFailed("The worker's answer is not in its dialect.")
-    values = {name: flat(got[wire]) for name, wire in known.items() if wire in got}
-    texts = values.pop(TEXT, [])
+    values = {name: flatten_values(got[wire]) for name, wire in known.items() if wire in got}
+    texts = values.pop(TEXT_OUTPUT, [])
     if not {str}.issuperset(map(type, texts)):
         raise WorkerFailed("The worker's answer is no text.")
     name = got.get("model_name")
-    said = Said(texts, name if isinstance(name, str) else None)
+    said = ParsedResponse(texts, name if isinstance(name, str) else None)
     if values:
-        _read_more(values, said, request)
+        _parse_details(values, said, request)
     return said
 
 
-def _read_more(told: Mapping[str, list[Any]], said: Said, request: GenerateRequest) -> None:
+def _parse_details(
+    told: Mapping[str, list[Any]], said: ParsedResponse, request: GenerationRequest
+) -> None:
     """What is told beside the texts."""
-    said.finish_reasons = _strings(told.get("finish_reason", []))
-    said.stop_reasons = _strings(told.get("stop_reason", []))
-    said.token_counts = _counts(told.get("num_output_tokens", []))
-    prompt = _counts(told.get("num_input_tokens", []))
+    said.finish_reasons = _parse_reasons(told.get("finish_reason", []))
+    said.stop_reasons = _parse_reasons(told.get("stop_reason", []))
+    said.token_counts = _parse_counts(told.get("num_output_tokens", []))
+    prompt = _parse_counts(told.get("num_input_tokens", []))
     said.prompt_tokens = prompt[0] if prompt else None
     if request.logprobs is not None and said.texts:
-        columns, numbers = (told.get(name, []) for name in _LOGPROBS)
-        said.logprobs = _logprobs(columns, numbers, said.texts, request.logprobs.top)
+        columns, numbers = (told.get(name, []) for name in _LOGPROB_OUTPUTS)
+        said.logprobs = _parse_logprobs(columns, numbers, said.texts, request.logprobs.top)
 
 
-def _strings(values: list[Any]) -> list[str]:
-    return [_word(one) for one in values]
+def _parse_reasons(values: list[Any]) -> list[str]:
+    return [_parse_reason(one) for one in values]
 
 
-def _word(told: Any) -> str:
-    return told if isinstance(told, str) else UNTOLD
+def _parse_reason(told: Any) -> str:
+    return told if isinstance(told, str) else NO_REASON
 
 
-def _counts(values: list[Any]) -> list[int]:
+def _parse_counts(values: list[Any]) -> list[int]:
     return [one for one in values if type(one) is int and one >= 0]
 
 
-def _logprobs(
+def _parse_logprobs(
     columns: list[Any], numbers: list[Any], texts: list[str], top: int
 ) -> list[tuple[TokenLogprob, ...]]:
     """For each choice, from either family's output: JSON of candidates, or bare numbers."""
     if columns:
-        return [_column(one, top) for one in columns]
+        return [_parse_candidates(one, top) for one in columns]
     size = len(numbers) // len(texts)
     return [
-        _bare(numbers[i * size : (i + 1) * size], text if size == 1 else "")
+        _build_bare_logprobs(numbers[i * size : (i + 1) * size], text if size == 1 else "")
         for i, text in enumerate(texts)
     ]
 
 
-def _column(told: Any, top: int) -> tuple[TokenLogprob, ...]:
+def _parse_candidates(told: Any, top: int) -> tuple[TokenLogprob, ...]:
     if not isinstance(told, str):
         return ()
     try:
-        column = msgspec.convert(document.value(told.encode()), _Column | None)
-    except (Malformed, msgspec.ValidationError) as e:
+        column = msgspec.convert(document.parse_value(told.encode()), _CandidateColumn | None)
+    except (MalformedRequest, msgspec.ValidationError) as e:
         raise WorkerFailed("The worker's log probabilities can't be read.") from e
-    return tuple(_token(one, top) for one in column or () if one)
+    return tuple(_build_token_logprob(one, top) for one in column or () if one)
 
 
-def _token(candidates: Mapping[str, _Candidate], top: int) -> TokenLogprob:
+def _build_token_logprob(candidates: Mapping[str, _LogprobCandidate], top: int) -> TokenLogprob:
     """The token that was taken stands first; the likeliest have a rank."""
     found = [
-        TopLogprob(one.decoded_token or "", _number(one.logprob), _id(key))
+        TopLogprob(
+            one.decoded_token or "", _replace_missing_logprob(one.logprob), _parse_token_id(key)
+        )
         for key, one in sorted(candidates.items(), key=lambda item: item[1].rank or 0)
         if one.rank is not None and (top < 0 or one.rank <= top)
     ]
     key, taken = next(iter(candidates.items()))
-    return TokenLogprob(taken.decoded_token or "", _finite(taken.logprob), tuple(found), _id(key))
+    return TokenLogprob(
+        taken.decoded_token or "",
+        _drop_non_finite(taken.logprob),
+        tuple(found),
+        _parse_token_id(key),
+    )
 
 
-def _bare(numbers: list[Any], text: str) -> tuple[TokenLogprob, ...]:
+def _build_bare_logprobs(numbers: list[Any], text: str) -> tuple[TokenLogprob, ...]:
     """Numbers alone: which token each is of shows only where there is one."""
     values = [one if isinstance(one, float) else None for one in numbers]
-    return tuple(TokenLogprob(text, _finite(one)) for one in values)
+    return tuple(TokenLogprob(text, _drop_non_finite(one)) for one in values)
 
 
-def _id(key: str) -> int | None:
+def _parse_token_id(key: str) -> int | None:
     return int(key) if key.isascii() and key.isdecimal() and len(key) <= 20 else None  # noqa: PLR2004 - more is no token
 
 
-def _finite(logprob: float | None) -> float | None:
+def _drop_non_finite(logprob: float | None) -> float | None:
     return logprob if logprob is not None and math.isfinite(logprob) else None
 
 
-def _number(logprob: float | None) -> float:
+def _replace_missing_logprob(logprob: float | None) -> float:
     return float("-inf") if logprob is None or math.isnan(logprob) else logprob

@@ -5,15 +5,16 @@ from typing import Any
 
 from msgspec import UNSET, Struct
 
-from gateway.core.aggregate import Answer, Fold
+from gateway.core.aggregate import ResponseAccumulator, UnaryResponse
 from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Headers, Reply
-from gateway.core.types import Done, Event, GenerateRequest
+from gateway.core.events import Event, StreamEnd
+from gateway.core.ports import Headers, HttpResponse, ResponseContext
+from gateway.core.request import GenerationRequest
 from protocols.triton import binary, measures, refusal
-from protocols.triton.infer import Wishes
-from protocols.triton.meaning import wanted
-from protocols.triton.vocabulary import TEXT, Output, Profile
-from protocols.triton.wire import JSON, encode, fp32, version
+from protocols.triton.infer import RequestedOutputs
+from protocols.triton.meaning import list_requested_outputs
+from protocols.triton.vocabulary import TEXT_OUTPUT, OutputSpec, TritonProfile
+from protocols.triton.wire import JSON_HEADERS, encode_json, get_version_number, round_to_fp32
 
 
 class OutputTensor(Struct):
@@ -26,7 +27,7 @@ class OutputTensor(Struct):
     data: Any = UNSET
 
 
-class Inferred(Struct):
+class InferResponse(Struct):
     """The answer's JSON."""
 
     id: Any
@@ -35,7 +36,7 @@ class Inferred(Struct):
     outputs: list[OutputTensor]
 
 
-class BinarySize(Struct):
+class BinaryDataParameters(Struct):
     """The parameters of an output that stands behind the JSON."""
 
     binary_data_size: int
@@ -47,13 +48,17 @@ class InferEncoder:
     content_type = "application/json"
 
     def __init__(
-        self, request: GenerateRequest, about: About, profile: Profile, wishes: Wishes
+        self,
+        request: GenerationRequest,
+        about: ResponseContext,
+        profile: TritonProfile,
+        wishes: RequestedOutputs,
     ) -> None:
         self._request = request
         self._context = about
         self._profile = profile
         self._requested_outputs = wishes
-        self._accumulator = Fold()
+        self._accumulator = ResponseAccumulator()
 
     def headers(self) -> Headers:
         """None of its own."""
@@ -62,50 +67,55 @@ class InferEncoder:
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """Nothing until Done."""
         self._accumulator.add(events)
-        done = any(isinstance(event, Done) for event in events)
+        done = any(isinstance(event, StreamEnd) for event in events)
         return self.encode_unary(self._accumulator.result()).body if done else b""
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """The error's object."""
-        return refusal.body(error)
+        return refusal.encode_error_body(error)
 
-    def encode_unary(self, answer: Answer) -> Reply:
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """The JSON and what stands behind it."""
-        row = measures.pieces(answer)
+        row = measures.list_choice_outputs(answer)
         prompt_tokens = answer.usage.prompt_tokens if answer.usage is not None else None
         outputs: list[OutputTensor] = []
         behind: list[bytes] = []
         for output in self._list_outputs():
-            values = measures.measure(output.name, row, prompt_tokens)
+            values = measures.get_output_values(output.name, row, prompt_tokens)
             if values is not None:
                 tensor, data = self._build_tensor(output, values)
                 outputs.append(tensor)
                 behind.append(data)
         about = self._context
         name = self._request.client_id or UNSET
-        head = encode(Inferred(name, about.model, version(about), outputs))
+        head = encode_json(InferResponse(name, about.model, get_version_number(about), outputs))
         if not any(tensor.data is UNSET for tensor in outputs):
-            return Reply(200, head, JSON)
+            return HttpResponse(200, head, JSON_HEADERS)
         length = ("Inference-Header-Content-Length", str(len(head)))
         headers = (("Content-Type", "application/octet-stream"), length)
-        return Reply(200, head + b"".join(behind), headers)
+        return HttpResponse(200, head + b"".join(behind), headers)
 
-    def _list_outputs(self) -> list[Output]:
-        asked = {TEXT, *(one.name for one in wanted(self._profile, self._request.given))}
+    def _list_outputs(self) -> list[OutputSpec]:
+        asked = {
+            TEXT_OUTPUT,
+            *(one.name for one in list_requested_outputs(self._profile, self._request.given)),
+        }
         return [
             one
             for one in self._profile.outputs
             if one.name in asked and self._requested_outputs.includes(one.name)
         ]
 
-    def _build_tensor(self, output: Output, values: list[Any]) -> tuple[OutputTensor, bytes]:
+    def _build_tensor(self, output: OutputSpec, values: list[Any]) -> tuple[OutputTensor, bytes]:
         shape, flat = self._shape_values(values)
         tensor = OutputTensor(output.name, output.datatype, shape)
         if not self._requested_outputs.is_binary(output.name):
-            tensor.data = [fp32(one) for one in flat] if output.datatype == "FP32" else flat
+            tensor.data = (
+                [round_to_fp32(one) for one in flat] if output.datatype == "FP32" else flat
+            )
             return tensor, b""
-        data = binary.pack(output.datatype, flat)
-        tensor.parameters = BinarySize(len(data))
+        data = binary.pack_tensor(output.datatype, flat)
+        tensor.parameters = BinaryDataParameters(len(data))
         return tensor, data
 
     def _shape_values(self, values: list[Any]) -> tuple[tuple[int, ...], list[Any]]:

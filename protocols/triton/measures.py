@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.core.aggregate import Answer, ChoiceAnswer
-from gateway.core.types import FinishReason, TokenLogprob
+from gateway.core.aggregate import UnaryChoice, UnaryResponse
+from gateway.core.events import FinishReason, TokenLogprob
 
-_REASONS: Final[Mapping[FinishReason | None, str]] = {
+_FINISH_REASONS: Final[Mapping[FinishReason | None, str]] = {
     "eos": "stop",
     "stop": "stop",
     "length": "length",
@@ -21,7 +21,7 @@ _REASONS: Final[Mapping[FinishReason | None, str]] = {
 """The original prints Python's None while a choice goes on."""
 
 
-class Piece(Struct):
+class ChoiceOutput(Struct):
     """What an event, or a whole answer, adds to one choice.
 
     ``total`` is the log probability of the choice so far, where the worker tells any.
@@ -35,77 +35,81 @@ class Piece(Struct):
     cumulative_logprob: float | None = None
 
 
-def pieces(answer: Answer) -> list[Piece]:
+def list_choice_outputs(answer: UnaryResponse) -> list[ChoiceOutput]:
     """The choices of a whole answer."""
-    return [_whole(choice, answer) for choice in answer.choices]
+    return [_build_choice_output(choice, answer) for choice in answer.choices]
 
 
-def _whole(choice: ChoiceAnswer, answer: Answer) -> Piece:
+def _build_choice_output(choice: UnaryChoice, answer: UnaryResponse) -> ChoiceOutput:
     tokens = choice.tokens
     if answer.usage is not None and len(answer.choices) == 1:
         tokens = answer.usage.completion_tokens
     own = choice.logprobs[max(len(choice.logprobs) - choice.tokens, 0) :]
-    return Piece(
+    return ChoiceOutput(
         text=choice.text + choice.refusal,
         tokens=tokens,
         finish_reason=choice.finish_reason,
         matched_stop=choice.matched_stop,
         logprobs=own,
-        cumulative_logprob=total(own) if own else None,
+        cumulative_logprob=sum_logprobs(own) if own else None,
     )
 
 
-def total(logprobs: Sequence[TokenLogprob]) -> float:
+def sum_logprobs(logprobs: Sequence[TokenLogprob]) -> float:
     """The log probability of these tokens together."""
     return sum(one.logprob for one in logprobs if one.logprob is not None)
 
 
-def measure(name: str, row: Sequence[Piece], prompt_tokens: int | None) -> list[Any] | None:
+def get_output_values(
+    name: str, row: Sequence[ChoiceOutput], prompt_tokens: int | None
+) -> list[Any] | None:
     """An output's values, one for each choice; None where nobody knows them."""
     if name == "num_input_tokens":
         return None if prompt_tokens is None else [prompt_tokens]
-    if name in _OF_LOGPROBS and all(piece.cumulative_logprob is None for piece in row):
+    if name in _LOGPROB_OUTPUTS and all(piece.cumulative_logprob is None for piece in row):
         return None
-    return [_MEASURES[name](piece) for piece in row]
+    return [_OUTPUT_READERS[name](piece) for piece in row]
 
 
-def _each(piece: Piece) -> list[float]:
+def _list_logprobs(piece: ChoiceOutput) -> list[float]:
     return [one.logprob or 0.0 for one in piece.logprobs]
 
 
-def _told(piece: Piece) -> str:
+def _encode_candidates(piece: ChoiceOutput) -> str:
     """A JSON text: for each token, the candidates by their id."""
-    return msgspec.json.encode([_candidates(one) for one in piece.logprobs]).decode()
+    return msgspec.json.encode([_build_candidates(one) for one in piece.logprobs]).decode()
 
 
-def _candidates(token: TokenLogprob) -> dict[str, dict[str, Any]]:
+def _build_candidates(token: TokenLogprob) -> dict[str, dict[str, Any]]:
     """The token that was taken stands first, as readers need it to."""
     ranked = sorted(token.top, key=lambda one: -one.logprob)
-    taken = _key(token.id, token.token)
-    found = {taken: _candidate(token.logprob, None, token.token)}
+    taken = _get_candidate_key(token.id, token.token)
+    found = {taken: _build_candidate(token.logprob, None, token.token)}
     for rank, one in enumerate(ranked, 1):
-        found[_key(one.id, one.token)] = _candidate(one.logprob, rank, one.token)
+        found[_get_candidate_key(one.id, one.token)] = _build_candidate(
+            one.logprob, rank, one.token
+        )
     return found
 
 
-def _candidate(logprob: float | None, rank: int | None, token: str) -> dict[str, Any]:
+def _build_candidate(logprob: float | None, rank: int | None, token: str) -> dict[str, Any]:
     return {"logprob": logprob, "rank": rank, "decoded_token": token}
 
 
-def _key(number: int | None, token: str) -> str:
+def _get_candidate_key(number: int | None, token: str) -> str:
     return token if number is None else str(number)
 
 
-_OF_LOGPROBS: Final = frozenset(
+_LOGPROB_OUTPUTS: Final = frozenset(
     {"cumulative_logprob", "cum_log_probs", "output_log_probs", "logprobs"}
 )
-_MEASURES: Final[Mapping[str, Callable[[Piece], Any]]] = {
+_OUTPUT_READERS: Final[Mapping[str, Callable[[ChoiceOutput], Any]]] = {
     "text_output": lambda piece: piece.text,
-    "finish_reason": lambda piece: _REASONS[piece.finish_reason],
+    "finish_reason": lambda piece: _FINISH_REASONS[piece.finish_reason],
     "stop_reason": lambda piece: str(piece.matched_stop),
     "num_output_tokens": lambda piece: piece.tokens,
     "cumulative_logprob": lambda piece: piece.cumulative_logprob,
     "cum_log_probs": lambda piece: piece.cumulative_logprob,
-    "output_log_probs": _each,
-    "logprobs": _told,
+    "output_log_probs": _list_logprobs,
+    "logprobs": _encode_candidates,
 }

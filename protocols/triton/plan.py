@@ -6,41 +6,46 @@ from typing import Any, Final
 from msgspec import UNSET, Raw, Struct, structs
 
 from gateway.core import loss
-from gateway.core.loss import Carry, Loss
-from gateway.core.types import GenerateRequest
+from gateway.core.loss import ParameterSupport, UnsupportedParameter
+from gateway.core.request import GenerationRequest
 from protocols import params
-from protocols.params import Param, Table
+from protocols.params import Param, ParamTable
 from protocols.triton import guided
-from protocols.triton.learning import Model, fit
-from protocols.triton.tensors import RANGES
-from protocols.triton.vocabulary import PROMPT, Profile
+from protocols.triton.learning import WorkerModel, convert_value
+from protocols.triton.tensors import INTEGER_RANGES
+from protocols.triton.vocabulary import PROMPT_INPUT, TritonProfile
 
-PACK: Final = "sampling_parameters"
+PACKED_PARAMETERS: Final = "sampling_parameters"
 """The tensor that takes all parameters as JSON."""
-_EXCLUDE: Final = "exclude_input_in_output"
-_LEAST: Final = 1e-6
+_EXCLUDE_FLAG: Final = "exclude_input_in_output"
+_MIN_POSITIVE: Final = 1e-6
 """Stands for a 0 that must not be: of nuclei, the smallest."""
-_MAX_TOKENS: Final = "stopping.max_tokens"
-_TEMPERATURE: Final = "sampling.temperature"
-_TOP: Final = "logprobs.top"
-_SEED: Final = "sampling.seed"
-_LIKELIHOODS: Final = ("logprobs", "output_log_probs")
-_SUMS: Final = ("cumulative_logprob", "cum_log_probs")
+_MAX_TOKENS_FIELD: Final = "stopping.max_tokens"
+_TEMPERATURE_FIELD: Final = "sampling.temperature"
+_TOP_LOGPROBS_FIELD: Final = "logprobs.top"
+_SEED_FIELD: Final = "sampling.seed"
+_LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
+_CUMULATIVE_OUTPUTS: Final = ("cumulative_logprob", "cum_log_probs")
 """Outputs that the gateway makes of each token's probability."""
-_LISTS: Final = ("strings", "string list", "ints")
+_LIST_TYPES: Final = ("strings", "string list", "ints")
 """The types of rows whose values are lists."""
-_TELLING: Final = ("finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens")
+_REPORTING_OUTPUTS: Final = (
+    "finish_reason",
+    "stop_reason",
+    "num_input_tokens",
+    "num_output_tokens",
+)
 """Outputs that are always asked for: they tell the end, and what was spent."""
 
 
-class Wishes(Struct, frozen=True):
+class RequestPayload(Struct, frozen=True):
     """What the body holds beside the prompt: the model's tensors, and the request's parameters."""
 
     tensors: dict[str, Any]
     parameters: dict[str, Any]
 
 
-class Plan:
+class ModelAdapter:
     """How requests are put to ``model``, which is of the family ``profile``.
 
     ``max_tokens`` is for a model that insists on being told. ``said``: what the prompt tells of.
@@ -48,26 +53,32 @@ class Plan:
     """
 
     def __init__(
-        self, profile: Profile, model: Model, max_tokens: int, said: Mapping[str, Carry]
+        self,
+        profile: TritonProfile,
+        model: WorkerModel,
+        max_tokens: int,
+        said: Mapping[str, ParameterSupport],
     ) -> None:
         self.model = model
-        self.packs_parameters = PACK in model.inputs
-        flag = _first(profile.stream_flags, model) or (
+        self.packs_parameters = PACKED_PARAMETERS in model.inputs
+        flag = _find_first_input(profile.stream_flags, model) or (
             profile.stream_flags[0] if profile.streams_by_default else None
         )
         self._streams_by_default = bool(model.decoupled) and flag not in model.inputs
         """Whether it may answer in pieces without being told to."""
-        self._exclude_flag = _first((*profile.exclude_prompt_flags, _EXCLUDE), model)
+        self._exclude_flag = _find_first_input(
+            (*profile.exclude_prompt_flags, _EXCLUDE_FLAG), model
+        )
         self._reports_finish_reason = any(
             one.name == "finish_reason" and one.name in model.outputs and one.flag in model.inputs
             for one in profile.outputs
         )
         self._profile = profile
-        self._logprobs_flag = _likelihoods(profile, model)
+        self._logprobs_flag = _find_logprobs_flag(profile, model)
         self._reporting_flags = tuple(
             str(one.flag)
             for one in profile.outputs
-            if one.name in _TELLING and one.flag in model.inputs
+            if one.name in _REPORTING_OUTPUTS and one.flag in model.inputs
         )
         always = dict.fromkeys(filter(None, (self._exclude_flag, *self._reporting_flags)), True)
         self._stream_flags: Mapping[bool, Mapping[str, Any]] = {
@@ -75,8 +86,8 @@ class Plan:
             for streams in (False, True)
         }
         """The flags of a request, by whether it streams."""
-        self._params = Table(*self._iter_params())
-        self._fallible_params = Table(
+        self._params = ParamTable(*self._iter_params())
+        self._fallible_params = ParamTable(
             *[row for row in self._params if self._can_fail_conversion(row)]
         )
         self._converted_fields = frozenset(
@@ -84,28 +95,30 @@ class Plan:
         )
         """Paths whose values may become others, or tensors."""
         self._parameter_support = {**self._build_parameter_support(), **said}
-        slots = [model.inputs.get(row.wire) for row in self._params if row.field == _MAX_TOKENS]
+        slots = [
+            model.inputs.get(row.wire) for row in self._params if row.field == _MAX_TOKENS_FIELD
+        ]
         insists = any(slot is not None and not slot.optional for slot in slots)
         self._default_max_tokens = max_tokens if insists else None
         self._reserved_names = {
-            PROMPT, PACK, _EXCLUDE, "id", "parameters", profile.cancel_flag,
-            *profile.stream_flags, *profile.exclude_prompt_flags, *guided.NAMES[profile.guide_style],
+            PROMPT_INPUT, PACKED_PARAMETERS, _EXCLUDE_FLAG, "id", "parameters", profile.cancel_flag,
+            *profile.stream_flags, *profile.exclude_prompt_flags, *guided.GUIDE_PARAM_NAMES[profile.guide_style],
             *(row.wire for row in profile.parameters),
         }  # fmt: skip
         """Names with a meaning here: left over from another family, they mean something else."""
 
-    def is_streaming(self, request: GenerateRequest) -> bool:
+    def is_streaming(self, request: GenerationRequest) -> bool:
         """Whether the model is told to answer in pieces."""
         return request.stream and self.model.decoupled is not False
 
-    def uses_events(self, request: GenerateRequest) -> bool:
+    def uses_events(self, request: GenerationRequest) -> bool:
         """Whether to ask for events.
 
         Also where nothing keeps the model from answering in pieces: for that a whole answer fails.
         """
         return request.stream or self._streams_by_default
 
-    def must_cut_prompt(self, request: GenerateRequest) -> bool:
+    def must_cut_prompt(self, request: GenerationRequest) -> bool:
         """Whether the answer may start with the prompt, which is then to be cut off."""
         return (
             self._profile.echoes_prompt
@@ -113,7 +126,7 @@ class Plan:
             and not self.is_streaming(request)
         )
 
-    def may_be_empty(self, request: GenerateRequest) -> bool:
+    def may_be_empty(self, request: GenerationRequest) -> bool:
         """Whether a body without events is an answer: a model need not say anything.
 
         One that was asked for finish reasons has to tell them, unless it was to say nothing.
@@ -121,7 +134,7 @@ class Plan:
         silent = request.stopping.max_tokens == 0 or not self._reports_finish_reason
         return self.uses_events(request) and silent
 
-    def build_payload(self, request: GenerateRequest) -> Wishes:
+    def build_payload(self, request: GenerationRequest) -> RequestPayload:
         """Everything that the request wants and the model takes."""
         inputs = self.model.inputs
         tensors = {**self._stream_flags[self.is_streaming(request)]}
@@ -129,7 +142,7 @@ class Plan:
             tensors[self._logprobs_flag] = True
         said, forced = request.said, self._get_forced_values(request)
         if not forced and self._converted_fields.isdisjoint(said):
-            parameters = params.write(self._params, said)
+            parameters = params.write_params(self._params, said)
         else:
             parameters = {}
             for row, value in self._convert_values(said, forced, self._params):
@@ -138,9 +151,9 @@ class Plan:
         if request.output is not None or request.extra:
             for name, value in self._iter_extra_fields(request):
                 (tensors if name in inputs else parameters)[name] = value
-        return Wishes(tensors, parameters)
+        return RequestPayload(tensors, parameters)
 
-    def _iter_extra_fields(self, request: GenerateRequest) -> Iterator[tuple[str, Any]]:
+    def _iter_extra_fields(self, request: GenerationRequest) -> Iterator[tuple[str, Any]]:
         """What is of no row: the output's format, and fields of a client's own."""
         yield from self._write_guide(request).items()
         for name, raw in request.extra.items():
@@ -148,24 +161,36 @@ class Plan:
                 yield name, raw
 
     def find_unsupported_parameters(
-        self, request: GenerateRequest, names: Mapping[str, str]
-    ) -> list[Loss]:
+        self, request: GenerationRequest, names: Mapping[str, str]
+    ) -> list[UnsupportedParameter]:
         """What the model can't be asked for, or does otherwise."""
-        found = [*loss.losses(request, self._get_parameter_support(request), names, extra=True)]
+        found = [
+            *loss.find_unsupported_parameters(
+                request, self._get_parameter_support(request), names, extra=True
+            )
+        ]
         if self._default_max_tokens is not None and request.stopping.max_tokens is None:
             why = f"the model needs one: {self._default_max_tokens}"
-            found.append(Loss(_said(_MAX_TOKENS, names), "defaulted", why, _MAX_TOKENS))
+            found.append(
+                UnsupportedParameter(
+                    _get_wire_name(_MAX_TOKENS_FIELD, names), "defaulted", why, _MAX_TOKENS_FIELD
+                )
+            )
         if request.want.token_ids:
-            found.append(Loss(names.get("want.token_ids", "return_token_ids"), "dropped"))
+            found.append(
+                UnsupportedParameter(names.get("want.token_ids", "return_token_ids"), "dropped")
+            )
         return found + self._find_ignored_fields(request) if request.extra else found
 
-    def _find_ignored_fields(self, request: GenerateRequest) -> list[Loss]:
+    def _find_ignored_fields(self, request: GenerationRequest) -> list[UnsupportedParameter]:
         """The fields of a client's own that come to nothing."""
         heard = set(self._list_flags(request))
         if self._logprobs_flag in heard:
-            heard |= {str(one.flag) for one in self._profile.outputs if one.name in _SUMS}
+            heard |= {
+                str(one.flag) for one in self._profile.outputs if one.name in _CUMULATIVE_OUTPUTS
+            }
         return [
-            Loss(name, "dropped")
+            UnsupportedParameter(name, "dropped")
             for name, raw in request.extra.items()
             if name not in heard and not self._is_forwarded(name, raw, request)
         ]
@@ -176,7 +201,9 @@ class Plan:
         """The rows that this model has, within its tensors' ranges."""
         unsure = {"string list", "ints"} if not self.packs_parameters else set[str]()
         for row in self._profile.parameters:
-            told = row.field != "logprobs.prompt" and (row.field != _TOP or self._logprobs_flag)
+            told = row.field != "logprobs.prompt" and (
+                row.field != _TOP_LOGPROBS_FIELD or self._logprobs_flag
+            )
             if not told or row.wire in self._profile.removed_params:
                 continue
             slot = self.model.inputs.get(row.wire)
@@ -192,11 +219,11 @@ class Plan:
     def _limit_param(self, row: Param, datatype: str) -> Param:
         if row.field == "stopping.stop" and self._profile.keeps_stop_strings:
             return structs.replace(row, reason="approximated")
-        if row.field == _SEED:
+        if row.field == _SEED_FIELD:
             return structs.replace(row, low=0, high=2**64 - 1)
         if row.type == "float":
-            return structs.replace(row, low=_LEAST) if row.above_low or 0 in row.off else row
-        bounds = RANGES.get(datatype)
+            return structs.replace(row, low=_MIN_POSITIVE) if row.above_low or 0 in row.off else row
+        bounds = INTEGER_RANGES.get(datatype)
         if bounds is None or row.type != "int":
             return row
         low = bounds.start if row.low is None else max(row.low, bounds.start)
@@ -205,77 +232,79 @@ class Plan:
 
     def _can_fail_conversion(self, row: Param) -> bool:
         """Whether a value can be one that this model can't take."""
-        return row.wire in self.model.inputs or (row.type in _LISTS and not self.packs_parameters)
+        return row.wire in self.model.inputs or (
+            row.type in _LIST_TYPES and not self.packs_parameters
+        )
 
     def _is_sent_unchanged(self, row: Param) -> bool:
         """Whether any value is sent as it is, within the row's range."""
-        listed = row.type in _LISTS and not self.packs_parameters
-        return row.wire not in self.model.inputs and row.field != _SEED and not listed
+        listed = row.type in _LIST_TYPES and not self.packs_parameters
+        return row.wire not in self.model.inputs and row.field != _SEED_FIELD and not listed
 
-    def _build_parameter_support(self) -> dict[str, Carry]:
+    def _build_parameter_support(self) -> dict[str, ParameterSupport]:
         """What is carried of any request."""
-        carries = params.carries(self._params)
-        if _TEMPERATURE in carries:
-            carries["sampling.do_sample"] = Carry("")
-        if _TOP not in carries and self._logprobs_flag is not None:
-            carries[_TOP] = Carry("", reason="approximated")
+        carries = params.build_parameter_support(self._params)
+        if _TEMPERATURE_FIELD in carries:
+            carries["sampling.do_sample"] = ParameterSupport("")
+        if _TOP_LOGPROBS_FIELD not in carries and self._logprobs_flag is not None:
+            carries[_TOP_LOGPROBS_FIELD] = ParameterSupport("", reason="approximated")
         return carries
 
     # --- one request ------------------------------------------------------------------------------
 
-    def _get_forced_values(self, request: GenerateRequest) -> dict[str, Any]:
+    def _get_forced_values(self, request: GenerationRequest) -> dict[str, Any]:
         """What is sent beside what was said, or in its place, by path."""
         forced: dict[str, Any] = {}
         if self._default_max_tokens is not None and request.stopping.max_tokens is None:
-            forced[_MAX_TOKENS] = self._default_max_tokens
+            forced[_MAX_TOKENS_FIELD] = self._default_max_tokens
         if request.sampling.do_sample is False:
-            forced[_TEMPERATURE] = 0.0
+            forced[_TEMPERATURE_FIELD] = 0.0
         return forced
 
     def _convert_values(
-        self, said: Mapping[str, Any], forced: Mapping[str, Any], rows: Table
+        self, said: Mapping[str, Any], forced: Mapping[str, Any], rows: ParamTable
     ) -> list[tuple[Param, Any]]:
         """What is sent of each of these rows; UNSET where the model can't take what was asked."""
         told, judged = {**said, **forced}, self._converted_fields
         return [
             (row, self._convert_value(row, told[row.field], exact=row.field in forced))
             if row.field in judged or row.field in forced
-            else (row, params.clamped(row, told[row.field]))
-            for row in params.asked(rows, told)
+            else (row, params.clamp_value(row, told[row.field]))
+            for row in params.select_by_field(rows, told)
         ]
 
     def _convert_value(self, row: Param, value: Any, *, exact: bool) -> Any:
-        value = value if exact else params.clamped(row, value)
+        value = value if exact else params.clamp_value(row, value)
         slot = self.model.inputs.get(row.wire)
-        if row.field == _SEED:
-            value = _seed(value, "INT64" if slot is None else slot.datatype)
+        if row.field == _SEED_FIELD:
+            value = _fold_seed(value, "INT64" if slot is None else slot.datatype)
         if slot is not None:
-            return fit(value, slot)
+            return convert_value(value, slot)
         if isinstance(value, list) and not self.packs_parameters:
             return value[0] if len(value) == 1 else UNSET
         return value
 
-    def _write_guide(self, request: GenerateRequest) -> Mapping[str, str]:
+    def _write_guide(self, request: GenerationRequest) -> Mapping[str, str]:
         """What asks for an output's format, where the model has all of it."""
         if request.output is None:
             return {}
-        written = guided.write(request.output, self._profile.guide_style)
+        written = guided.write_output_format(request.output, self._profile.guide_style)
         missing = [name for name in written if name not in self.model.inputs]
         return {} if missing and not self._profile.accepts_extra_params else written
 
-    def _list_flags(self, request: GenerateRequest) -> tuple[str, ...]:
+    def _list_flags(self, request: GenerationRequest) -> tuple[str, ...]:
         """The flags that are set to learn what the answer must tell."""
         if request.logprobs is None or self._logprobs_flag is None:
             return self._reporting_flags
         return (*self._reporting_flags, self._logprobs_flag)
 
-    def _get_parameter_support(self, request: GenerateRequest) -> Mapping[str, Carry]:
+    def _get_parameter_support(self, request: GenerationRequest) -> Mapping[str, ParameterSupport]:
         """What is carried of this request."""
         more = {}
         if request.output is not None and self._write_guide(request):
-            more["output"] = Carry("")
+            more["output"] = ParameterSupport("")
         if request.stopping.overflow == "error":
-            more["stopping.overflow"] = Carry("")
+            more["stopping.overflow"] = ParameterSupport("")
         unfit: set[str] = set()
         if self._fallible_params:
             values = self._convert_values(
@@ -287,7 +316,7 @@ class Plan:
         carries = self._parameter_support | more
         return {path: carry for path, carry in carries.items() if path not in unfit}
 
-    def _is_forwarded(self, name: str, raw: Raw, request: GenerateRequest) -> bool:
+    def _is_forwarded(self, name: str, raw: Raw, request: GenerationRequest) -> bool:
         """Whether a field of a client's own goes on: to a worker of its mind, that can take it."""
         if request.source != "triton" or name in self._reserved_names or name.startswith("return_"):
             return False
@@ -300,25 +329,25 @@ class Plan:
         )
 
 
-def _first(names: tuple[str, ...], model: Model) -> str | None:
+def _find_first_input(names: tuple[str, ...], model: WorkerModel) -> str | None:
     return next((name for name in names if name in model.inputs), None)
 
 
-def _likelihoods(profile: Profile, model: Model) -> str | None:
+def _find_logprobs_flag(profile: TritonProfile, model: WorkerModel) -> str | None:
     """The flag that asks for each token's probability, where the model has one."""
     for one in profile.outputs:
-        if one.name in _LIKELIHOODS and one.name in model.outputs and one.flag in model.inputs:
+        if one.name in _LOGPROB_OUTPUTS and one.name in model.outputs and one.flag in model.inputs:
             return one.flag
     return None
 
 
-def _said(path: str, names: Mapping[str, str]) -> str:
+def _get_wire_name(path: str, names: Mapping[str, str]) -> str:
     return names.get(path, path.rpartition(".")[2])
 
 
-def _seed(seed: int, datatype: str) -> int:
+def _fold_seed(seed: int, datatype: str) -> int:
     """The seed in an integer of so many bits; what is longer is folded."""
-    bounds = RANGES.get(datatype, RANGES["INT64"])
+    bounds = INTEGER_RANGES.get(datatype, INTEGER_RANGES["INT64"])
     size = bounds.stop - bounds.start
     seed %= size
     return seed if seed in bounds else seed - size

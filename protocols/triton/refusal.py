@@ -17,32 +17,37 @@ from gateway.core.errors import (
     Forbidden,
     GatewayError,
     InvalidParameter,
-    Malformed,
+    MalformedRequest,
     MethodNotAllowed,
     ModelNotFound,
     Overloaded,
     PathNotFound,
     QuotaExceeded,
-    RateLimited,
-    TooLarge,
+    RateLimitExceeded,
+    RequestTooLarge,
     Unauthorized,
     VersionNotFound,
     WorkerError,
     WorkerUnreachable,
 )
-from gateway.core.ports import Call, Reply
+from gateway.core.ports import ClientRequest, HttpResponse
 from protocols.triton import document, faults, generate, infer
-from protocols.triton.wire import JSON, PLAIN, SAID_AS_EVENTS, encode
+from protocols.triton.wire import (
+    CHUNKED_EVENT_HEADERS,
+    JSON_HEADERS,
+    PLAIN_TEXT_HEADERS,
+    encode_json,
+)
 
-Status = Literal["strict", "sane"]
+StatusMode = Literal["strict", "sane"]
 
-STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
+ERROR_STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
     (ModelNotFound, 404),
     (PathNotFound, 404),
     (MethodNotAllowed, 405),
     (Unauthorized, 403),
     (Forbidden, 403),
-    (RateLimited, 429),
+    (RateLimitExceeded, 429),
     (QuotaExceeded, 429),
     (ClientError, 400),
     (Overloaded, 503),
@@ -53,10 +58,12 @@ STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
 )
 """The first class that fits. The original calls every failure of a model 400."""
 
-_EARLY: Final = frozenset({"version", faults.HEADER, faults.ENCODING})
+_PRE_BODY_PARAMS: Final = frozenset(
+    {"version", faults.JSON_LENGTH_HEADER, faults.CONTENT_ENCODING_HEADER}
+)
 """What is wrong before the body of infer is looked at."""
 
-_LABELLED: Final = ("/health/live", "/ready", "/infer")
+_PLAIN_TEXT_PATHS: Final = ("/health/live", "/ready", "/infer")
 """The ends of the paths on which the original calls its "Method Not Allowed" text."""
 
 
@@ -66,12 +73,12 @@ class ErrorBody(Struct):
     error: str
 
 
-def body(error: GatewayError, call: Call | None = None) -> bytes:
+def encode_error_body(error: GatewayError, call: ClientRequest | None = None) -> bytes:
     """The error's JSON."""
-    return encode(ErrorBody(message(error, call)))
+    return encode_json(ErrorBody(get_error_message(error, call)))
 
 
-def message(error: GatewayError, call: Call | None = None) -> str:
+def get_error_message(error: GatewayError, call: ClientRequest | None = None) -> str:
     """The original's sentence for this error, or the worker's own."""
     if error.upstream_error is not None:
         return error.upstream_error.text
@@ -88,60 +95,68 @@ def message(error: GatewayError, call: Call | None = None) -> str:
             return "Method Not Allowed"
         case Unauthorized():
             return "This API is restricted, expecting header 'Authorization'"
-        case TooLarge():
+        case RequestTooLarge():
             return f"request size exceeds the maximum allowed input size of {error.limit} bytes."
         case Overloaded():
-            return f"{faults.tag(_request_id(call))}Exceeds maximum queue size"
+            return f"{faults.build_request_tag(_read_request_id(call))}Exceeds maximum queue size"
         case DeadlineExceeded():
             return "Request timeout expired"
         case _:
             return error.message
 
 
-def refuse(error: GatewayError, call: Call | None, status: Status) -> Reply:
+def build_error_response(
+    error: GatewayError, call: ClientRequest | None, status: StatusMode
+) -> HttpResponse:
     """The answer before anything was sent."""
     strict = status == "strict"
-    if _packed(error) and call is not None:
-        error = _of_packing(call) or error
-    if strict and _by_model(error) and call and call.endpoint.operation == "generate_stream":
+    if _is_decompression_error(error) and call is not None:
+        error = _map_decompression_error(call) or error
+    if strict and _is_model_error(error) and call and call.endpoint.operation == "generate_stream":
         code = 400 if error.upstream_error is None else error.upstream_error.status
-        return Reply(code, sse.event(body(error, call)), SAID_AS_EVENTS)
-    headers = PLAIN if strict and _plain(error, call) else JSON
-    return Reply(
-        _code(error, call, strict=strict),
-        body(error, call),
-        (*headers, *_more(error, strict=strict)),
+        return HttpResponse(
+            code, sse.format_event(encode_error_body(error, call)), CHUNKED_EVENT_HEADERS
+        )
+    headers = PLAIN_TEXT_HEADERS if strict and _is_plain_text(error, call) else JSON_HEADERS
+    return HttpResponse(
+        _get_status_code(error, call, strict=strict),
+        encode_error_body(error, call),
+        (*headers, *_iter_extra_headers(error, strict=strict)),
     )
 
 
-def _code(error: GatewayError, call: Call | None, *, strict: bool) -> int:
+def _get_status_code(error: GatewayError, call: ClientRequest | None, *, strict: bool) -> int:
     if strict and error.upstream_error is not None:
         return error.upstream_error.status
-    if isinstance(error, Malformed) or (
+    if isinstance(error, MalformedRequest) or (
         isinstance(error, InvalidParameter) and error.problem == "type"
     ):
         return 500 if strict else 400
-    if error.param == faults.ENCODING and call and call.endpoint.operation == "infer":
+    if (
+        error.param == faults.CONTENT_ENCODING_HEADER
+        and call
+        and call.endpoint.operation == "infer"
+    ):
         return 501
-    return next(code for kind, code in STATUSES if isinstance(error, kind))
+    return next(code for kind, code in ERROR_STATUSES if isinstance(error, kind))
 
 
-def _packed(error: GatewayError) -> bool:
+def _is_decompression_error(error: GatewayError) -> bool:
     """Whether the body could not be decompressed, for which there is no class of its own."""
     return type(error) is ClientError or (
-        isinstance(error, Malformed) and error.problem == "encoding"
+        isinstance(error, MalformedRequest) and error.problem == "encoding"
     )
 
 
-def _of_packing(call: Call) -> GatewayError | None:
+def _map_decompression_error(call: ClientRequest) -> GatewayError | None:
     """What the original says, which does not try on all of its paths."""
     if call.endpoint.operation == "infer":
-        return None if infer.takes(call) else faults.compressed()
+        return None if infer.has_supported_encoding(call) else faults.build_compression_error()
     generates = call.endpoint.operation.startswith("generate")
-    return faults.encoded() if generates and generate.encoded(call) else None
+    return faults.build_encoding_error() if generates and generate.is_compressed(call) else None
 
 
-def _by_model(error: GatewayError) -> bool:
+def _is_model_error(error: GatewayError) -> bool:
     """Whether the original would hear of it from its model, as the first event of a stream."""
     if error.upstream_error is not None:
         return error.upstream_error.in_stream
@@ -150,34 +165,34 @@ def _by_model(error: GatewayError) -> bool:
     return error.origin == "worker" and not isinstance(error, WorkerUnreachable)
 
 
-def _plain(error: GatewayError, call: Call | None) -> bool:
+def _is_plain_text(error: GatewayError, call: ClientRequest | None) -> bool:
     """The original labels what it says before it looks at a body, on some of its paths."""
     if isinstance(error, PathNotFound):
         return True
     if isinstance(error, MethodNotAllowed):
-        return error.path.endswith(_LABELLED)
+        return error.path.endswith(_PLAIN_TEXT_PATHS)
     if call is None:
         return False
     match call.endpoint.operation:
         case "live" | "ready" | "model_ready":
             return True
         case "infer":
-            return isinstance(error, ModelNotFound) or error.param in _EARLY
+            return isinstance(error, ModelNotFound) or error.param in _PRE_BODY_PARAMS
         case _:
             return False
 
 
-def _more(error: GatewayError, *, strict: bool) -> Iterator[tuple[str, str]]:
+def _iter_extra_headers(error: GatewayError, *, strict: bool) -> Iterator[tuple[str, str]]:
     if error.retry_after is not None:
         yield "Retry-After", str(math.ceil(error.retry_after))
     if isinstance(error, MethodNotAllowed) and not strict:
         yield "Allow", ", ".join(error.allowed)
 
 
-def _request_id(call: Call | None) -> str | None:
+def _read_request_id(call: ClientRequest | None) -> str | None:
     if call is None or not call.endpoint.operation.startswith("generate"):
         return None
     try:
-        return generate.request_id(document.fields(call.body))
+        return generate.read_request_id(document.parse_fields(call.body))
     except ClientError:
         return None

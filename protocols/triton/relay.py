@@ -8,71 +8,80 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from gateway.core.errors import Malformed
-from gateway.core.ports import About, Call, Relay, WireRequest
-from gateway.core.types import GenerateRequest
+from gateway.core.errors import MalformedRequest
+from gateway.core.ports import ClientRequest, PassthroughRequest, ResponseContext, UpstreamRequest
+from gateway.core.request import GenerationRequest
 from protocols.triton import document, generate
 from protocols.triton.answer import GenerateEncoder
-from protocols.triton.document import Fields
-from protocols.triton.passage import Names, StreamPassage, WholePassage, refused
-from protocols.triton.tensors import flat
-from protocols.triton.vocabulary import PROMPT, Profile
-from protocols.triton.wire import EVENTS, JSON, SAID
-from protocols.triton.worker import name_of, path_of
+from protocols.triton.document import OrderedFields
+from protocols.triton.passage import (
+    ModelNames,
+    TritonStreamPassthroughReader,
+    TritonUnaryPassthroughReader,
+    read_passthrough_error,
+)
+from protocols.triton.tensors import flatten_values
+from protocols.triton.vocabulary import PROMPT_INPUT, TritonProfile
+from protocols.triton.wire import CHUNKED_JSON_HEADERS, EVENT_STREAM, JSON_HEADERS
+from protocols.triton.worker import build_model_path, get_model_name
 
-_NESTED: Final = "parameters"
-_NO_PROMPT: Final = frozenset({"id", _NESTED})
-_NOTHING: Final = Fields([], [])
+_PARAMETERS_KEY: Final = "parameters"
+_NON_PROMPT_FIELDS: Final = frozenset({"id", _PARAMETERS_KEY})
+_NO_FIELDS: Final = OrderedFields([], [])
 
 
-def relay(call: Call, about: About, profile: Profile) -> Relay | None:
-    """See ``gateway.core.ports.Relaying``; client and worker are of this profile."""
+def build_passthrough(
+    call: ClientRequest, about: ResponseContext, profile: TritonProfile
+) -> PassthroughRequest | None:
+    """See ``gateway.core.ports.SupportsPassthrough``; client and worker are of this profile."""
     variant = call.endpoint.operation
-    if variant not in {"generate", "generate_stream"} or generate.encoded(call):
+    if variant not in {"generate", "generate_stream"} or generate.is_compressed(call):
         return None
     try:
         fields = document.fields_of(call)
-    except Malformed:
-        fields = _NOTHING
-    if profile.cancel_flag and profile.cancel_flag in _named(fields):
+    except MalformedRequest:
+        fields = _NO_FIELDS
+    if profile.cancel_flag and profile.cancel_flag in _iter_field_names(fields):
         return None  # it may be another client's request that it ends
     streams = variant == "generate_stream"
     model = about.backend_model
-    request = GenerateRequest(
-        model=model, kind="completion", prompts=_prompts(fields), stream=streams
+    request = GenerationRequest(
+        model=model, kind="completion", prompts=_find_prompts(fields), stream=streams
     )
-    names = Names(name_of(model), about.model)
-    headers = (("Content-Type", EVENTS),) if streams else SAID
-    return Relay(
+    names = ModelNames(get_model_name(model), about.model)
+    headers = (("Content-Type", EVENT_STREAM),) if streams else CHUNKED_JSON_HEADERS
+    return PassthroughRequest(
         request,
-        WireRequest(f"{path_of(model)}/{variant}", call.body, JSON),
+        UpstreamRequest(f"{build_model_path(model)}/{variant}", call.body, JSON_HEADERS),
         lambda: headers,
-        partial(StreamPassage if streams else WholePassage, names),
+        partial(TritonStreamPassthroughReader if streams else TritonUnaryPassthroughReader, names),
         partial(GenerateEncoder, request, about, profile, framed=streams),
-        partial(refused, names),
+        partial(read_passthrough_error, names),
     )
 
 
-def _fields(body: bytes) -> Fields:
+def _parse_readable_fields(body: bytes) -> OrderedFields:
     """What of the body can be read."""
     try:
-        return document.fields(body)
-    except Malformed:
-        return _NOTHING
+        return document.parse_fields(body)
+    except MalformedRequest:
+        return _NO_FIELDS
 
 
-def _named(fields: Fields) -> Iterator[str]:
+def _iter_field_names(fields: OrderedFields) -> Iterator[str]:
     """The names of all fields, those of the parameters among them."""
     yield from fields.names
-    if (nested := fields.get(_NESTED)) is not None:
-        yield from _fields(bytes(nested)).names
+    if (nested := fields.get(_PARAMETERS_KEY)) is not None:
+        yield from _parse_readable_fields(bytes(nested)).names
 
 
-def _prompts(fields: Fields) -> tuple[str, ...]:
+def _find_prompts(fields: OrderedFields) -> tuple[str, ...]:
     """What the prompt seems to be: the first text, unless one is called so."""
-    for name in (PROMPT, *(one for one in fields.names if one not in _NO_PROMPT)):
+    for name in (PROMPT_INPUT, *(one for one in fields.names if one not in _NON_PROMPT_FIELDS)):
         if (raw := fields.get(name)) is not None:
-            texts = [one for one in flat(document.value(raw)) if isinstance(one, str)]
+            texts = [
+                one for one in flatten_values(document.parse_value(raw)) if isinstance(one, str)
+            ]
             if texts:
                 return tuple(texts)
     return ()

@@ -9,12 +9,12 @@ from msgspec import Raw, Struct
 
 from gateway.core.errors import InvalidParameter
 from protocols.triton import faults
-from protocols.triton.vocabulary import Datatype, Input, Profile
+from protocols.triton.vocabulary import Datatype, InputSpec, TritonProfile
 
 Shape = tuple[int, ...]
 
 
-class Tensor(Struct, frozen=True):
+class InputTensor(Struct, frozen=True):
     """``values`` row by row, without the shape."""
 
     name: str
@@ -23,12 +23,12 @@ class Tensor(Struct, frozen=True):
     values: list[Any]
 
 
-class Sent(Struct):
+class TritonRequest(Struct):
     """What a client sent, by either endpoint: tensors and parameters, the first of each name."""
 
     model: str
     id: str | None = None
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[str, InputTensor] = {}
     parameters: dict[str, Raw] = {}
     streaming: bool | None = None
     """Whether the model is told to stream, whatever the endpoint then makes of it."""
@@ -36,51 +36,51 @@ class Sent(Struct):
     timeout: float | None = None
     """Seconds. Only infer has words for it and for the priority."""
 
-    def add_input(self, tensor: Tensor) -> None:
+    def add_input(self, tensor: InputTensor) -> None:
         """Take a tensor. Raises InvalidParameter when there is one of its name."""
         if tensor.name in self.inputs:
-            text = f"{faults.tag(self.id)}input '{tensor.name}' already exists in request"
-            raise faults.wrong_value(tensor.name, text)
+            text = f"{faults.build_request_tag(self.id)}input '{tensor.name}' already exists in request"
+            raise faults.build_value_error(tensor.name, text)
         self.inputs[tensor.name] = tensor
 
 
-SIZES: Final[Mapping[Datatype, int]] = {
+ELEMENT_SIZES: Final[Mapping[Datatype, int]] = {
     "BOOL": 1, "INT32": 4, "INT64": 8, "UINT32": 4, "UINT64": 8, "FP32": 4,
 }  # fmt: skip
 """Bytes of an element; one of BYTES has its own length."""
 
-RANGES: Final[Mapping[str, range]] = {
+INTEGER_RANGES: Final[Mapping[str, range]] = {
     "INT32": range(-(2**31), 2**31),
     "INT64": range(-(2**63), 2**63),
     "UINT32": range(2**32),
     "UINT64": range(2**64),
 }
-_TAKEN: Final[Mapping[str, tuple[frozenset[type], range | None]]] = {
+_JSON_TYPES: Final[Mapping[str, tuple[frozenset[type], range | None]]] = {
     "BYTES": (frozenset({str}), None),
     "BOOL": (frozenset({bool}), None),
     "FP32": (frozenset({int, float}), None),
-    "INT32": (frozenset({int}), RANGES["INT64"]),
-    "INT64": (frozenset({int}), RANGES["INT64"]),
-    "UINT32": (frozenset({int}), RANGES["UINT64"]),
-    "UINT64": (frozenset({int}), RANGES["UINT64"]),
+    "INT32": (frozenset({int}), INTEGER_RANGES["INT64"]),
+    "INT64": (frozenset({int}), INTEGER_RANGES["INT64"]),
+    "UINT32": (frozenset({int}), INTEGER_RANGES["UINT64"]),
+    "UINT64": (frozenset({int}), INTEGER_RANGES["UINT64"]),
 }
 """What JSON's values may be; an integer beyond the range is none to the original."""
-_REMEMBERED: Final = 1024
+_SHAPE_CACHE_SIZE: Final = 1024
 """Shapes."""
-_SIGNED: Final = (
+_SIGNED_ERROR: Final = (
     "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
 )
-_UNSIGNED: Final = (
+_UNSIGNED_ERROR: Final = (
     "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer"
 )
-_WRONG: Final[Mapping[str, str]] = {
+_TYPE_ERRORS: Final[Mapping[str, str]] = {
     "BYTES": "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
     "BOOL": "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
     "FP32": "Unable to parse 'data': attempt to access JSON non-number as double",
-    "INT32": _SIGNED,
-    "INT64": _SIGNED,
-    "UINT32": _UNSIGNED,
-    "UINT64": _UNSIGNED,
+    "INT32": _SIGNED_ERROR,
+    "INT64": _SIGNED_ERROR,
+    "UINT32": _UNSIGNED_ERROR,
+    "UINT64": _UNSIGNED_ERROR,
 }
 _BATCH_NOTE: Final = (
     " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be"
@@ -90,7 +90,7 @@ _BATCH_NOTE: Final = (
 )
 
 
-def flat(what: Any) -> list[Any]:
+def flatten_values(what: Any) -> list[Any]:
     """The elements of a scalar or of an array, however nested."""
     if type(what) is not list:
         return [what]
@@ -107,38 +107,38 @@ def flat(what: Any) -> list[Any]:
     return found
 
 
-def typed(name: str, datatype: str, values: list[Any]) -> list[Any]:
+def check_values(name: str, datatype: str, values: list[Any]) -> list[Any]:
     """The values, if JSON gave them as what the tensor holds. Raises InvalidParameter.
 
     The original cuts an integer that is too long for its type; we refuse it.
     """
-    kinds, widest = _TAKEN[datatype]
+    kinds, widest = _JSON_TYPES[datatype]
     for one in values:
         if type(one) not in kinds or (widest is not None and one not in widest):
-            raise faults.wrong_type(name, _WRONG[datatype])
-        if widest is not None and one not in RANGES[datatype]:
+            raise faults.build_type_error(name, _TYPE_ERRORS[datatype])
+        if widest is not None and one not in INTEGER_RANGES[datatype]:
             text = f"input '{name}' has a value out of the range of {datatype}"
-            raise faults.wrong_value(name, text)
+            raise faults.build_value_error(name, text)
     return values
 
 
-def schematic(spec: Input, what: Any, profile: Profile) -> Tensor:
+def build_tensor(spec: InputSpec, what: Any, profile: TritonProfile) -> InputTensor:
     """A tensor from a plain value, which tells no shape. Raises InvalidParameter."""
-    values = flat(what)
+    values = flatten_values(what)
     if spec.datatype == "BYTES":
-        typed(spec.name, spec.datatype, values)
+        check_values(spec.name, spec.datatype, values)
     count = len(what) if type(what) is list else 1
-    shape = _filled(profile.input_shapes[spec.name], count)
+    shape = _infer_shape(profile.input_shapes[spec.name], count)
     if shape is None:
         text = f"The schema can not convert input '{spec.name}' to tensor with proper shape"
-        raise faults.wrong_value(spec.name, text)
+        raise faults.build_value_error(spec.name, text)
     if spec.datatype != "BYTES":
-        typed(spec.name, spec.datatype, values)
-    return Tensor(spec.name, spec.datatype, shape, values)
+        check_values(spec.name, spec.datatype, values)
+    return InputTensor(spec.name, spec.datatype, shape, values)
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _filled(dims: Shape, count: int) -> Shape | None:
+@lru_cache(maxsize=_SHAPE_CACHE_SIZE)
+def _infer_shape(dims: Shape, count: int) -> Shape | None:
     """The shape of so many elements, or None where they have none in these dimensions.
 
     They fill the fixed dimensions from the innermost outwards; what remains goes to the innermost
@@ -152,111 +152,119 @@ def _filled(dims: Shape, count: int) -> Shape | None:
     return None if rest or count != 1 else tuple(shape)
 
 
-def complete(sent: Sent, profile: Profile) -> None:
+def check_inputs(sent: TritonRequest, profile: TritonProfile) -> None:
     """Raises InvalidParameter unless the model can be called with these inputs."""
     required = profile.required_inputs
     missing = [name for name in required if name not in sent.inputs]
     if len(sent.inputs) < len(required):
-        raise _missing(sent, profile, missing)
+        raise _build_missing_error(sent, profile, missing)
     for name, tensor in sent.inputs.items():
         if name not in profile.inputs:
             text = f"unexpected inference input '{name}' for model '{sent.model}'"
-            raise faults.wrong_value(name, text)
+            raise faults.build_value_error(name, text)
         if tensor.datatype != profile.inputs[name].datatype:
-            raise _wrong_type(sent, tensor, profile.inputs[name])
+            raise _build_datatype_error(sent, tensor, profile.inputs[name])
     if missing:
-        raise _missing(sent, profile, missing)
+        raise _build_missing_error(sent, profile, missing)
     if profile.max_batch_size:
         _check_batch(sent, profile)
     for name, tensor in sent.inputs.items():
         wanted = profile.input_shapes[name]
-        if tensor.shape != wanted and not _agree(wanted, tensor.shape):
-            raise _wrong_shape(sent, tensor, profile)
+        if tensor.shape != wanted and not _matches_shape(wanted, tensor.shape):
+            raise _build_shape_error(sent, tensor, profile)
         if len(tensor.values) != math.prod(tensor.shape):
-            raise _wrong_count(sent, tensor)
+            raise _build_count_error(sent, tensor)
 
 
-def _agree(wanted: Shape, got: Shape) -> bool:
+def _matches_shape(wanted: Shape, got: Shape) -> bool:
     return len(wanted) == len(got) and all(
         want in {-1, one} for want, one in zip(wanted, got, strict=True)
     )
 
 
-def _missing(sent: Sent, profile: Profile, missing: list[str]) -> InvalidParameter:
+def _build_missing_error(
+    sent: TritonRequest, profile: TritonProfile, missing: list[str]
+) -> InvalidParameter:
     inputs = profile.inputs.values()
     least = sum(not one.optional for one in inputs)
     most = sum(one.is_counted for one in inputs)
     between = f"between {least} and {most}" if least < most else f"{least}"
     text = (
-        f"{faults.tag(sent.id)}expected number of inputs {between} but got {len(sent.inputs)}"
-        f" inputs for model '{sent.model}'. Got input(s) [{_quoted(sent.inputs)}], but missing"
-        f" required input(s) [{_quoted(missing)}]. Please provide all required input(s)."
+        f"{faults.build_request_tag(sent.id)}expected number of inputs {between} but got {len(sent.inputs)}"
+        f" inputs for model '{sent.model}'. Got input(s) [{_quote_names(sent.inputs)}], but missing"
+        f" required input(s) [{_quote_names(missing)}]. Please provide all required input(s)."
     )
     return InvalidParameter(text, param=missing[0], problem="missing")
 
 
-def _quoted(names: Any) -> str:
+def _quote_names(names: Any) -> str:
     return ",".join(f"'{name}'" for name in names)
 
 
-def _wrong_type(sent: Sent, tensor: Tensor, spec: Input) -> InvalidParameter:
+def _build_datatype_error(
+    sent: TritonRequest, tensor: InputTensor, spec: InputSpec
+) -> InvalidParameter:
     text = (
-        f"{faults.tag(sent.id)}inference input '{spec.name}' data-type is '{tensor.datatype}',"
+        f"{faults.build_request_tag(sent.id)}inference input '{spec.name}' data-type is '{tensor.datatype}',"
         f" but model '{sent.model}' expects '{spec.datatype}'"
     )
-    return faults.wrong_value(spec.name, text)
+    return faults.build_value_error(spec.name, text)
 
 
-def _check_batch(sent: Sent, profile: Profile) -> None:
+def _check_batch(sent: TritonRequest, profile: TritonProfile) -> None:
     """All inputs have the batch of the last one, as far as an original's order can be told."""
     batch: int | None = None
     for tensor in reversed(sent.inputs.values()):
         if not tensor.shape:
             continue
-        if not tensor.values and tensor.datatype in SIZES:
-            raise _wrong_size(sent, tensor, 1)
+        if not tensor.values and tensor.datatype in ELEMENT_SIZES:
+            raise _build_size_error(sent, tensor, 1)
         if batch is None:
             batch = tensor.shape[0]
         if tensor.shape[0] != batch:
             text = f"input '{tensor.name}' batch size does not match other inputs"
-            text = f"{faults.tag(sent.id)}{text} for '{sent.model}'"
-            raise faults.wrong_value(tensor.name, text)
+            text = f"{faults.build_request_tag(sent.id)}{text} for '{sent.model}'"
+            raise faults.build_value_error(tensor.name, text)
     if batch is not None and batch > profile.max_batch_size:
         text = (
             f"inference request batch-size must be <= {profile.max_batch_size} for '{sent.model}'"
         )
-        raise faults.wrong_value("text_input", faults.tag(sent.id) + text)
+        raise faults.build_value_error("text_input", faults.build_request_tag(sent.id) + text)
 
 
-def _wrong_shape(sent: Sent, tensor: Tensor, profile: Profile) -> InvalidParameter:
+def _build_shape_error(
+    sent: TritonRequest, tensor: InputTensor, profile: TritonProfile
+) -> InvalidParameter:
     wanted = profile.input_shapes[tensor.name]
     text = (
-        f"{faults.tag(sent.id)}unexpected shape for input '{tensor.name}' for model"
-        f" '{sent.model}'. Expected {_dims(wanted)}, got {_dims(tensor.shape)}."
+        f"{faults.build_request_tag(sent.id)}unexpected shape for input '{tensor.name}' for model"
+        f" '{sent.model}'. Expected {_format_shape(wanted)}, got {_format_shape(tensor.shape)}."
     )
-    return faults.wrong_value(tensor.name, text + (_BATCH_NOTE if profile.max_batch_size else ""))
+    return faults.build_value_error(
+        tensor.name, text + (_BATCH_NOTE if profile.max_batch_size else "")
+    )
 
 
-def _dims(shape: Shape) -> str:
+def _format_shape(shape: Shape) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
-def _wrong_count(sent: Sent, tensor: Tensor) -> InvalidParameter:
+def _build_count_error(sent: TritonRequest, tensor: InputTensor) -> InvalidParameter:
     count, wanted = len(tensor.values), math.prod(tensor.shape)
-    if tensor.datatype in SIZES:
-        return _wrong_size(sent, tensor, wanted)
+    if tensor.datatype in ELEMENT_SIZES:
+        return _build_size_error(sent, tensor, wanted)
     where = f"inference input '{tensor.name}' for model '{sent.model}'"
     if count > wanted:
         text = f"unexpected number of string elements {count} for {where}, expecting {wanted}"
     else:
         text = f"expected {wanted} string elements for {where}, got {count}"
-    return faults.wrong_value(tensor.name, faults.tag(sent.id) + text)
+    return faults.build_value_error(tensor.name, faults.build_request_tag(sent.id) + text)
 
 
-def _wrong_size(sent: Sent, tensor: Tensor, wanted: int) -> InvalidParameter:
-    size = next(size for kind, size in SIZES.items() if kind == tensor.datatype)
+def _build_size_error(sent: TritonRequest, tensor: InputTensor, wanted: int) -> InvalidParameter:
+    size = next(size for kind, size in ELEMENT_SIZES.items() if kind == tensor.datatype)
     text = (
-        f"{faults.tag(sent.id)}input byte size mismatch for input '{tensor.name}' for model"
+        f"{faults.build_request_tag(sent.id)}input byte size mismatch for input '{tensor.name}' for model"
         f" '{sent.model}'. Expected {wanted * size}, got {len(tensor.values) * size}"
     )
-    return faults.wrong_value(tensor.name, text)
+    return faults.build_value_error(tensor.name, text)

@@ -11,15 +11,15 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from protocols.params import Param, Table
+from protocols.params import Param, ParamTable
 
 Datatype = Literal["BYTES", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32"]
 
-PROMPT: Final = "text_input"
-TEXT: Final = "text_output"
+PROMPT_INPUT: Final = "text_input"
+TEXT_OUTPUT: Final = "text_output"
 
 
-class Input(Struct, frozen=True):
+class InputSpec(Struct, frozen=True):
     """A tensor that the model takes. ``dims`` is without the batch; -1 is any length."""
 
     name: str
@@ -30,7 +30,7 @@ class Input(Struct, frozen=True):
     """Whether it is one of the number that a complaint about missing inputs names."""
 
 
-class Output(Struct, frozen=True):
+class OutputSpec(Struct, frozen=True):
     """A tensor that the model answers with: always, or where the input ``flag`` is true."""
 
     name: str
@@ -39,15 +39,15 @@ class Output(Struct, frozen=True):
     dims: tuple[int, ...] = (-1,)
 
 
-class Profile(Struct, frozen=True, kw_only=True, dict=True):
+class TritonProfile(Struct, frozen=True, kw_only=True, dict=True):
     """The vocabulary of one family of models."""
 
     name: str
     platform: str
     backend: str
-    inputs: Mapping[str, Input]
-    outputs: tuple[Output, ...]
-    parameters: Table
+    inputs: Mapping[str, InputSpec]
+    outputs: tuple[OutputSpec, ...]
+    parameters: ParamTable
     stream_flags: tuple[str, ...] = ("stream",)
     """The flags that ask for a stream; without one, even generate_stream tells all in one event."""
     streams_by_default: bool = False
@@ -95,18 +95,18 @@ class Profile(Struct, frozen=True, kw_only=True, dict=True):
         return (-1, *dims) if self.max_batch_size else dims
 
 
-def table(*inputs: Input) -> Mapping[str, Input]:
+def index_inputs(*inputs: InputSpec) -> Mapping[str, InputSpec]:
     """Inputs by name, in their order."""
     return {one.name: one for one in inputs}
 
 
-_TEXT: Final = Input(PROMPT, "BYTES", optional=False)
-_ANSWER: Final = Output(TEXT, "BYTES")
+_PROMPT_SPEC: Final = InputSpec(PROMPT_INPUT, "BYTES", optional=False)
+_TEXT_SPEC: Final = OutputSpec(TEXT_OUTPUT, "BYTES")
 
-_MOST: Final = 128
+_MAX_CHOICES: Final = 128
 """Answers to one prompt. Each event of a stream names them all, so it grows with their square."""
 
-_SAMPLED: Final = (
+_SAMPLING_PARAMS: Final = (
     Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
     Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0, default=0),
     Param(wire="temperature", field="sampling.temperature", type="float", low=0, default=1.0),
@@ -127,12 +127,12 @@ _SAMPLED: Final = (
     ),
     Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
     Param(wire="stop", field="stopping.stop", type="strings"),
-    Param(wire="n", field="n", type="int", low=1, high=_MOST, default=1),
-    Param(wire="best_of", field="best_of", type="int", low=1, high=_MOST),
+    Param(wire="n", field="n", type="int", low=1, high=_MAX_CHOICES, default=1),
+    Param(wire="best_of", field="best_of", type="int", low=1, high=_MAX_CHOICES),
 )
 """The sampling parameters that every family of Python backends shares."""
 
-_VLLM_ONLY: Final = (
+_VLLM_PARAMS: Final = (
     Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
     Param(wire="bad_words", field="sampling.bad_words", type="string list"),
     Param(wire="allowed_token_ids", field="sampling.allowed_token_ids", type="ints"),
@@ -150,32 +150,32 @@ _VLLM_ONLY: Final = (
     Param(wire="lora_name", field="adapter", type="str"),
 )
 
-VLLM: Final = Profile(
+VLLM: Final = TritonProfile(
     name="vllm",
     platform="python",
     backend="vllm",
-    inputs=table(
-        _TEXT,
-        Input("stream", "BOOL"),
-        Input("sampling_parameters", "BYTES"),
-        Input("exclude_input_in_output", "BOOL"),
-        Input("return_finish_reason", "BOOL"),
-        Input("return_num_output_tokens", "BOOL"),
+    inputs=index_inputs(
+        _PROMPT_SPEC,
+        InputSpec("stream", "BOOL"),
+        InputSpec("sampling_parameters", "BYTES"),
+        InputSpec("exclude_input_in_output", "BOOL"),
+        InputSpec("return_finish_reason", "BOOL"),
+        InputSpec("return_num_output_tokens", "BOOL"),
         # Which further inputs there are differs by release, so they are not counted.
-        Input("image", "BYTES", (-1,), is_counted=False),
-        Input("return_cumulative_logprob", "BOOL", is_counted=False),
-        Input("return_logprobs", "BOOL", is_counted=False),
-        Input("return_num_input_tokens", "BOOL", is_counted=False),
+        InputSpec("image", "BYTES", (-1,), is_counted=False),
+        InputSpec("return_cumulative_logprob", "BOOL", is_counted=False),
+        InputSpec("return_logprobs", "BOOL", is_counted=False),
+        InputSpec("return_num_input_tokens", "BOOL", is_counted=False),
     ),
     outputs=(
-        _ANSWER,
-        Output("finish_reason", "BYTES", "return_finish_reason"),
-        Output("cumulative_logprob", "FP32", "return_cumulative_logprob"),
-        Output("logprobs", "BYTES", "return_logprobs"),
-        Output("num_input_tokens", "UINT32", "return_num_input_tokens", (1,)),
-        Output("num_output_tokens", "UINT32", "return_num_output_tokens"),
+        _TEXT_SPEC,
+        OutputSpec("finish_reason", "BYTES", "return_finish_reason"),
+        OutputSpec("cumulative_logprob", "FP32", "return_cumulative_logprob"),
+        OutputSpec("logprobs", "BYTES", "return_logprobs"),
+        OutputSpec("num_input_tokens", "UINT32", "return_num_input_tokens", (1,)),
+        OutputSpec("num_output_tokens", "UINT32", "return_num_output_tokens"),
     ),
-    parameters=Table(*_SAMPLED, *_VLLM_ONLY),
+    parameters=ParamTable(*_SAMPLING_PARAMS, *_VLLM_PARAMS),
     exclude_prompt_flags=("exclude_input_in_output",),
     echoes_prompt=True,
     rejects_stream_echo=True,
@@ -186,10 +186,10 @@ VLLM: Final = Profile(
     removed_params=("best_of", "length_penalty"),
 )
 
-_TRTLLM_ROWS: Final = (
+_TRTLLM_PARAMS: Final = (
     Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
     Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0),
-    Param(wire="num_return_sequences", field="n", type="int", low=1, high=_MOST, default=1),
+    Param(wire="num_return_sequences", field="n", type="int", low=1, high=_MAX_CHOICES, default=1),
     Param(wire="stop_words", field="stopping.stop", type="strings"),
     Param(wire="bad_words", field="sampling.bad_words", type="strings"),
     Param(wire="temperature", field="sampling.temperature", type="float", low=0, default=1.0),
@@ -209,50 +209,50 @@ _TRTLLM_ROWS: Final = (
     Param(wire="beam_width", field="sampling.beam_width", type="int", low=1, off=(1,)),
 )
 
-TRTLLM: Final = Profile(
+TRTLLM: Final = TritonProfile(
     name="trtllm",
     platform="ensemble",
     backend="",
-    inputs=table(
-        _TEXT,
-        Input("max_tokens", "INT32", optional=False),
-        Input("num_return_sequences", "INT32"),
-        Input("bad_words", "BYTES", (-1,)),
-        Input("stop_words", "BYTES", (-1,)),
-        Input("exclude_input_in_output", "BOOL"),
-        Input("end_id", "INT32"),
-        Input("pad_id", "INT32"),
-        Input("top_k", "INT32"),
-        Input("top_p", "FP32"),
-        Input("temperature", "FP32"),
-        Input("length_penalty", "FP32"),
-        Input("repetition_penalty", "FP32"),
-        Input("min_tokens", "INT32"),
-        Input("presence_penalty", "FP32"),
-        Input("frequency_penalty", "FP32"),
-        Input("seed", "UINT64"),
-        Input("return_log_probs", "BOOL"),
-        Input("return_context_logits", "BOOL"),
-        Input("return_generation_logits", "BOOL"),
-        Input("return_perf_metrics", "BOOL"),
-        Input("return_num_input_tokens", "BOOL"),
-        Input("return_num_output_tokens", "BOOL"),
-        Input("beam_width", "INT32"),
-        Input("stream", "BOOL"),
-        Input("embedding_bias_words", "BYTES", (-1,)),
-        Input("embedding_bias_weights", "FP32", (-1,)),
-        Input("lora_task_id", "UINT64"),
-        Input("guided_decoding_guide_type", "BYTES"),
-        Input("guided_decoding_guide", "BYTES"),
+    inputs=index_inputs(
+        _PROMPT_SPEC,
+        InputSpec("max_tokens", "INT32", optional=False),
+        InputSpec("num_return_sequences", "INT32"),
+        InputSpec("bad_words", "BYTES", (-1,)),
+        InputSpec("stop_words", "BYTES", (-1,)),
+        InputSpec("exclude_input_in_output", "BOOL"),
+        InputSpec("end_id", "INT32"),
+        InputSpec("pad_id", "INT32"),
+        InputSpec("top_k", "INT32"),
+        InputSpec("top_p", "FP32"),
+        InputSpec("temperature", "FP32"),
+        InputSpec("length_penalty", "FP32"),
+        InputSpec("repetition_penalty", "FP32"),
+        InputSpec("min_tokens", "INT32"),
+        InputSpec("presence_penalty", "FP32"),
+        InputSpec("frequency_penalty", "FP32"),
+        InputSpec("seed", "UINT64"),
+        InputSpec("return_log_probs", "BOOL"),
+        InputSpec("return_context_logits", "BOOL"),
+        InputSpec("return_generation_logits", "BOOL"),
+        InputSpec("return_perf_metrics", "BOOL"),
+        InputSpec("return_num_input_tokens", "BOOL"),
+        InputSpec("return_num_output_tokens", "BOOL"),
+        InputSpec("beam_width", "INT32"),
+        InputSpec("stream", "BOOL"),
+        InputSpec("embedding_bias_words", "BYTES", (-1,)),
+        InputSpec("embedding_bias_weights", "FP32", (-1,)),
+        InputSpec("lora_task_id", "UINT64"),
+        InputSpec("guided_decoding_guide_type", "BYTES"),
+        InputSpec("guided_decoding_guide", "BYTES"),
     ),
     outputs=(
-        _ANSWER,
-        Output("cum_log_probs", "FP32", "return_log_probs"),
-        Output("output_log_probs", "FP32", "return_log_probs", (-1, -1)),
-        Output("num_input_tokens", "INT32", "return_num_input_tokens", (1,)),
-        Output("num_output_tokens", "INT32", "return_num_output_tokens", (1,)),
+        _TEXT_SPEC,
+        OutputSpec("cum_log_probs", "FP32", "return_log_probs"),
+        OutputSpec("output_log_probs", "FP32", "return_log_probs", (-1, -1)),
+        OutputSpec("num_input_tokens", "INT32", "return_num_input_tokens", (1,)),
+        OutputSpec("num_output_tokens", "INT32", "return_num_output_tokens", (1,)),
     ),
-    parameters=Table(*_TRTLLM_ROWS),
+    parameters=ParamTable(*_TRTLLM_PARAMS),
     exclude_prompt_flags=("exclude_input_in_output",),
     echoes_prompt=True,
     guide_style="pair",
@@ -260,72 +260,74 @@ TRTLLM: Final = Profile(
     keeps_stop_strings=True,
 )
 
-_PREFIX: Final = "sampling_param_"
-_LLMAPI_TAKES: Final = frozenset(
+_LLMAPI_PREFIX: Final = "sampling_param_"
+_LLMAPI_PARAM_NAMES: Final = frozenset(
     {"best_of", "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty",
      "max_tokens", "stop", "seed"}
 )  # fmt: skip
-_LLMAPI_ROWS: Final = tuple(
+_LLMAPI_PARAMS: Final = tuple(
     Param(
-        wire=_PREFIX + row.wire,
+        wire=_LLMAPI_PREFIX + row.wire,
         field=row.field,
         type=row.type,
         low=row.low,
         high=row.high,
         off=row.off,
     )
-    for row in _SAMPLED
-    if row.wire in _LLMAPI_TAKES
+    for row in _SAMPLING_PARAMS
+    if row.wire in _LLMAPI_PARAM_NAMES
 )
 
-LLMAPI: Final = Profile(
+LLMAPI: Final = TritonProfile(
     name="llmapi",
     platform="python",
     backend="python",
-    inputs=table(
-        _TEXT,
-        Input("image_url", "BYTES", (-1,)),
-        Input("streaming", "BOOL"),
-        Input(_PREFIX + "best_of", "INT32"),
-        Input(_PREFIX + "temperature", "FP32"),
-        Input(_PREFIX + "top_k", "INT32"),
-        Input(_PREFIX + "top_p", "FP32"),
-        Input(_PREFIX + "frequency_penalty", "FP32"),
-        Input(_PREFIX + "presence_penalty", "FP32"),
-        Input(_PREFIX + "max_tokens", "INT32"),
-        Input(_PREFIX + "stop", "BYTES", (-1,)),
-        Input(_PREFIX + "seed", "UINT64"),
-        Input(_PREFIX + "exclude_input_from_output", "BOOL"),
-        Input(_PREFIX + "return_perf_metrics", "BOOL"),
-        Input("return_finish_reason", "BOOL"),
-        Input("return_stop_reason", "BOOL"),
-        Input("return_cumulative_logprob", "BOOL"),
-        Input("stop", "BOOL"),
+    inputs=index_inputs(
+        _PROMPT_SPEC,
+        InputSpec("image_url", "BYTES", (-1,)),
+        InputSpec("streaming", "BOOL"),
+        InputSpec(_LLMAPI_PREFIX + "best_of", "INT32"),
+        InputSpec(_LLMAPI_PREFIX + "temperature", "FP32"),
+        InputSpec(_LLMAPI_PREFIX + "top_k", "INT32"),
+        InputSpec(_LLMAPI_PREFIX + "top_p", "FP32"),
+        InputSpec(_LLMAPI_PREFIX + "frequency_penalty", "FP32"),
+        InputSpec(_LLMAPI_PREFIX + "presence_penalty", "FP32"),
+        InputSpec(_LLMAPI_PREFIX + "max_tokens", "INT32"),
+        InputSpec(_LLMAPI_PREFIX + "stop", "BYTES", (-1,)),
+        InputSpec(_LLMAPI_PREFIX + "seed", "UINT64"),
+        InputSpec(_LLMAPI_PREFIX + "exclude_input_from_output", "BOOL"),
+        InputSpec(_LLMAPI_PREFIX + "return_perf_metrics", "BOOL"),
+        InputSpec("return_finish_reason", "BOOL"),
+        InputSpec("return_stop_reason", "BOOL"),
+        InputSpec("return_cumulative_logprob", "BOOL"),
+        InputSpec("stop", "BOOL"),
     ),
     outputs=(
-        _ANSWER,
-        Output("finish_reason", "BYTES", "return_finish_reason"),
-        Output("stop_reason", "BYTES", "return_stop_reason"),
-        Output("cumulative_logprob", "FP32", "return_cumulative_logprob"),
+        _TEXT_SPEC,
+        OutputSpec("finish_reason", "BYTES", "return_finish_reason"),
+        OutputSpec("stop_reason", "BYTES", "return_stop_reason"),
+        OutputSpec("cumulative_logprob", "FP32", "return_cumulative_logprob"),
     ),
-    parameters=Table(*_LLMAPI_ROWS),
+    parameters=ParamTable(*_LLMAPI_PARAMS),
     stream_flags=("streaming", "stream"),
-    exclude_prompt_flags=(_PREFIX + "exclude_input_from_output", "exclude_input_in_output"),
+    exclude_prompt_flags=(_LLMAPI_PREFIX + "exclude_input_from_output", "exclude_input_in_output"),
     cancel_flag="stop",
     echoes_prompt=True,
     max_batch_size=64,
 )
 
-PLAIN: Final = Profile(
+PLAIN: Final = TritonProfile(
     name="plain",
     platform="python",
     backend="python",
-    inputs=table(_TEXT),
-    outputs=(_ANSWER,),
-    parameters=Table(*_SAMPLED),
+    inputs=index_inputs(_PROMPT_SPEC),
+    outputs=(_TEXT_SPEC,),
+    parameters=ParamTable(*_SAMPLING_PARAMS),
     streams_by_default=True,
     accepts_extra_params=True,
     keeps_stop_strings=True,
 )
 
-PROFILES: Final[Mapping[str, Profile]] = {one.name: one for one in (VLLM, TRTLLM, LLMAPI, PLAIN)}
+PROFILES: Final[Mapping[str, TritonProfile]] = {
+    one.name: one for one in (VLLM, TRTLLM, LLMAPI, PLAIN)
+}

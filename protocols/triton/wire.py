@@ -9,34 +9,34 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.ports import About, Headers
+from gateway.core.ports import Headers, ResponseContext
 
-JSON: Final[Headers] = (("Content-Type", "application/json"),)
-PLAIN: Final[Headers] = (("Content-Type", "text/plain"),)
-EVENTS: Final = "text/event-stream; charset=utf-8"
-_CHUNKED: Final = ("Transfer-Encoding", "chunked")
-SAID: Final[Headers] = (*JSON, _CHUNKED)
-SAID_AS_EVENTS: Final[Headers] = (("Content-Type", EVENTS), _CHUNKED)
+JSON_HEADERS: Final[Headers] = (("Content-Type", "application/json"),)
+PLAIN_TEXT_HEADERS: Final[Headers] = (("Content-Type", "text/plain"),)
+EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
+_CHUNKED_HEADER: Final = ("Transfer-Encoding", "chunked")
+CHUNKED_JSON_HEADERS: Final[Headers] = (*JSON_HEADERS, _CHUNKED_HEADER)
+CHUNKED_EVENT_HEADERS: Final[Headers] = (("Content-Type", EVENT_STREAM), _CHUNKED_HEADER)
 """What a model says goes out without its length, though it be whole."""
 
 _encode = msgspec.json.Encoder().encode
-_ESCAPE = re.compile(rb"\\(?:u00..|.)")
-_WRITTEN_OUT: Final = (1e-6, 1e-5)
+_ESCAPE_PATTERN = re.compile(rb"\\(?:u00..|.)")
+_NO_EXPONENT_RANGE: Final = (1e-6, 1e-5)
 """Between these the original writes no exponent."""
 
 
-def encode(what: Any) -> bytes:
+def encode_json(what: Any) -> bytes:
     """Compact JSON. The hexadecimal digits of an escaped control character are capitals."""
     text = _encode(what)
-    return _ESCAPE.sub(_capitals, text) if text.find(b"\\u00") >= 0 else text
+    return _ESCAPE_PATTERN.sub(_uppercase_escape, text) if text.find(b"\\u00") >= 0 else text
 
 
-def _capitals(escape: re.Match[bytes]) -> bytes:
+def _uppercase_escape(escape: re.Match[bytes]) -> bytes:
     found = escape[0]
     return found[:2] + found[2:].upper() if found.startswith(b"\\u") else found
 
 
-def fp32(value: float | None) -> float | Raw | None:
+def round_to_fp32(value: float | None) -> float | Raw | None:
     """A 32-bit float as the original prints it: widened, and then the shortest text for that.
 
     What is not finite has no JSON; it becomes null.
@@ -44,13 +44,13 @@ def fp32(value: float | None) -> float | Raw | None:
     if value is None or not math.isfinite(value):
         return None
     wide: float = struct.unpack("f", struct.pack("f", value))[0]
-    low, high = _WRITTEN_OUT
+    low, high = _NO_EXPONENT_RANGE
     if low <= abs(wide) < high:
         return Raw(format(Decimal(repr(wide)), "f").encode())
     return wide
 
 
-def version(about: About) -> str:
+def get_version_number(about: ResponseContext) -> str:
     """The version that answers; one whose name is no number is shown as the first."""
     served = about.version
     return served if served.isascii() and served.isdigit() else "1"

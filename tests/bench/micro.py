@@ -13,18 +13,19 @@ from typing import Final
 
 import msgspec
 
-from gateway.auth import Keyring, Principal
+from gateway.auth import Authenticator, Principal
 from gateway.core import sse
-from gateway.core.context import Context, Deadline
+from gateway.core.context import Deadline, RequestContext
+from gateway.core.events import Usage
 from gateway.core.histogram import Histogram
-from gateway.core.ports import About, Call
-from gateway.core.types import GenerateRequest, Usage
-from gateway.figures import Figures
-from gateway.front.heads import WHOLE, head, told
-from gateway.metrics import Metrics
-from gateway.telemetry import Record, silent
-from protocols.openai import OpenAI
-from protocols.triton import Triton
+from gateway.core.ports import ClientRequest, ResponseContext
+from gateway.core.request import GenerationRequest
+from gateway.figures import RequestStats
+from gateway.front.heads import UNARY_PREFIXES, render_head, render_headers
+from gateway.metrics.exchanges import MetricsCollector
+from gateway.telemetry import RequestRecord, ignore_record
+from protocols.openai.dialect import OpenAI
+from protocols.triton.dialect import Triton
 from tests.bench.loads import Load
 from tests.bench.results import Step
 from tests.bench.targets import FROM_TRITON, KEY, OPENAI
@@ -71,18 +72,18 @@ def steps() -> Iterator[tuple[str, Act]]:
     yield from _accounts()
 
 
-def _context() -> Context:
-    return Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+def _context() -> RequestContext:
+    return RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
 
 
-def _about() -> About:
-    return About("r1", 1_763_690_000, "mock", "1", "served", _context().clock)
+def _about() -> ResponseContext:
+    return ResponseContext("r1", 1_763_690_000, "mock", "1", "served", _context().clock)
 
 
-def _call(load: Load) -> Call:
+def _call(load: Load) -> ClientRequest:
     body = msgspec.json.encode(OPENAI.body("mock", load))
     endpoint = OpenAI().endpoints[0]
-    return Call(endpoint, {}, {}, "", body, endpoint.path, "r1", 1_763_690_000.0)
+    return ClientRequest(endpoint, {}, {}, "", body, endpoint.path, "r1", 1_763_690_000.0)
 
 
 def _heads() -> Iterator[tuple[str, Act]]:
@@ -94,11 +95,14 @@ def _heads() -> Iterator[tuple[str, Act]]:
         rename = partial(openai.prepare_passthrough, openai, call, about)
         yield f"check a body and rename its model, {said}", rename
         yield f"read a whole body, {said}", partial(openai.decode_request, call)
-    keyring = Keyring([Principal("bench", _UNKNOWN), Principal("other", _KNOWN)])
+    keyring = Authenticator([Principal("bench", _UNKNOWN), Principal("other", _KNOWN)])
     headers = {"authorization": f"Bearer {KEY}"}
     yield "look up a key", lambda: keyring.authenticate(headers)
     own = (("x-request-id", "r1"), ("Content-Type", "application/json"))
-    yield "write the head of an answer", lambda: head(200, told(own, WHOLE)[0])
+    yield (
+        "write the head of an answer",
+        lambda: render_head(200, render_headers(own, UNARY_PREFIXES)[0]),
+    )
 
 
 def _events() -> Iterator[tuple[str, Act]]:
@@ -106,8 +110,8 @@ def _events() -> Iterator[tuple[str, Act]]:
     openai, triton, about = OpenAI(), Triton("vllm"), _about()
     call = _call(Load(name="stream", form="stream"))
     request = openai.decode_request(call)
-    assert isinstance(request, GenerateRequest)
-    splitter = sse.Splitter()
+    assert isinstance(request, GenerationRequest)
+    splitter = sse.SseParser()
     yield "cut an event out of a stream", lambda: list(splitter.feed(_EVENT))
     relay = openai.prepare_passthrough(openai, call, about)
     assert relay is not None
@@ -120,7 +124,7 @@ def _events() -> Iterator[tuple[str, Act]]:
     yield "write an event, OpenAI", lambda: same.encode_events(events)
     asked = triton.endpoints[1]
     body = msgspec.json.encode(FROM_TRITON.body("mock", Load(name="stream", form="stream")))
-    called = Call(asked, {"model": "mock"}, {}, "", body, asked.path, "r1", 0.0)
+    called = ClientRequest(asked, {"model": "mock"}, {}, "", body, asked.path, "r1", 0.0)
     wanted = triton.decode_request(called)
     other = triton.create_encoder(called, wanted, about)
     yield "write an event, Triton", lambda: other.encode_events(events)
@@ -133,11 +137,13 @@ def _events() -> Iterator[tuple[str, Act]]:
 def _accounts() -> Iterator[tuple[str, Act]]:
     """What is done at an exchange's end."""
     usage = Usage(120, 100, source="worker")
-    record = Record("r1", 1_763_690_000.0, "openai", "/v1/chat/completions", "mock", "1", "same")
+    record = RequestRecord(
+        "r1", 1_763_690_000.0, "openai", "/v1/chat/completions", "mock", "1", "same"
+    )
     record.usage, record.finish, record.duration = usage, ("stop",), 0.5
-    figures = Figures(Histogram)
+    figures = RequestStats(Histogram)
     yield "count a record", lambda: figures.add_records(record)
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     yield "count a record, with its arm looked up", lambda: metrics.record_request(record)
     encode = msgspec.json.Encoder().encode
     yield "write a record as a line", lambda: encode(record)

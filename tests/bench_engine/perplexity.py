@@ -7,10 +7,10 @@ import click
 import torch
 from transformers import AutoTokenizer
 
-from backends.torch.attention import Segment
+from backends.torch.attention import BatchSegment
 from backends.torch.forward import load_forward
-from backends.torch.kv import Kv, Pool
-from backends.torch.models import find
+from backends.torch.kv import BlockPool, SequenceCache
+from backends.torch.models import find_model
 
 PROSE = Path(__file__).with_name("prose.txt")
 _CHUNK = 256
@@ -18,15 +18,15 @@ _CHUNK = 256
 
 def perplexity(path: str, dtype: str) -> float:
     """Of the text under the model as the engine computes it."""
-    found = find(path, lambda _: None)
+    found = find_model(path, lambda _: None)
     forward = load_forward(found, "cpu", dtype, None)
     tokenizer = AutoTokenizer.from_pretrained(found.source)
     tokens: list[int] = tokenizer(PROSE.read_text())["input_ids"]
-    kv, lines = Kv(Pool(-(-len(tokens) // 32)), len(tokens)), []
+    kv, lines = SequenceCache(BlockPool(-(-len(tokens) // 32)), len(tokens)), []
     for start in range(0, len(tokens), _CHUNK):
         chunk = tokens[start : start + _CHUNK]
         kv.reserve(len(chunk))
-        lines.append(forward([Segment(kv, chunk, len(chunk))]))
+        lines.append(forward([BatchSegment(kv, chunk, len(chunk))]))
     logits = torch.cat(lines)[:-1]
     return math.exp(torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:])))
 

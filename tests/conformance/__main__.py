@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.commands.probe import check_url, parse_options
-from gateway.config.dialects import Dialects
+from gateway.config.dialects import ProtocolRegistry
 from protocols import DIALECTS
 from tests.conformance.cases import KEY, Case, Mismatch, ProtocolSetup, cases_of, play
 
@@ -79,7 +79,7 @@ def main(
     """
     check_url(url)
     setup = ProtocolSetup(
-        profiles=Dialects(DIALECTS).get_profiles(protocol),
+        profiles=ProtocolRegistry(DIALECTS).get_profiles(protocol),
         profile=profile,
         options=parse_options(protocol, profile, options),
         alone=alone,

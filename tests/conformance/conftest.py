@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.config.dialects import Dialects
+from gateway.config.dialects import ProtocolRegistry
 from protocols import DIALECTS
 from tests.conformance import cases
 from tests.conformance.cases import Case, ProtocolSetup, Response
@@ -24,7 +24,7 @@ def configuration(protocol: str, case: Case) -> tuple[str, str]:
     Raises LookupError: a case that nothing there meets would never be played by a user either.
     """
     config: dict[str, Any] = yaml.safe_load(CONFORMANCE)
-    profiles = Dialects(DIALECTS).get_profiles(protocol)
+    profiles = ProtocolRegistry(DIALECTS).get_profiles(protocol)
     for listener in config["listeners"]:
         for name, prefix, setup in mounts(listener, profiles):
             if name == protocol and not setup.missing(case):

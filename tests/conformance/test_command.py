@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.dialects import Dialects
+from gateway.config.dialects import ProtocolRegistry
 from protocols import DIALECTS
 from tests.conformance.cases import cases_of
 from tests.conftest import ANYWHERE, CONFORMANCE
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 Outcomes = dict[str, str]
 
 ROOT = Path(__file__).parents[2]
-SPOKEN = [name for name in DIALECTS if Dialects(DIALECTS).serves_clients(name)]
+SPOKEN = [name for name in DIALECTS if ProtocolRegistry(DIALECTS).serves_clients(name)]
 """Those that clients speak."""
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.context import Context
-from gateway.core.types import Done, End, Event, GenerateRequest, Text
+from gateway.core.context import RequestContext
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
+from gateway.core.request import GenerationRequest
 from tests.conformance.cases import Case
 from tests.conformance.conftest import Play
 from tests.conformance.triton import CASES, VLLM, events, text
@@ -28,9 +29,15 @@ def test_every_number_has_its_case() -> None:
     assert len({case.id for case in CASES}) == len(CASES)
 
 
-async def dump(request: GenerateRequest, context: Context) -> AsyncGenerator[Sequence[Event], None]:
+async def dump(
+    request: GenerationRequest, context: RequestContext
+) -> AsyncGenerator[Sequence[Event], None]:
     """A model that tells which parameters it was given."""
-    yield [Text(msgspec.json.encode(dict(request.extra)).decode()), End("eos"), Done()]
+    yield [
+        TextDelta(msgspec.json.encode(dict(request.extra)).decode()),
+        ChoiceEnd("eos"),
+        StreamEnd(),
+    ]
 
 
 PARAMETER_VALUES = [

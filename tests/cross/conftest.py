@@ -9,9 +9,9 @@ import pytest_asyncio
 from msgspec import Struct, json
 from msgspec.structs import replace
 
-from gateway.app import App, surroundings
-from gateway.config import load
-from gateway.telemetry import Record
+from gateway.app import Gateway, build_services
+from gateway.config.loading import load_text
+from gateway.telemetry import RequestRecord
 from tests.cross.clients import CLIENTS, Client, Heard
 from tests.cross.script import PLAYS, Wish
 from tests.cross.stage import Stage
@@ -54,7 +54,7 @@ class Floor(Struct):
 
     http: httpx.AsyncClient
     stage: Stage
-    records: list[Record]
+    records: list[RequestRecord]
     port: int
 
     async def ask(
@@ -75,7 +75,7 @@ class Floor(Struct):
         return client.hears(answer, wish)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> RequestRecord:
         """Of the one exchange."""
         [record] = self.records
         return record
@@ -89,11 +89,11 @@ class Floor(Struct):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def building() -> AsyncIterator[Floor]:
     """Stands as long as the module."""
-    records: list[Record] = []
+    records: list[RequestRecord] = []
     async with Stage({name: row.desk for name, row in WORKERS.items()}) as stage:
-        outside = replace(surroundings(), observe_request=records.append)
+        outside = replace(build_services(), observe_request=records.append)
         text = configuration(stage.url).decode()
-        app = App(load(text, "test.json", env=dict(os.environ)), outside)
+        app = Gateway(load_text(text, "test.json", env=dict(os.environ)), outside)
         [url] = await app.start()
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
             yield Floor(http, stage, records, int(url.rpartition(":")[2]))

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.config import Pool, load
+from gateway.config.loading import load_text
+from gateway.config.pools import PoolConfig
 from tests.deploy.processes import PLACE, Gateway, Stage, ask, new_key, ready, said_back, until
 from tests.deploy.tools import DEPLOY, good, read, run, tool
 from tests.redis_server import RedisServer
@@ -49,10 +50,14 @@ def test_everything_mounted_is_there() -> None:
 
 def test_who_is_asked_is_there_and_listens() -> None:
     """The addresses that stand in the files; the other tests put free ones in their place."""
-    asked = load((mounted("gateway") / "gateway.yaml").read_text(), "gateway.yaml", env=DIGESTS)
+    asked = load_text(
+        (mounted("gateway") / "gateway.yaml").read_text(), "gateway.yaml", env=DIGESTS
+    )
     pool = asked.backends["workers"]
-    assert isinstance(pool, Pool)
-    worker = load((mounted("worker-1") / "worker.yaml").read_text(), "w", env={}, insecure=True)
+    assert isinstance(pool, PoolConfig)
+    worker = load_text(
+        (mounted("worker-1") / "worker.yaml").read_text(), "w", env={}, insecure=True
+    )
     listens = worker.listeners[0].address.rpartition(":")[2]
     urls = [urlsplit(str(one.url)) for one in pool.workers]
     assert {url.hostname for url in urls} == {"worker-1", "worker-2"}
@@ -77,7 +82,7 @@ def test_who_is_asked_is_there_and_listens() -> None:
 def test_it_stops_after_it_has_drained() -> None:
     for name in OURS:
         file = next(mounted(name).iterdir())
-        config = load(file.read_text("utf-8"), file.name, env=DIGESTS, insecure=True)
+        config = load_text(file.read_text("utf-8"), file.name, env=DIGESTS, insecure=True)
         grace = float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
         assert grace >= config.limits.lame_duck + config.limits.drain + 5
 
@@ -85,7 +90,7 @@ def test_it_stops_after_it_has_drained() -> None:
 def test_without_a_key_it_does_not_start() -> None:
     text = (mounted("gateway") / "gateway.yaml").read_text("utf-8")
     with pytest.raises(Exception, match="INTERLINGUA_KEY_SHA256 is not set"):
-        load(text, "gateway.yaml", env={})
+        load_text(text, "gateway.yaml", env={})
     passed = set(SERVICES["gateway"]["environment"])
     assert passed == {"INTERLINGUA_KEY_SHA256", "INTERLINGUA_ADMIN_SHA256"}
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.config import load
+from gateway.config.loading import load_text
 from tests.deploy.processes import PLACE, Gateway, Stage, ask, ready, said_back
 from tests.deploy.tools import DEPLOY, good, manifests, need, run
 
@@ -93,7 +93,7 @@ def test_a_pod_has_time_to_drain(rendered: str) -> None:
     made = list(manifests(rendered))
     for pod in pods(made):
         [text] = configuration(pod, made).values()
-        limits = load(text, "gateway.yaml", env=DIGESTS, insecure=True).limits
+        limits = load_text(text, "gateway.yaml", env=DIGESTS, insecure=True).limits
         before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
         assert pod["terminationGracePeriodSeconds"] >= before + limits.lame_duck + limits.drain + 5
 
@@ -183,7 +183,7 @@ def test_the_ports_are_those_that_it_listens_on() -> None:
     made = list(manifests(good("kubectl", "kustomize", TRY)))
     for pod in pods(made):
         [text] = configuration(pod, made).values()
-        config = load(text, "gateway.yaml", env=DIGESTS, insecure=True)
+        config = load_text(text, "gateway.yaml", env=DIGESTS, insecure=True)
         admin = (config.admin,) if config.admin else ()
         listens = [one.address.rpartition(":")[2] for one in (*config.listeners, *admin)]
         [container] = pod["containers"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.config import Limits
+from gateway.config.entrance import ServerLimitsConfig
 from tests.deploy.processes import Stage, ask, ready, said_back, until
 from tests.deploy.sandbox import settings
 from tests.deploy.tools import DEPLOY, good, need, run, tool
@@ -54,7 +54,7 @@ def test_it_is_hardly_exposed(unit: Path) -> None:
 
 
 def test_it_has_time_to_drain() -> None:
-    limits = Limits()
+    limits = ServerLimitsConfig()
     assert float(settings(UNIT)["TimeoutStopSec"][0]) >= limits.lame_duck + limits.drain + 5
 
 

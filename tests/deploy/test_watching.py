@@ -8,16 +8,18 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.measured import EVERY
-from gateway.told import Told
+from gateway.measured import METRICS_BY_NAME
+from gateway.told import MetricDefinition
 from tests.deploy.tools import DEPLOY, good, read, run
 from tests.deploy.watched import BOARD, CASES, RULES, asked, labelled, named, panels, rules
 
 
-def metric(sample: str) -> Told:
+def metric(sample: str) -> MetricDefinition:
     """What a sample is one of."""
     for end in ("", "_bucket", "_sum", "_count"):
-        if (found := EVERY.get(sample.removesuffix(end))) is not None and sample.endswith(end):
+        if (found := METRICS_BY_NAME.get(sample.removesuffix(end))) is not None and sample.endswith(
+            end
+        ):
             assert (found.kind == "histogram") == bool(end), sample
             return found
     raise AssertionError(f"there is no {sample}")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gateway.core.loss import Loss
-from gateway.core.types import Usage
-from gateway.metrics import Metrics
-from gateway.telemetry import Record, silent
+from gateway.core.events import Usage
+from gateway.core.loss import UnsupportedParameter
+from gateway.metrics.exchanges import MetricsCollector
+from gateway.telemetry import RequestRecord, ignore_record
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 _, _, ARMS = (HOWTO / "ab-test.md").read_text("utf-8").partition("## What is counted of an arm")
@@ -17,9 +17,9 @@ ARMS, _, _ = ARMS.partition("\n## ")
 
 def test_every_metric_of_an_arm_is_told_of() -> None:
     told = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", ARMS, re.MULTILINE)))
-    metrics = Metrics(silent, dict)
-    losses = (Loss("top_k", "dropped"),)
-    good = Record(
+    metrics = MetricsCollector(ignore_record, dict)
+    losses = (UnsupportedParameter("top_k", "dropped"),)
+    good = RequestRecord(
         "r",
         model="chat",
         version="1",

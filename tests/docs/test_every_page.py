@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.config import load
+from gateway.config.loading import load_text
 from tests.docs.pages import check
 from tests.docs.stands_in import STANDS_IN
 
@@ -84,7 +84,7 @@ def configurations() -> list[Any]:
 @pytest.mark.parametrize("text", configurations())
 def test_a_whole_configuration_that_is_shown_is_taken(text: str) -> None:
     env = dict.fromkeys(ENV.findall(text), "0" * 64)
-    assert load(text, "shown.yaml", env=env).models
+    assert load_text(text, "shown.yaml", env=env).models
 
 
 def test_every_page_that_has_a_stand_in_is_there() -> None:

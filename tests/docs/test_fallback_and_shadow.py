@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from gateway.config import Config, load
+from gateway.config.loading import load_text
+from gateway.config.shape import Config
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 
@@ -11,7 +12,7 @@ HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 def shown(name: str) -> Config:
     page = (HOWTO / f"{name}.md").read_text("utf-8")
     [text] = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    return load(text, f"{name}.yaml", env={})
+    return load_text(text, f"{name}.yaml", env={})
 
 
 def test_what_the_pages_show_is_taken() -> None:

@@ -11,13 +11,13 @@ from docs.generate.__main__ import generate_pages, main
 from docs.generate.configuration import configuration_page
 from docs.generate.markdown import number
 from docs.generate.protocols import ProtocolProfiles, errors_page, parameter_row, worker_tables
-from gateway.config.dialects import Dialects
-from gateway.core.loss import Carry, Loss, losses
-from gateway.core.request import GenerateRequest, Request
+from gateway.config.dialects import ProtocolRegistry
+from gateway.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
+from gateway.core.request import GenerationRequest, Request
 from protocols import DIALECTS
-from protocols.params import Param, Tabled
+from protocols.params import Param, ParamTableProvider
 
-SPOKEN = list(filter(Dialects(DIALECTS).serves_clients, DIALECTS))
+SPOKEN = list(filter(ProtocolRegistry(DIALECTS).serves_clients, DIALECTS))
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
 
@@ -69,10 +69,10 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SPOKEN)
 def test_every_dialect_shows_its_tables(name: str) -> None:
-    dialects = Dialects(DIALECTS)
+    dialects = ProtocolRegistry(DIALECTS)
     for profile in dialects.get_profiles(name):
         dialect = dialects.create_adapter(name, profile, {})
-        assert isinstance(dialect, Tabled)
+        assert isinstance(dialect, ParamTableProvider)
         variants = {one.operation for one in dialect.endpoints if one.task == "generate"}
         assert {kind.partition(",")[0] for kind in dialect.param_tables} <= variants
         assert all(dialect.param_tables.values())
@@ -123,18 +123,18 @@ def test_a_number(value: float, shown: str) -> None:
 class Narrow:
     """Carries four fields, some within limits and one in part, and none beside a prompt."""
 
-    carries: Mapping[str, Carry] = {
-        "n": Carry("n", 1, 8),
-        "priority": Carry("p", reason="approximated"),
-        "sampling.top_k": Carry("k", minimum=1),
-        "stopping.min_tokens": Carry("m", maximum=5),
+    carries: Mapping[str, ParameterSupport] = {
+        "n": ParameterSupport("n", 1, 8),
+        "priority": ParameterSupport("p", reason="approximated"),
+        "sampling.top_k": ParameterSupport("k", minimum=1),
+        "stopping.min_tokens": ParameterSupport("m", maximum=5),
     }
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        prompts = isinstance(request, GenerateRequest) and request.kind == "completion"
-        return losses(request, {} if prompts else self.carries, names)
+    ) -> tuple[UnsupportedParameter, ...]:
+        prompts = isinstance(request, GenerationRequest) and request.kind == "completion"
+        return find_unsupported_parameters(request, {} if prompts else self.carries, names)
 
 
 FATES = {
@@ -147,7 +147,7 @@ FATES = {
 
 
 def test_what_becomes_of_a_field() -> None:
-    dialects = Dialects(DIALECTS)
+    dialects = ProtocolRegistry(DIALECTS)
     spoken = [ProtocolProfiles("ovms", {"2026": dialects.create_adapter("ovms", None, {})})]
     text, vectors = worker_tables(spoken, {"narrow": Narrow()}).split("### Embeddings")
 
@@ -172,7 +172,7 @@ def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
 
 
 def test_a_text_with_marks_of_code_stays_one() -> None:
-    dialects = Dialects(DIALECTS)
+    dialects = ProtocolRegistry(DIALECTS)
     page = errors_page(
         [ProtocolProfiles("openai", {"openai": dialects.create_adapter("openai", None, {})})]
     )

@@ -3,15 +3,15 @@
 import re
 from pathlib import Path
 
-from gateway.reload import Told
-from gateway.reloads import Reloads
+from gateway.reload import ReloadResult
+from gateway.reloads import ReloadCollector
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "reload.md").read_text("utf-8")
 
 
 def test_every_metric_of_reloads_is_told_of() -> None:
-    reloads = Reloads("hash", lambda: 0.0)
-    reloads.record_reload(Told("hash"))
+    reloads = ReloadCollector("hash", lambda: 0.0)
+    reloads.record_reload(ReloadResult("hash"))
     counted = {sample.name for family in reloads.collect() for sample in family.samples}
     told = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE)) & counted
     assert {name for name in counted if not name.endswith("_created")} == told

@@ -3,23 +3,25 @@
 import re
 from pathlib import Path
 
-from gateway.recording.ledger import COLUMNS
-from gateway.recording.lost import Lost
-from gateway.recording.sums import BY
+from gateway.recording.ledger import USAGE_COLUMNS
+from gateway.recording.lost import DroppedRecordCollector
+from gateway.recording.sums import GROUP_COLUMNS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "usage.md").read_text("utf-8")
 
 
 def test_every_column_is_told_of() -> None:
     rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
-    assert re.findall(r"`(\w+)`", " ".join(rows)) == [name for name, _ in COLUMNS]
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == [name for name, _ in USAGE_COLUMNS]
 
 
 def test_all_that_it_may_be_summed_by_is_told_of() -> None:
     [line] = re.findall(r"^`--by` takes (.*)$", PAGE, re.MULTILINE)
-    assert re.findall(r"`(\w+)`", line) == list(BY)
+    assert re.findall(r"`(\w+)`", line) == list(GROUP_COLUMNS)
 
 
 def test_every_count_of_what_is_lost_is_told_of() -> None:
-    counted = [one.name for one in Lost({"log_lines": int, "usage_rows": int}).collect()]
+    counted = [
+        one.name for one in DroppedRecordCollector({"log_lines": int, "usage_rows": int}).collect()
+    ]
     assert sorted(set(re.findall(r"`(\w+_lost)_total`", PAGE))) == sorted(counted)

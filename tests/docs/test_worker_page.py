@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from gateway.commands.worker import worker
-from gateway.config import Pool, Torch, load
+from gateway.config.loading import load_text
+from gateway.config.pools import PoolConfig
+from gateway.config.shape import TorchConfig
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "howto" / "worker.md").read_text("utf-8")
@@ -21,8 +23,8 @@ def shown(kind: str) -> list[str]:
 
 def test_its_files_are_taken(tmp_path: Path) -> None:
     front, listed, vectors = shown("yaml")
-    pool = load(front, "gateway.yaml", env=ENV).backends["far"]
-    assert isinstance(pool, Pool)
+    pool = load_text(front, "gateway.yaml", env=ENV).backends["far"]
+    assert isinstance(pool, PoolConfig)
     assert (pool.profile, pool.workers[0].url) == ("interlingua", "http://10.0.0.21:8001")
 
     served = msgspec.yaml.decode((ROOT / "deploy" / "ray" / "serve.yaml").read_bytes())
@@ -34,12 +36,12 @@ def test_its_files_are_taken(tmp_path: Path) -> None:
         listed.replace(file, str(tmp_path / "listed.json"))
     )
     text = msgspec.json.encode(whole).decode()
-    assert isinstance(load(text, "gateway.yaml", env=ENV).backends["far"], Pool)
+    assert isinstance(load_text(text, "gateway.yaml", env=ENV).backends["far"], PoolConfig)
 
     (tmp_path / "my-embedder").mkdir()
     text = f"{vectors}\nmodels: {{e: {{backend: vectors}}}}"
-    engine = load(text, str(tmp_path / "gateway.yaml"), env={}).backends["vectors"]
-    assert isinstance(engine, Torch)
+    engine = load_text(text, str(tmp_path / "gateway.yaml"), env={}).backends["vectors"]
+    assert isinstance(engine, TorchConfig)
     assert engine.matryoshka == (64, 128, 256)
 
 

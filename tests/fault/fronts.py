@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from backends.pool import PoolBackend
+from backends.pool.backend import PoolBackend
 from backends.pool.member import WorkerReport
-from gateway.app import App
-from gateway.telemetry import Record
+from gateway.app import Gateway
+from gateway.telemetry import RequestRecord
 from tests.conftest import Running, Serve
 from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, whole
 from tests.socket.test_ten_things import JSON, WAYS, Way
@@ -105,7 +105,7 @@ async def before(
     return await serve(configuration(urls, limits, timeouts, **pool))
 
 
-def pool_of(app: App) -> PoolBackend:
+def pool_of(app: Gateway) -> PoolBackend:
     """The only backend of such a gateway."""
     return cast("PoolBackend", app.backends["pool"])
 
@@ -127,7 +127,7 @@ async def until(true: Callable[[], object], seconds: float = 5.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def one_record(front: Running) -> Record:
+async def one_record(front: Running) -> RequestRecord:
     """What was recorded of the only request; and no worker has it any more."""
     await until(lambda: front.records)
     [record] = front.records

@@ -19,11 +19,11 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from gateway.telemetry import Record
+from gateway.telemetry import RequestRecord
 from tests.fault.fronts import until
 
 _SERVES = re.compile(r"interlingua serves .* on (\S+)(?: and (\S+))*")
-_RECORD = msgspec.json.Decoder(Record)
+_RECORD = msgspec.json.Decoder(RequestRecord)
 
 
 class GatewayProcess:
@@ -125,7 +125,7 @@ class GatewayProcess:
         """All that it said so far."""
         return self._log.read_text("utf-8")
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[RequestRecord]:
         """Those of its exchanges so far."""
         lines = self.said().splitlines(keepends=True)
         return [_RECORD.decode(one) for one in lines if one.startswith("{") and one.endswith("\n")]

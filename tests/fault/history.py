@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.telemetry import Outcome, Record
+from gateway.telemetry import RequestOutcome, RequestRecord
 
 Seen = Literal["complete", "error", "told", "left", "cut"]
 """How an answer ended before its client's eyes. ``error``: it was one from the beginning;
@@ -61,7 +61,7 @@ class History(Struct, frozen=True):
     """All that was said of some time. ``lines`` are the logs of the workers, one after another."""
 
     heard: Sequence[Heard]
-    records: Sequence[Record]
+    records: Sequence[RequestRecord]
     lines: Sequence[Line]
 
     def ends(self) -> Counter[End]:
@@ -140,14 +140,14 @@ class History(Struct, frozen=True):
             if one.seen == "complete" and recorded < most:
                 yield Violation("tokens lost", one.id, f"{recorded} of {most}")
 
-    def _pairs(self) -> Iterator[tuple[Heard, Record]]:
+    def _pairs(self) -> Iterator[tuple[Heard, RequestRecord]]:
         records = {record.id: record for record in self.records}
         for one in self.heard:
             if one.id in records:
                 yield one, records[one.id]
 
 
-_ENDS: Final[dict[tuple[Seen, Outcome], End]] = {
+_ENDS: Final[dict[tuple[Seen, RequestOutcome], End]] = {
     ("complete", "ok"): "complete",
     ("error", "client_error"): "refused",
     ("error", "gateway_error"): "refused",
@@ -158,11 +158,11 @@ _ENDS: Final[dict[tuple[Seen, Outcome], End]] = {
 }
 
 
-def _end(one: Heard, record: Record) -> End | None:
+def _end(one: Heard, record: RequestRecord) -> End | None:
     return _ENDS.get((one.seen, record.outcome))
 
 
-def _recorded(one: Heard, record: Record) -> int:
+def _recorded(one: Heard, record: RequestRecord) -> int:
     """The tokens for which the gateway would ask to be paid."""
     if one.stream:
         return record.tokens

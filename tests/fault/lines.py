@@ -14,18 +14,25 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from backends.pool import PoolBackend
+from backends.pool.backend import PoolBackend
 from backends.pool.settings import PoolSettings
-from backends.upstream import Upstream, Worker
-from gateway.core.context import Clock, Context, Deadline, Timeouts
-from gateway.core.errors import GatewayError, Overloaded, RateLimited, StreamBroken, WorkerFailed
-from gateway.core.loss import Loss
-from gateway.core.ports import Decoder, WireRequest, WorkerDialect
-from gateway.core.types import Done, End, Event, GenerateRequest, Request, Start, Text
+from backends.upstream import HttpClient, WorkerConfig
+from gateway.core.context import Clock, Deadline, RequestContext, Timeouts
+from gateway.core.errors import (
+    GatewayError,
+    Overloaded,
+    RateLimitExceeded,
+    StreamBroken,
+    WorkerFailed,
+)
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import ResponseDecoder, UpstreamAdapter, UpstreamRequest
+from gateway.core.request import GenerationRequest, Request
 
 LIMIT = 1 << 20
-STREAMED = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
-UNARY = GenerateRequest(model="m", kind="completion", prompts=("hi",))
+STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+UNARY = GenerationRequest(model="m", kind="completion", prompts=("hi",))
 
 
 def say(text: str) -> bytes:
@@ -49,16 +56,16 @@ class LineDecoder:
     def close(self) -> Sequence[Event]:
         if not self._ended:
             raise StreamBroken("the lines stopped before their end")
-        return [Done()]
+        return [StreamEnd()]
 
     def _read(self, line: bytes) -> Sequence[Event]:
         if line == b"end":
             self._ended = True
-            return [End("eos")]
+            return [ChoiceEnd("eos")]
         if line.startswith(b"start"):
-            return [Start()]
+            return [StreamStart()]
         try:
-            return [Text(msgspec.json.decode(line)["text"])]
+            return [TextDelta(msgspec.json.decode(line)["text"])]
         except msgspec.DecodeError:
             raise WorkerFailed("a line is not JSON") from None
 
@@ -67,23 +74,25 @@ class Lines:
     """A WorkerDialect."""
 
     name = "lines"
-    health_request = WireRequest("/health", b"", method="GET")
+    health_request = UpstreamRequest("/health", b"", method="GET")
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
-        return (Loss("seed", "dropped"),)
+    ) -> tuple[UnsupportedParameter, ...]:
+        return (UnsupportedParameter("seed", "dropped"),)
 
-    def encode_request(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> UpstreamRequest:
         headers = (("Content-Type", "application/json"), ("X-Secret", "never sent"))
-        return WireRequest("/say?to=me", msgspec.json.encode({"model": request.model}), headers)
+        return UpstreamRequest("/say?to=me", msgspec.json.encode({"model": request.model}), headers)
 
-    def create_decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> ResponseDecoder:
         return LineDecoder()
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         if status == 429:
-            return RateLimited("the worker is busy", retry_after=float(headers["retry-after"]))
+            return RateLimitExceeded(
+                "the worker is busy", retry_after=float(headers["retry-after"])
+            )
         if status == 503:
             return Overloaded("the worker is overloaded")
         return WorkerFailed(f"the worker failed: {len(body)} bytes", status=status)
@@ -94,16 +103,16 @@ SOON = Timeouts(connect=1.0, first_token=5.0, idle=5.0, total=20.0)
 
 @asynccontextmanager
 async def pool(
-    *workers: Worker | str,
+    *workers: WorkerConfig | str,
     timeouts: Timeouts = SOON,
-    upstream: Upstream | None = None,
-    dialect: WorkerDialect | None = None,
+    upstream: HttpClient | None = None,
+    dialect: UpstreamAdapter | None = None,
     clock: Clock = monotonic,
     **settings: Any,
 ) -> AsyncIterator[PoolBackend]:
     """A started pool that speaks lines. ``settings`` as in PoolSettings."""
     backend = PoolBackend(
-        workers=[Worker(one) if isinstance(one, str) else one for one in workers],
+        workers=[WorkerConfig(one) if isinstance(one, str) else one for one in workers],
         dialect=dialect or Lines(),
         clock=clock,
         draw=Random(7).random,
@@ -117,9 +126,9 @@ async def pool(
         await backend.aclose()
 
 
-def context(total: float = 20.0, **more: Any) -> Context:
+def context(total: float = 20.0, **more: Any) -> RequestContext:
     """An exchange that may take ``total`` seconds."""
-    return Context("req-1", Deadline(monotonic, total), monotonic, **more)
+    return RequestContext("req-1", Deadline(monotonic, total), monotonic, **more)
 
 
 class Hear(Protocol):
@@ -174,7 +183,7 @@ every_way = pytest.mark.parametrize("hear", [heard, poured, gathered])
 
 def text(events: Sequence[Event]) -> str:
     """What was said."""
-    return "".join(event.text for event in events if isinstance(event, Text))
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 async def until(true: Callable[[], bool]) -> None:

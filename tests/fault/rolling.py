@@ -21,10 +21,10 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.pool import PoolBackend
-from gateway.app import App, surroundings
-from gateway.config import load
-from gateway.telemetry import Record
+from backends.pool.backend import PoolBackend
+from gateway.app import Gateway, build_services
+from gateway.config.loading import load_text
+from gateway.telemetry import RequestRecord
 from tests.fault.fronts import configuration, pool_of, until
 from tests.fault.history import History, read_logs
 from tests.fault.load import Load
@@ -64,10 +64,10 @@ class Roll(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def gateway(text: str, records: list[Record]) -> AsyncIterator[tuple[App, int]]:
+async def gateway(text: str, records: list[RequestRecord]) -> AsyncIterator[tuple[Gateway, int]]:
     """A gateway of this configuration, and its port."""
-    outside = replace(surroundings(), observe_request=records.append)
-    app = App(load(text, "rolling.yaml", env=os.environ), outside)
+    outside = replace(build_services(), observe_request=records.append)
+    app = Gateway(load_text(text, "rolling.yaml", env=os.environ), outside)
     [url, *_] = await app.start()
     try:
         yield app, int(url.rpartition(":")[2])
@@ -83,7 +83,7 @@ async def roll(
     Of every ``leaves`` clients one leaves in the middle; 0: all stay.
     """
     logs = [folder / f"worker{number}.log" for number in range(workers)]
-    records: list[Record] = []
+    records: list[RequestRecord] = []
     async with AsyncExitStack() as stack:
         crew = [
             await stack.enter_async_context(WorkerProcess(pace=PACE, grace=GRACE, log=log))

@@ -5,16 +5,17 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.http import HttpUpstream
-from backends.pool import PoolBackend
+from backends.http.client import AsyncioHttpClient
+from backends.pool.backend import PoolBackend
 from gateway.core.errors import StreamBroken
-from gateway.core.types import Event, GenerateRequest
+from gateway.core.events import Event
+from gateway.core.request import GenerationRequest
 from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, whole
 from tests.fault.lines import STREAMED, UNARY, Hear, context, every_way, heard, pool, say, text
 
 GOOD = [chunked(say("Hello"), b"end\n")]
 SAYS = chunk(say("Hello"))
-WAITING: list[tuple[str, Reply, GenerateRequest]] = [
+WAITING: list[tuple[str, Reply, GenerationRequest]] = [
     ("before the head", [HANG], STREAMED),
     ("before the first event", [CHUNKED, HANG], STREAMED),
     ("mid-stream", [CHUNKED + SAYS, HANG], STREAMED),
@@ -30,7 +31,7 @@ WAITING: list[tuple[str, Reply, GenerateRequest]] = [
 )
 async def test_a_cancelled_request_closes_the_connection(
     reply: Reply,
-    request_: GenerateRequest,
+    request_: GenerationRequest,
     hear: Hear,
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -72,11 +73,11 @@ async def test_a_generator_that_never_ran_asks_nobody() -> None:
     assert worker.connections == 0
 
 
-BIG = GenerateRequest(model="x" * (32 << 20), kind="completion", stream=True)
+BIG = GenerationRequest(model="x" * (32 << 20), kind="completion", stream=True)
 """More than the network holds, so that a worker that does not read holds up its sending."""
 
 
-async def sockets_closed(upstream: HttpUpstream) -> None:
+async def sockets_closed(upstream: AsyncioHttpClient) -> None:
     """Waits until no connection of the client is open any more. Raises TimeoutError."""
     for _ in range(200):
         if not any(home.is_busy for home in upstream._host_pools.values()):
@@ -88,7 +89,7 @@ async def sockets_closed(upstream: HttpUpstream) -> None:
 @pytest.mark.parametrize("reply", [[], [whole(b"x" * 99)[:-50]]], ids=["no head", "a head"])
 async def test_leaving_in_the_middle_of_an_upload_closes_the_connection(reply: Reply) -> None:
     """Closing must not wait for the worker to read the rest."""
-    upstream, never = HttpUpstream(), asyncio.Event()
+    upstream, never = AsyncioHttpClient(), asyncio.Event()
     async with (
         ScriptedWorker([*reply, never], read_body=False) as worker,
         pool(worker.url, upstream=upstream) as backend,

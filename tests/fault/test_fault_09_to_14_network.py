@@ -180,7 +180,7 @@ async def test_fault_11_nobody_waits_long_for_a_whole_answer_over_a_broken_line(
 
     Here they come sooner than they otherwise would.
     """
-    monkeypatch.setattr(dialling, "_KEEPALIVE", dict.fromkeys(dialling._KEEPALIVE, 1))
+    monkeypatch.setattr(dialling, "_TCP_KEEPALIVE", dict.fromkeys(dialling._TCP_KEEPALIVE, 1))
     async with wire.worker(first=60.0) as far, WorkerProcess() as near:
         limits = TIMEOUTS | {"total": "60s"}
         front = await before(serve, far.url, near.url, timeouts=limits, health=SELDOM)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from backends.pool import dns
-from backends.pool.discovery import Discovery, DiscoveryFailed, Dns, DnsSettings
-from backends.pool.discovery.nameserver import Nameservers, _Datagrams
-from backends.upstream import Worker
+from backends.pool.discovery.merging import WorkerDiscovery
+from backends.pool.discovery.names import DnsSettings, DnsSource
+from backends.pool.discovery.nameserver import StubResolver, _UdpQuery
+from backends.pool.discovery.source import DiscoveryError
+from backends.upstream import WorkerConfig
 from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, chunked
 from tests.fault.lines import heard, pool, say, text
 from tests.fault.nameserver import Fault, StubNameserver, one_port
@@ -35,7 +37,7 @@ class Pool:
     def __init__(self) -> None:
         self.sets: list[list[str]] = []
 
-    def replace(self, workers: Sequence[Worker]) -> None:
+    def replace(self, workers: Sequence[WorkerConfig]) -> None:
         self.sets.append(sorted(worker.url for worker in workers))
 
 
@@ -48,15 +50,15 @@ async def until(condition: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def discovering(
     stub: StubNameserver, pauses: Pauses, *, service: bool = False
-) -> AsyncIterator[tuple[Discovery, Pool]]:
-    asked = Nameservers(stub.address, patience=0.05)
+) -> AsyncIterator[tuple[WorkerDiscovery, Pool]]:
+    asked = StubResolver(stub.address, patience=0.05)
     if service:
         settings = DnsSettings(SERVICE, record="srv", nameserver=stub.address)
     else:
         settings = DnsSettings("w.local:8000", nameserver=stub.address)
-    source = Dns(settings, resolver=asked)
+    source = DnsSource(settings, resolver=asked)
     pool = Pool()
-    discovery = Discovery("gpu", [], [source], pool.replace, sleep=pauses)
+    discovery = WorkerDiscovery("gpu", [], [source], pool.replace, sleep=pauses)
     await discovery.start()
     await until(lambda: bool(pool.sets))
     try:
@@ -112,13 +114,13 @@ async def test_fault_15_requests_go_to_the_new_worker_and_old_streams_end_well(
     slow: Reply = [CHUNKED, chunk(say("old ")), gate, chunk(say("stream")), chunk(b"end\n"), END]
     port = first.getsockname()[1]
     stub.zone["A", "w.local"] = [(3, "127.0.0.1")]
-    source = Dns(DnsSettings(f"w.local:{port}", nameserver=stub.address))
+    source = DnsSource(DnsSettings(f"w.local:{port}", nameserver=stub.address))
     async with (
         ScriptedWorker(slow, listener=first) as old,
         ScriptedWorker([chunked(say("new"), b"end\n")], listener=second) as new,
         pool() as backend,
     ):
-        discovery = Discovery("gpu", [], [source], backend.replace_workers, sleep=Pauses())
+        discovery = WorkerDiscovery("gpu", [], [source], backend.replace_workers, sleep=Pauses())
         await discovery.start()
         running = asyncio.get_running_loop().create_task(heard(backend))
         await old.until_asked()
@@ -137,8 +139,8 @@ async def test_fault_15_requests_go_to_the_new_worker_and_old_streams_end_well(
 async def test_fault_15_by_the_real_clock_too(stub: StubNameserver) -> None:
     stub.zone["A", "w.local"] = [(1, "127.0.0.1")]
     pool = Pool()
-    source = Dns(DnsSettings("w.local:8000", nameserver=stub.address))
-    discovery = Discovery("gpu", [], [source], pool.replace)
+    source = DnsSource(DnsSettings("w.local:8000", nameserver=stub.address))
+    discovery = WorkerDiscovery("gpu", [], [source], pool.replace)
     await discovery.start()
     stub.zone["A", "w.local"] = [(1, "127.0.0.2")]
 
@@ -179,8 +181,8 @@ async def test_fault_16_a_nameserver_that_is_not_there_keeps_nobody_waiting(
 ) -> None:
     stub._transport.abort()
     pool = Pool()
-    source = Dns(DnsSettings("w.local:8000", nameserver=stub.address))
-    discovery = Discovery("gpu", [Worker("http://127.0.0.1:1")], [source], pool.replace)
+    source = DnsSource(DnsSettings("w.local:8000", nameserver=stub.address))
+    discovery = WorkerDiscovery("gpu", [WorkerConfig("http://127.0.0.1:1")], [source], pool.replace)
 
     await discovery.start()
 
@@ -207,8 +209,8 @@ async def test_a_failure_says_what_was_wrong(stub: StubNameserver, fault: Fault,
     stub.fault = fault
     patience = 0.05 if said == "does not answer" else 5.0
 
-    with pytest.raises(DiscoveryFailed, match=f"A of w.local: .*{said}"):
-        await Nameservers(stub.address, patience=patience).query("w.local", "A")
+    with pytest.raises(DiscoveryError, match=f"A of w.local: .*{said}"):
+        await StubResolver(stub.address, patience=patience).query("w.local", "A")
 
     assert stub.asked.count(("A", "w.local")) >= 2
 
@@ -216,15 +218,15 @@ async def test_a_failure_says_what_was_wrong(stub: StubNameserver, fault: Fault,
 async def test_strays_and_doubles_do_not_matter(stub: StubNameserver) -> None:
     stub.strays = True
 
-    answer = await Nameservers(stub.address).query("w.local", "A")
+    answer = await StubResolver(stub.address).query("w.local", "A")
 
     assert [one.value for one in answer.records] == ["127.0.0.1", "127.0.0.2"]
 
 
 async def test_what_comes_after_the_answer_does_not_matter(stub: StubNameserver) -> None:
-    answer: asyncio.Future[dns.Answer] = asyncio.get_running_loop().create_future()
-    one = _Datagrams(answer, 7, "w.local", "A")
-    whole = stub.answer(dns.query(7, "w.local", "A"), room=1232)
+    answer: asyncio.Future[dns.DnsAnswer] = asyncio.get_running_loop().create_future()
+    one = _UdpQuery(answer, 7, "w.local", "A")
+    whole = stub.answer(dns.encode_query(7, "w.local", "A"), room=1232)
 
     for data in (whole, whole, whole[:-1]):
         one.datagram_received(data, None)
@@ -237,7 +239,7 @@ async def test_an_answer_too_long_for_a_datagram_comes_over_tcp(stub: StubNamese
     many = [f"127.0.{n // 250}.{n % 250 + 1}" for n in range(600)]
     stub.zone["A", "w.local"] = [(30, one) for one in many]
 
-    answer = await Nameservers(stub.address).query("w.local", "A")
+    answer = await StubResolver(stub.address).query("w.local", "A")
 
     assert [one.value for one in answer.records] == many
     assert stub.over_tcp == [("A", "w.local")]
@@ -247,20 +249,20 @@ async def test_a_nameserver_that_hangs_up_over_tcp_is_a_failure(stub: StubNamese
     stub.room = 20
     await stub.hang_up()
 
-    with pytest.raises(DiscoveryFailed, match="can't be asked"):
-        await Nameservers(stub.address).query("w.local", "A")
+    with pytest.raises(DiscoveryError, match="can't be asked"):
+        await StubResolver(stub.address).query("w.local", "A")
 
 
 async def test_an_old_nameserver_is_asked_in_its_own_way(stub: StubNameserver) -> None:
     stub.extended = False
 
-    answer = await Nameservers(stub.address).query("w.local", "A")
+    answer = await StubResolver(stub.address).query("w.local", "A")
 
     assert len(answer.records) == 2
 
 
 async def test_a_name_that_does_not_exist_is_settled_by_one_answer(stub: StubNameserver) -> None:
-    answer = await Nameservers(stub.address).query("nobody.local", "A")
+    answer = await StubResolver(stub.address).query("nobody.local", "A")
 
     assert "no such name" in answer.error_text
     assert len(stub.asked) == 1
@@ -270,7 +272,7 @@ async def test_the_systems_nameservers_are_asked_in_their_order(tmp_path: Path) 
     conf = tmp_path / "resolv.conf"
     conf.write_text("# nobody\nsearch local\nnameserver\nnameserver 127.0.0.1\nnameserver ::1\n")
 
-    servers = Nameservers(system=conf)._list_servers()
+    servers = StubResolver(system=conf)._list_servers()
 
     assert servers == [("127.0.0.1", 53), ("::1", 53)]
 
@@ -283,5 +285,5 @@ async def test_without_a_nameserver_there_is_nobody_to_ask(
     if text is not None:
         conf.write_text(text)
 
-    with pytest.raises(DiscoveryFailed, match="no nameserver"):
-        await Nameservers(system=conf).query("w.local", "A")
+    with pytest.raises(DiscoveryError, match="no nameserver"):
+        await StubResolver(system=conf).query("w.local", "A")

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.descriptors import raise_limit
+from gateway.descriptors import raise_fd_limit
 from tests.conftest import Serve
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
@@ -102,7 +102,7 @@ async def test_fault_35_five_thousand_idle_connections_end_each_other_and_nobody
     tmp_path: Path,
 ) -> None:
     """A stream goes on, and whoever comes is served, on connections new and kept."""
-    raise_limit()
+    raise_fd_limit()
     echo = {"kind": "echo", "script": ["t "] * 40, "delay": "50ms"}
     text = written(backends={"echo": echo}, limits={"connections": 500})
     asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}

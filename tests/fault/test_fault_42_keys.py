@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.auth import Keyring, Principal
+from gateway.auth import Authenticator, Principal
 from gateway.core.errors import Unauthorized
 from tests.conftest import Serve
 from tests.fault.gateways import written
@@ -83,7 +83,7 @@ def test_how_long_a_refusal_takes_tells_nothing_of_the_key() -> None:
     longer than a random one: 0.5 where nothing can be told. It is no matter of the test: a busy
     machine moves it.
     """
-    ring = Keyring([Principal("app", hashlib.sha256(KEY.encode()).hexdigest())])
+    ring = Authenticator([Principal("app", hashlib.sha256(KEY.encode()).hexdigest())])
     near = [KEY[:-1] + secrets.choice("abcdefgh") + "x" for _ in range(TRIES // 2)]
     far = [secrets.token_urlsafe(33)[: len(KEY) + 1] for _ in range(TRIES // 2)]
     times: dict[str, list[int]] = {"near": [], "far": []}
@@ -117,7 +117,7 @@ def test_only_digests_are_compared_and_as_a_whole(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     digest = hashlib.sha256(KEY.encode()).hexdigest()
-    ring = Keyring([Principal("app", digest.upper())])
+    ring = Authenticator([Principal("app", digest.upper())])
     assert ring.authenticate({"api-key": KEY}) is not None
     assert compared == [(digest, digest)]
     with pytest.raises(Unauthorized):

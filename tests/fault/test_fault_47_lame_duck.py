@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.config import loaded
+from gateway.config.loading import load_bytes
 from tests.conftest import Serve
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
@@ -124,7 +124,7 @@ async def test_fault_47_one_that_drains_does_so_after_a_reload_until_it_is_told_
     front = await serve(written(admin=None))
     both = written(admin=None, listeners=[here, here]).encode()
     front.app.set_draining()
-    await front.app.apply_config(loaded(both, "g.yaml", env={}, insecure=False))
+    await front.app.apply_config(load_bytes(both, "g.yaml", env={}, insecure=False))
 
     async def told() -> list[tuple[int, bool]]:
         async with unkept() as new:

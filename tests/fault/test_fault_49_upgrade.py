@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from gateway.handover import Inherited
+from gateway.handover import InheritedSockets
 from tests.fakes import CHUNKED, END, ScriptedWorker, chunk
 from tests.fault.fronts import DONE, WELL, event
 from tests.fault.gateways import written
@@ -84,7 +84,7 @@ async def test_fault_49_an_heir_that_fails_changes_nothing(tmp_path: Path) -> No
             line.file.write_text(written(listeners=[LISTENER, here]))
             with pytest.raises(AssertionError, match="can't listen"):
                 await line.start()
-        with Inherited(str(tmp_path / "handover")) as heir:
+        with InheritedSockets(str(tmp_path / "handover")) as heir:
             [taken] = heir.take_sockets(("127.0.0.1:0", 0))
             taken.close()
         assert old.process.poll() is None

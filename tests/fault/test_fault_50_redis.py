@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.limits.lent import RATE_PART
-from gateway.limits.ports import Policy
+from gateway.limits.lent import RATE_LEASE_SHARE
+from gateway.limits.ports import StoreFailurePolicy
 from gateway.limits.shared import store as shared
-from gateway.limits.shared.store import Store
+from gateway.limits.shared.store import RedisLeaseStore
 from tests.conftest import Running, Serve
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
@@ -156,17 +156,17 @@ async def test_on_credit_no_more_is_admitted_than_one_loan(serve: Serve) -> None
             used += await statuses(one, 10)
             await asyncio.sleep(0.05)
         assert used[200] == 40
-        assert 0 < (await statuses(other, 40))[200] <= math.ceil(40 / 2 * RATE_PART)
+        assert 0 < (await statuses(other, 40))[200] <= math.ceil(40 / 2 * RATE_LEASE_SHARE)
 
 
 # ── a Redis that fails ──────────────────────────────────────────────────────────────────────────
 
 PART = 5
 """Of 10 in a day, for each of two."""
-REFUSED: dict[Policy, int] = {"local": 429, "open": 200, "closed": 503}
+REFUSED: dict[StoreFailurePolicy, int] = {"local": 429, "open": 200, "closed": 503}
 
 
-def store_of(front: Running) -> Store:
+def store_of(front: Running) -> RedisLeaseStore:
     assert front.app._shared_limits is not None
     return front.app._shared_limits._store
 
@@ -187,7 +187,9 @@ async def asking(front: Running, true: Callable[[], object], within: float = 5.0
 
 
 @pytest.mark.parametrize("policy", REFUSED)
-async def test_the_declared_policy_holds_while_it_is_down(serve: Serve, policy: Policy) -> None:
+async def test_the_declared_policy_holds_while_it_is_down(
+    serve: Serve, policy: StoreFailurePolicy
+) -> None:
     with RedisServer() as redis:
         text = configured(redis, {"requests": f"{2 * PART}/day"}, on_failure=policy)
         front = await serve(text)
@@ -209,7 +211,7 @@ async def test_it_is_asked_again_when_it_is_there(serve: Serve) -> None:
         told += await statuses(front, 3 * PART)
         assert PART <= told[200] <= 2 * PART
         redis.start()
-        await asking(front, lambda: store_of(front).up, 2 * shared.REST)
+        await asking(front, lambda: store_of(front).up, 2 * shared.STORE_RETRY_DELAY)
         assert (await statuses(front, 1)) == {200: 1}
         assert redis.call("KEYS", "*") == [b"interlingua:/requests/"]
 
@@ -257,7 +259,7 @@ async def test_it_fails_in_every_way_and_comes_back(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own part holds meanwhile, so everybody is answered; and nothing is left over."""
-    monkeypatch.setattr(shared, "REST", 0.2)
+    monkeypatch.setattr(shared, "STORE_RETRY_DELAY", 0.2)
     with RedisServer("--enable-debug-command", "local") as redis:
         front = await serve(configured(redis, {"requests": "1000000/s", "concurrent": 10}))
         store, tasks = store_of(front), asyncio.all_tasks()

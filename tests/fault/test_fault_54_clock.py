@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import App, surroundings
-from gateway.config import load
-from gateway.limits.accounts import Accounts
+from gateway.app import Gateway, build_services
+from gateway.config.loading import load_text
+from gateway.limits.accounts import CounterRegistry
 from tests.conftest import Running
 from tests.fakes import END, HANG, chunk
 from tests.fault.fronts import CHAT, DONE, SAYS, STOP, ask, assert_told, configuration, event, raw
@@ -44,14 +44,14 @@ class Wall:
 async def gateway(text: str, wall: Wall) -> AsyncIterator[Running]:
     """A gateway that has no other."""
     records: list[Any] = []
-    accounts = Accounts(time.monotonic, wall.now)
+    accounts = CounterRegistry(time.monotonic, wall.now)
     outside = replace(
-        surroundings(),
+        build_services(),
         observe_request=records.append,
         wall_clock=wall.now,
         counter_registry=accounts,
     )
-    app = App(load(text, "clock.yaml", env=os.environ), outside)
+    app = Gateway(load_text(text, "clock.yaml", env=os.environ), outside)
     [url, *_] = await app.start()
     try:
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:

@@ -15,7 +15,8 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.config import ConfigError, load
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import load_text
 from tests.conftest import Serve
 from tests.fault.fronts import CHAT, STREAM, ask, before, raw, until
 from tests.fault.gateways import GatewayProcess, written
@@ -92,13 +93,13 @@ def pool(*workers: Any) -> str:
 
 def test_fault_61_what_is_no_workers_url_is_refused_as_it_is_read() -> None:
     with pytest.raises(ConfigError) as told:
-        load(pool(*CORPUS), "g.yaml", env={})
+        load_text(pool(*CORPUS), "g.yaml", env={})
     refused = re.findall(r"workers\[(\d+)\]", str(told.value))
     assert [*map(int, refused)] == [*range(len(CORPUS))]
 
 
 def test_fault_61_an_operator_may_name_any_host() -> None:
-    load(pool(*ALLOWED), "g.yaml", env={})
+    load_text(pool(*ALLOWED), "g.yaml", env={})
 
 
 async def test_fault_61_the_admin_listener_and_a_list_in_a_file_are_no_other_way(

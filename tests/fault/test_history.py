@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.core.types import Usage
-from gateway.telemetry import Outcome, Record
+from gateway.core.events import Usage
+from gateway.telemetry import RequestOutcome, RequestRecord
 from tests.fault.history import Heard, History, Line, Seen
 
 
@@ -18,8 +18,10 @@ def heard(
     return Heard(id_, "openai", stream, seen, status, 10, tuple(range(tokens)))
 
 
-def record(id_: str = "a", outcome: Outcome = "ok", status: int = 200, tokens: int = 2) -> Record:
-    return Record(id_, outcome=outcome, status=status, tokens=tokens)
+def record(
+    id_: str = "a", outcome: RequestOutcome = "ok", status: int = 200, tokens: int = 2
+) -> RequestRecord:
+    return RequestRecord(id_, outcome=outcome, status=status, tokens=tokens)
 
 
 def call(id_: str = "a", end: str = "completed", tokens: int = 2) -> list[Line]:
@@ -53,7 +55,7 @@ WELL: dict[str, History] = {
     "left at the end": History([heard("a", "left", 200, 1)], [record()], call()),
     "whole": History(
         [heard(stream=False)],
-        [Record("a", status=200, usage=Usage(prompt_tokens=1, completion_tokens=2))],
+        [RequestRecord("a", status=200, usage=Usage(prompt_tokens=1, completion_tokens=2))],
         call(),
     ),
 }
@@ -93,7 +95,7 @@ def test_what_does_not_fit_is_found_by_its_name(kind: str) -> None:
     assert [one.kind for one in ODD[kind].violations()] == [kind]
 
 
-LIES: list[tuple[Seen, Outcome]] = [
+LIES: list[tuple[Seen, RequestOutcome]] = [
     ("complete", "cancelled"),
     ("complete", "worker_error"),
     ("error", "ok"),
@@ -105,7 +107,7 @@ LIES: list[tuple[Seen, Outcome]] = [
 
 
 @pytest.mark.parametrize(("seen", "outcome"), LIES)
-def test_ends_of_which_the_two_sides_differ_are_found(seen: Seen, outcome: Outcome) -> None:
+def test_ends_of_which_the_two_sides_differ_are_found(seen: Seen, outcome: RequestOutcome) -> None:
     history = History([heard("a", seen)], [record("a", outcome)], call())
 
     assert "ends differ" in [one.kind for one in history.violations()]

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from backends.pool.health import HealthSettings
-from backends.pool.settings import ProbeSettings
-from backends.upstream import Worker
+from backends.pool.settings import HealthCheckSettings
+from backends.upstream import WorkerConfig
 from gateway.core.context import Timeouts
 from gateway.core.errors import DeadlineExceeded
-from gateway.core.ports import WireRequest
-from gateway.core.types import Request
+from gateway.core.ports import UpstreamRequest
+from gateway.core.request import Request
 from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, whole
 from tests.fault.lines import STREAMED, Lines, heard, pool, say, text, until
 
@@ -21,7 +21,7 @@ GOOD = chunked(say("Hello"), b"end\n")
 TOLD = whole(b'{"takes": 3}')
 WELL = whole(b"ok")
 SILENT: Reply = [b"220 mail ready\r\n", CLOSE]
-OFTEN = ProbeSettings(every=0.02, timeout=0.2)
+OFTEN = HealthCheckSettings(every=0.02, timeout=0.2)
 
 
 class Curious(Lines):
@@ -30,8 +30,8 @@ class Curious(Lines):
     def __init__(self) -> None:
         self.known: dict[str, Sequence[bytes | None]] = {}
 
-    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
-        return [WireRequest(f"/{model}/{what}", b"", method="GET") for what in ("size", "kind")]
+    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
+        return [UpstreamRequest(f"/{model}/{what}", b"", method="GET") for what in ("size", "kind")]
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         self.known[model] = answers
@@ -39,9 +39,9 @@ class Curious(Lines):
         takes: int | None = msgspec.json.decode(size)["takes"] if size else None
         return takes
 
-    def encode_request(self, request: Request) -> WireRequest:
+    def encode_request(self, request: Request) -> UpstreamRequest:
         known = "known" if request.model in self.known else "unknown"
-        return WireRequest(f"/say/{known}", b"{}")
+        return UpstreamRequest(f"/say/{known}", b"{}")
 
 
 def paths(worker: ScriptedWorker) -> list[str]:
@@ -52,7 +52,7 @@ async def test_the_first_request_waits_until_its_model_is_known() -> None:
     dialect = Curious()
     async with (
         ScriptedWorker([TOLD], [whole(b"", "404 No")], [GOOD]) as worker,
-        pool(Worker(worker.url, bearer="s3cret"), dialect=dialect) as backend,
+        pool(WorkerConfig(worker.url, bearer="s3cret"), dialect=dialect) as backend,
     ):
         for _ in range(2):
             assert text(await heard(backend)) == "Hello"
@@ -164,7 +164,7 @@ async def test_a_worker_that_was_down_is_asked_again() -> None:
 
 
 class Failing(Curious):
-    def metadata_requests(self, model: str) -> Sequence[WireRequest]:
+    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
         raise ZeroDivisionError
 
 

@@ -10,17 +10,24 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from backends.pool import PoolBackend
+from backends.pool.backend import PoolBackend
 from backends.pool.settings import PoolSettings
-from backends.upstream import Worker
-from gateway.core.aggregate import Fold
-from gateway.core.errors import GatewayError, RateLimited, StreamBroken, WorkerError, WorkerFailed
-from gateway.core.types import Done, Event, GenerateRequest, Usage
-from protocols.openai import OpenAI
+from backends.upstream import WorkerConfig
+from gateway.core.aggregate import ResponseAccumulator
+from gateway.core.errors import (
+    GatewayError,
+    RateLimitExceeded,
+    StreamBroken,
+    WorkerError,
+    WorkerFailed,
+)
+from gateway.core.events import Event, StreamEnd, Usage
+from gateway.core.request import GenerationRequest
+from protocols.openai.dialect import OpenAI
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, whole
 from tests.fault.lines import SOON, context, heard, text
 
-STREAMED = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 UNARY = replace(STREAMED, stream=False)
 KEY = "s3cret"
 
@@ -52,7 +59,7 @@ ANSWER = msgspec.json.encode(
 @asynccontextmanager
 async def backend(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
     pool = PoolBackend(
-        workers=[Worker(one.url, bearer=KEY) for one in workers],
+        workers=[WorkerConfig(one.url, bearer=KEY) for one in workers],
         dialect=OpenAI(),
         clock=monotonic,
         draw=Random(7).random,
@@ -76,7 +83,7 @@ async def test_a_stream_and_a_whole_answer_mean_the_same() -> None:
     ):
         answers = []
         for request in (STREAMED, UNARY):
-            fold = Fold()
+            fold = ResponseAccumulator()
             fold.add(await heard(pool, request))
             answers.append(fold.result())
 
@@ -118,7 +125,7 @@ FAILURES: list[tuple[str, Reply, type[GatewayError], str]] = [
     ("a page", [whole(b"<html></html>")], WorkerError, ""),
     ("500", [whole(b'{"error":{"message":"boom"}}', "500 Oops")], WorkerFailed, ""),
     ("503", [whole(b"overloaded", "503 Busy")], GatewayError, ""),
-    ("429", [whole(b"{}", "429 Busy", Retry_After="7")], RateLimited, ""),
+    ("429", [whole(b"{}", "429 Busy", Retry_After="7")], RateLimitExceeded, ""),
 ]  # fmt: skip
 
 
@@ -136,7 +143,7 @@ async def test_a_failure_is_told_after_what_was_said(
             await heard(pool, STREAMED, events)
 
     assert text(events) == said
-    assert not any(isinstance(event, Done) for event in events)
+    assert not any(isinstance(event, StreamEnd) for event in events)
 
 
 async def test_the_end_is_told_at_once_though_the_body_goes_on() -> None:
@@ -150,7 +157,7 @@ async def test_the_end_is_told_at_once_though_the_body_goes_on() -> None:
         async with asyncio.timeout(0.5):
             async for batch in pool.stream(STREAMED, context()):
                 events += batch
-                if isinstance(events[-1], Done):
+                if isinstance(events[-1], StreamEnd):
                     break
 
     assert text(events) == "Hello"
@@ -178,5 +185,5 @@ async def test_an_answer_that_is_told_stands(after: Reply, *, reused: bool) -> N
         assert text(await heard(pool, UNARY)) == "Hello"
 
     assert text(events) == "Hello"
-    assert sum(isinstance(event, Done) for event in events) == 1
+    assert sum(isinstance(event, StreamEnd) for event in events) == 1
     assert (worker.requests[1].connection == 0) == reused

@@ -6,10 +6,11 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from backends.pool import PoolBackend
-from backends.upstream import Queue, Worker
+from backends.pool.backend import PoolBackend
+from backends.upstream import QueueSettings, WorkerConfig
 from gateway.core.errors import DeadlineExceeded, Overloaded
-from gateway.core.types import Event, GenerateRequest
+from gateway.core.events import Event
+from gateway.core.request import GenerationRequest
 from tests.fakes import HANG, ScriptedWorker, chunked
 from tests.fault.lines import STREAMED, context, heard, pool, say, text
 
@@ -24,7 +25,7 @@ def start(backend: PoolBackend, times: int) -> list[asyncio.Task[list[Event]]]:
 async def test_a_worker_gets_no_more_than_it_takes() -> None:
     async with (
         ScriptedWorker([0.02, GOOD]) as worker,
-        pool(Worker(worker.url, max_concurrency=3)) as backend,
+        pool(WorkerConfig(worker.url, max_concurrency=3)) as backend,
     ):
         answers = await asyncio.gather(*start(backend, 20))
 
@@ -70,7 +71,7 @@ async def test_round_robin_follows_weights() -> None:
     async with (
         ScriptedWorker([GOOD]) as a,
         ScriptedWorker([GOOD]) as b,
-        pool(Worker(a.url, weight=3), b.url, policy="round_robin") as backend,
+        pool(WorkerConfig(a.url, weight=3), b.url, policy="round_robin") as backend,
     ):
         for _ in range(40):
             await heard(backend)
@@ -81,7 +82,7 @@ async def test_round_robin_follows_weights() -> None:
 async def test_those_who_wait_are_served_in_their_order() -> None:
     async with (
         ScriptedWorker([0.01, GOOD]) as worker,
-        pool(Worker(worker.url, max_concurrency=1)) as backend,
+        pool(WorkerConfig(worker.url, max_concurrency=1)) as backend,
     ):
         order: list[int] = []
 
@@ -96,8 +97,8 @@ async def test_those_who_wait_are_served_in_their_order() -> None:
 
 async def test_the_queue_is_bounded() -> None:
     async with ScriptedWorker([HANG]) as worker:
-        one = Worker(worker.url, max_concurrency=1)
-        async with pool(one, queue=Queue(max=2, wait=5)) as backend:
+        one = WorkerConfig(worker.url, max_concurrency=1)
+        async with pool(one, queue=QueueSettings(max=2, wait=5)) as backend:
             tasks = start(backend, 3)
             await worker.until_asked()
             with pytest.raises(Overloaded):
@@ -111,8 +112,8 @@ async def test_the_queue_is_bounded() -> None:
 
 async def test_waiting_ends_in_time() -> None:
     async with ScriptedWorker([HANG]) as worker:
-        one = Worker(worker.url, max_concurrency=1)
-        async with pool(one, queue=Queue(max=2, wait=0.1)) as backend:
+        one = WorkerConfig(worker.url, max_concurrency=1)
+        async with pool(one, queue=QueueSettings(max=2, wait=0.1)) as backend:
             [task] = start(backend, 1)
             await worker.until_asked()
             with pytest.raises(DeadlineExceeded) as caught:
@@ -127,7 +128,7 @@ async def test_a_client_that_leaves_the_queue_costs_no_place() -> None:
     """30 leave while they wait, some as their turn comes: the places come out even."""
     async with (
         ScriptedWorker([0.005, GOOD]) as worker,
-        pool(Worker(worker.url, max_concurrency=2)) as backend,
+        pool(WorkerConfig(worker.url, max_concurrency=2)) as backend,
     ):
         tasks = start(backend, 40)
         await worker.until_asked(2)
@@ -144,7 +145,7 @@ async def test_a_client_that_leaves_the_queue_costs_no_place() -> None:
     assert {text(events) for events in answers} == {"Hello"}
 
 
-def asks(prompt: str = "hi", **labels: str) -> GenerateRequest:
+def asks(prompt: str = "hi", **labels: str) -> GenerationRequest:
     return replace(STREAMED, prompts=(prompt,), labels=labels)
 
 
@@ -204,7 +205,7 @@ async def test_what_matters_more_is_served_first() -> None:
     gate = asyncio.Event()
     async with (
         ScriptedWorker([gate, GOOD], [GOOD]) as worker,
-        pool(Worker(worker.url, max_concurrency=1)) as backend,
+        pool(WorkerConfig(worker.url, max_concurrency=1)) as backend,
     ):
         order: list[int] = []
 
@@ -232,7 +233,7 @@ async def test_a_worker_that_is_taken_away_finishes_what_it_has() -> None:
     ):
         [task] = start(backend, 1)
         await old.until_asked()
-        backend.replace_workers([Worker(new.url)])
+        backend.replace_workers([WorkerConfig(new.url)])
         for _ in range(3):
             await heard(backend)
         gate.set()

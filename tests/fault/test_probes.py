@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.pool import PoolBackend
+from backends.pool.backend import PoolBackend
 from backends.pool.health import HealthSettings
-from backends.pool.settings import ProbeSettings
-from backends.upstream import Worker
-from gateway.core.types import GenerateRequest
+from backends.pool.settings import HealthCheckSettings
+from backends.upstream import WorkerConfig
+from gateway.core.request import GenerationRequest
 from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, whole
 from tests.fault.lines import STREAMED, heard, pool, say, text, until
 
 WELL: Reply = [whole(b"ok")]
 ILL: Reply = [whole(b"{}", "503 Loading")]
 GOOD = [chunked(say("Hello"), b"end\n")]
-OFTEN = ProbeSettings(every=0.02, timeout=0.2)
+OFTEN = HealthCheckSettings(every=0.02, timeout=0.2)
 STRICT = HealthSettings(fall=2, rise=2, slow_start=0.0)
 
 
@@ -28,7 +28,7 @@ def state(backend: PoolBackend, position: int = 0) -> str:
 async def test_a_probe_is_the_dialects_with_the_workers_own_key() -> None:
     async with (
         ScriptedWorker(WELL) as worker,
-        pool(Worker(worker.url + "/base", bearer="s3cret"), probe=OFTEN),
+        pool(WorkerConfig(worker.url + "/base", bearer="s3cret"), probe=OFTEN),
     ):
         await worker.until_asked(3)
 
@@ -38,7 +38,7 @@ async def test_a_probe_is_the_dialects_with_the_workers_own_key() -> None:
 
 
 async def test_a_path_that_was_configured_is_asked_for() -> None:
-    probe = ProbeSettings(every=0.02, path="/v2/health/ready")
+    probe = HealthCheckSettings(every=0.02, path="/v2/health/ready")
     async with ScriptedWorker(WELL) as worker, pool(worker.url, probe=probe):
         await worker.until_asked()
 
@@ -51,7 +51,7 @@ async def test_a_path_that_was_configured_is_asked_for() -> None:
     ids=["503", "hangs", "closes", "404", "endless"],
 )
 async def test_a_worker_that_is_ill_gets_no_requests_until_it_is_well(ill: Reply) -> None:
-    probes = ProbeSettings(every=0.02, timeout=0.1)
+    probes = HealthCheckSettings(every=0.02, timeout=0.1)
     replies = [ill] * 4 + [WELL] * 1000
     async with (
         ScriptedWorker(*replies) as bad,
@@ -92,7 +92,7 @@ async def test_probes_follow_the_set_of_workers() -> None:
         pool(a.url, probe=OFTEN) as backend,
     ):
         await a.until_asked()
-        backend.replace_workers([Worker(b.url)])
+        backend.replace_workers([WorkerConfig(b.url)])
         await b.until_asked(2)
         await asyncio.sleep(0.1)
         asked = a.asked
@@ -105,13 +105,13 @@ async def test_probes_follow_the_set_of_workers() -> None:
 async def test_a_set_that_changes_before_the_start_is_probed_from_the_start() -> None:
     async with ScriptedWorker(WELL) as worker, pool(probe=OFTEN) as backend:
         assert not backend.ready
-        backend.replace_workers([Worker(worker.url)])
+        backend.replace_workers([WorkerConfig(worker.url)])
         await worker.until_asked()
         assert backend.ready
 
 
 async def test_a_path_that_is_none_finds_nobody_well() -> None:
-    probe = ProbeSettings(every=0.02, path="no path")
+    probe = HealthCheckSettings(every=0.02, path="no path")
     async with ScriptedWorker(WELL) as worker:
         async with pool(worker.url, probe=probe, health=STRICT) as backend:
             await until(lambda: state(backend) == "out")
@@ -121,7 +121,7 @@ async def test_a_path_that_is_none_finds_nobody_well() -> None:
 
 async def test_a_pool_that_closes_probes_no_more() -> None:
     async with ScriptedWorker([HANG]) as worker:
-        async with pool(worker.url, probe=ProbeSettings(every=0.02, timeout=60.0)):
+        async with pool(worker.url, probe=HealthCheckSettings(every=0.02, timeout=60.0)):
             await worker.until_asked()
         await worker.until_left()
         asked = worker.asked
@@ -132,7 +132,7 @@ async def test_a_pool_that_closes_probes_no_more() -> None:
 
 async def test_requests_go_where_probes_are_good() -> None:
     """The ill one's answer to a request would be good: it is not asked."""
-    probe = ProbeSettings(every=0.02, timeout=0.2)
+    probe = HealthCheckSettings(every=0.02, timeout=0.2)
     async with (
         ScriptedWorker(ILL) as ill,
         ScriptedWorker(GOOD) as well,
@@ -145,7 +145,7 @@ async def test_requests_go_where_probes_are_good() -> None:
     assert {request.method for request in ill.requests} == {"GET"}
 
 
-WHOLE = GenerateRequest(model="m", kind="completion", prompts=("x",))
+WHOLE = GenerationRequest(model="m", kind="completion", prompts=("x",))
 
 
 @pytest.mark.parametrize("request_", [STREAMED, WHOLE], ids=["stream", "whole"])
@@ -155,7 +155,7 @@ WHOLE = GenerateRequest(model="m", kind="completion", prompts=("x",))
     ids=["nothing", "only a head"],
 )
 async def test_who_has_heard_nothing_from_a_worker_that_is_out_asks_another(
-    request_: GenerateRequest, silence: Reply
+    request_: GenerationRequest, silence: Reply
 ) -> None:
     async with (
         ScriptedWorker(WELL, silence, [HANG]) as frozen,
@@ -179,7 +179,7 @@ async def test_who_waits_for_the_only_worker_goes_on_waiting() -> None:
 
 
 @pytest.mark.parametrize("request_", [STREAMED, WHOLE], ids=["stream", "whole"])
-async def test_a_worker_that_is_leaving_finishes_what_it_has(request_: GenerateRequest) -> None:
+async def test_a_worker_that_is_leaving_finishes_what_it_has(request_: GenerationRequest) -> None:
     """It answers its probes, and that it is not well; another is there."""
     async with (
         ScriptedWorker(WELL, [0.4, *GOOD], ILL) as leaving,
@@ -197,9 +197,9 @@ async def test_a_worker_that_is_leaving_finishes_what_it_has(request_: GenerateR
 
 async def test_a_pool_is_warm_when_each_worker_was_probed_once() -> None:
     """However that went; one that is taken away meanwhile is waited for no more."""
-    slow = ProbeSettings(every=60.0, timeout=60.0)
+    slow = HealthCheckSettings(every=60.0, timeout=60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hangs = Worker(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        hangs = WorkerConfig(f"http://127.0.0.1:{silent.getsockname()[1]}")
         async with (
             ScriptedWorker(WELL) as worker,
             pool(worker.url, hangs, probe=slow) as backend,
@@ -208,7 +208,7 @@ async def test_a_pool_is_warm_when_each_worker_was_probed_once() -> None:
             await worker.until_asked(1)
             await asyncio.sleep(0.05)
             assert not warm.done()
-            backend.replace_workers([Worker(worker.url)])
+            backend.replace_workers([WorkerConfig(worker.url)])
             async with asyncio.timeout(5):
                 await warm
 

@@ -6,13 +6,13 @@ from contextlib import aclosing, suppress
 import msgspec
 import pytest
 
-from backends.http import HttpUpstream
-from backends.pool.stopping import Stopping
-from backends.upstream import Worker
+from backends.http.client import AsyncioHttpClient
+from backends.pool.stopping import CancelSender
+from backends.upstream import WorkerConfig
 from gateway.core.context import Timeouts
 from gateway.core.errors import GatewayError
-from gateway.core.ports import WireRequest
-from gateway.core.types import GenerateRequest, Request
+from gateway.core.ports import UpstreamRequest
+from gateway.core.request import GenerationRequest, Request
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
 from tests.fault.lines import STREAMED, UNARY, Lines, context, heard, pool, say, text
 
@@ -25,17 +25,17 @@ HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
 class Stoppable(Lines):
     """Lines, whose requests carry their id, and which stops by it."""
 
-    def encode_request(self, request: Request) -> WireRequest:
-        return WireRequest("/say", msgspec.json.encode({"id": request.client_id}))
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        return UpstreamRequest("/say", msgspec.json.encode({"id": request.client_id}))
 
-    def encode_cancel(self, request: Request) -> WireRequest:
-        return WireRequest("/stop", msgspec.json.encode({"id": request.client_id}))
+    def encode_cancel(self, request: Request) -> UpstreamRequest:
+        return UpstreamRequest("/stop", msgspec.json.encode({"id": request.client_id}))
 
 
-ASKED = GenerateRequest(
+ASKED = GenerationRequest(
     model="m", kind="completion", prompts=("hi",), stream=True, client_id="the client's own"
 )
-GIVEN_UP: list[tuple[str, Reply, GenerateRequest]] = [
+GIVEN_UP: list[tuple[str, Reply, GenerationRequest]] = [
     ("before the head", [HANG], ASKED),
     ("mid-stream", [SAYS, HANG], ASKED),
     ("before a whole answer", [HANG], UNARY),
@@ -46,11 +46,11 @@ GIVEN_UP: list[tuple[str, Reply, GenerateRequest]] = [
     ("reply", "asked"), [one[1:] for one in GIVEN_UP], ids=[one[0] for one in GIVEN_UP]
 )
 async def test_a_client_that_leaves_has_its_request_stopped(
-    reply: Reply, asked: GenerateRequest
+    reply: Reply, asked: GenerationRequest
 ) -> None:
     async with (
         ScriptedWorker(reply, OK) as worker,
-        pool(Worker(worker.url, bearer="s3cret"), dialect=Stoppable()) as backend,
+        pool(WorkerConfig(worker.url, bearer="s3cret"), dialect=Stoppable()) as backend,
     ):
         task = asyncio.get_running_loop().create_task(heard(backend, asked))
         await worker.until_asked()
@@ -149,13 +149,13 @@ async def test_closing_waits_for_what_is_being_sent() -> None:
 
 
 async def test_no_more_are_sent_at_a_time_than_a_bound_and_none_is_an_error() -> None:
-    upstream = HttpUpstream()
+    upstream = AsyncioHttpClient()
     await upstream.start()
     gate = asyncio.Event()
     async with ScriptedWorker([gate, CLOSE]) as worker:
-        stopping = Stopping(upstream)
+        stopping = CancelSender(upstream)
         for _ in range(300):
-            stopping.send(Worker(worker.url), WireRequest("/stop", b""))
+            stopping.send(WorkerConfig(worker.url), UpstreamRequest("/stop", b""))
         await worker.until_asked(256)
         gate.set()
         await stopping.aclose()

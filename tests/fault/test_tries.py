@@ -8,12 +8,8 @@ import pytest
 from backends.pool.health import HealthSettings
 from backends.pool.retry import RetrySettings
 from gateway.core.context import Timeouts
-from gateway.core.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    WorkerFailed,
-)
-from gateway.core.types import Event, Start
+from gateway.core.errors import DeadlineExceeded, GatewayError, WorkerFailed
+from gateway.core.events import Event, StreamStart
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
 from tests.fault.lines import STREAMED, UNARY, context, heard, pool, say, text
 
@@ -56,7 +52,9 @@ async def test_another_worker_makes_up_for_it(lost: Reply) -> None:
         events = await heard(backend)
 
     assert text(events) == "Hello world"
-    assert sum(isinstance(event, Start) for event in events) == 1, "only of the one that answers"
+    assert sum(isinstance(event, StreamStart) for event in events) == 1, (
+        "only of the one that answers"
+    )
     assert (bad.asked, good.asked) == (1, 1)
 
 

@@ -12,13 +12,14 @@ from gateway.core.context import Timeouts
 from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
     WorkerError,
     WorkerFailed,
 )
-from gateway.core.ports import Decoder
-from gateway.core.types import Done, End, Event, GenerateRequest, Request
+from gateway.core.events import ChoiceEnd, Event, StreamEnd
+from gateway.core.ports import ResponseDecoder
+from gateway.core.request import GenerationRequest, Request
 from tests.fakes import (
     CHUNKED,
     CLOSE,
@@ -62,8 +63,8 @@ async def test_a_good_answer_ends_in_exactly_one_done(hear: Hear) -> None:
     events = await ask(GOOD, hear=hear)
 
     assert text(events) == "Hello world"
-    assert [type(event) for event in events[-2:]] == [End, Done]
-    assert sum(isinstance(event, Done) for event in events) == 1
+    assert [type(event) for event in events[-2:]] == [ChoiceEnd, StreamEnd]
+    assert sum(isinstance(event, StreamEnd) for event in events) == 1
 
 
 async def test_a_dialects_headers_are_passed_on_by_name_only() -> None:
@@ -125,7 +126,7 @@ BROKEN = [
     Broken("500", [whole(b'{"error":"boom"}', "500 Internal Server Error")], WorkerFailed),
     Broken("invalid JSON", [chunked(say("Hello"), b"{nope\n", b"end\n")], WorkerFailed),
     Broken("compressed", [whole(b"\x1f\x8b", content_encoding="gzip")], WorkerFailed),
-    Broken("429", [whole(b"{}", "429 Too Many Requests", retry_after="7")], RateLimited),
+    Broken("429", [whole(b"{}", "429 Too Many Requests", retry_after="7")], RateLimitExceeded),
 ]  # fmt: skip
 
 
@@ -139,12 +140,12 @@ async def test_a_broken_answer_is_an_error_after_what_was_said(case: Broken, hea
             await hear(backend, into=events)
 
     assert text(events) == ("" if hear is gathered else case.said)
-    assert not any(isinstance(event, Done) for event in events)
+    assert not any(isinstance(event, StreamEnd) for event in events)
     assert "127.0.0.1" not in caught.value.message
 
 
 async def test_retry_after_comes_through_the_dialect() -> None:
-    with pytest.raises(RateLimited) as caught:
+    with pytest.raises(RateLimitExceeded) as caught:
         await ask([whole(b"{}", "429 Too Many Requests", retry_after="7")])
 
     assert caught.value.retry_after == 7
@@ -180,7 +181,7 @@ async def test_an_early_refusal_is_heard_before_the_body_is_read() -> None:
 
 
 async def test_a_whole_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(attempt, "_MAX_UNARY_BYTES", 1 << 20)
     line = say("x" * 1000)
     async with ScriptedWorker([whole(line * 2000 + b"end\n")]) as worker, pool(worker.url) as one:
         with pytest.raises(WorkerFailed, match="larger"):
@@ -193,7 +194,7 @@ class Curt(LineDecoder):
 
 
 class Briefly(Lines):
-    def create_decoder(self, request: Request) -> Decoder:
+    def create_decoder(self, request: Request) -> ResponseDecoder:
         return Curt()
 
 
@@ -202,8 +203,8 @@ async def test_the_body_s_end_is_an_answer_s_where_the_dialect_has_no_other(hear
     async with ScriptedWorker(GOOD) as worker, pool(worker.url, dialect=Briefly()) as backend:
         events = await hear(backend)
 
-    assert sum(isinstance(event, Done) for event in events) == 1
-    assert isinstance(events[-1], Done)
+    assert sum(isinstance(event, StreamEnd) for event in events) == 1
+    assert isinstance(events[-1], StreamEnd)
 
 
 async def test_a_consumer_that_stops_reading_stops_the_worker() -> None:
@@ -243,7 +244,7 @@ async def test_one_who_takes_no_more_at_once_gets_the_rest_later() -> None:
     assert text(first) == "0 "
     assert text([event for batch in taken for event in batch]) == "1 2 3 4 "
     assert [len(batch) for batch in empty] == [0] * len(taken)
-    assert isinstance(last[-1], Done)
+    assert isinstance(last[-1], StreamEnd)
 
 
 async def test_what_went_wrong_in_the_taking_is_not_the_worker_s_fault() -> None:
@@ -297,7 +298,7 @@ async def test_fault_02_05_a_silent_worker_is_left(case: Silent, hear: Hear) -> 
 
 
 @pytest.mark.parametrize("asked", [STREAMED, UNARY], ids=["streamed", "whole"])
-async def test_the_deadline_ends_everything(asked: GenerateRequest) -> None:
+async def test_the_deadline_ends_everything(asked: GenerationRequest) -> None:
     limits = Timeouts(connect=1.0, first_token=9.0, idle=9.0, total=0.3)
     async with ScriptedWorker([HANG]) as worker, pool(worker.url, timeouts=limits) as backend:
         with pytest.raises(DeadlineExceeded) as caught:

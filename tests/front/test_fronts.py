@@ -16,17 +16,20 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.errors import GatewayError
-from gateway.core.ports import Reply
+from gateway.core.ports import HttpResponse
 from gateway.front import native, reference
-from gateway.front.limits import Limits
-from gateway.seam import Request, Sink
+from gateway.front.limits import ConnectionLimits
+from gateway.seam import HttpRequest, ResponseWriter
 from tests.front.probes import ACCEPTED, LATER, REFUSED, Probe, Sent, request
 
-Front = native.Front | reference.Front
-FRONTS: dict[str, type[Front]] = {"native": native.Front, "reference": reference.Front}
+Front = native.NativeListener | reference.AiohttpListener
+FRONTS: dict[str, type[Front]] = {
+    "native": native.NativeListener,
+    "reference": reference.AiohttpListener,
+}
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT = 1 << 20
-LIMITS = Limits(max_header_size=8190, max_connections=50)
+LIMITS = ConnectionLimits(max_header_size=8190, max_connections=50)
 DIFFERS = {
     "line GET / HTTP/2.0": "answers any version",
     "line GET /": "takes it for HTTP/0.9",
@@ -50,15 +53,18 @@ class Seen:
         self.requests: list[tuple[str, str, str, bytes]] = []
         self.arrived, self.hold, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def serve(self, http: Request, sink: Sink) -> None:
+    async def serve(self, http: HttpRequest, sink: ResponseWriter) -> None:
         """Tell what was read; ``/stream`` in pieces, ``/hold`` when it is let, ``/deny`` unread."""
         if http.path == "/deny":
-            _send(sink, Reply(401, b"who?"))
+            _send(sink, HttpResponse(401, b"who?"))
             return
         try:
             body = await http.body(LIMIT)
         except GatewayError as error:
-            _send(sink, Reply(413 if "larger" in error.message else 400, error.message.encode()))
+            _send(
+                sink,
+                HttpResponse(413 if "larger" in error.message else 400, error.message.encode()),
+            )
             return
         self.requests.append((http.method, http.path, http.query, body))
         self.arrived.set()
@@ -71,14 +77,14 @@ class Seen:
         except asyncio.CancelledError:
             self.left.set()
             raise
-        _send(sink, Reply(200, b"%b %b" % (http.path.encode(), body)))
+        _send(sink, HttpResponse(200, b"%b %b" % (http.path.encode(), body)))
 
 
-def _send(sink: Sink, reply: Reply) -> None:
+def _send(sink: ResponseWriter, reply: HttpResponse) -> None:
     sink.send_response(reply.status, reply.headers, reply.body)
 
 
-async def _stream(sink: Sink) -> None:
+async def _stream(sink: ResponseWriter) -> None:
     sink.start(200, (("Content-Type", "text/event-stream"),))
     for n in range(3):
         sink.write(b"data: %d\n\n" % n)
@@ -357,7 +363,7 @@ async def test_a_socket_that_listens_already_is_shared_until_one_lets_it_go(name
 async def test_one_that_takes_too_long_is_told_or_let_go() -> None:
     """Ours alone has a time for each thing that a client may dawdle over."""
     async with front("native") as (port, seen, made):
-        assert isinstance(made, native.Front)
+        assert isinstance(made, native.NativeListener)
         made.limits = replace(made.limits, header_timeout=0.2, body_timeout=0.2, idle_timeout=0.2)
         slow = [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", b""]
         async with asyncio.TaskGroup() as tasks:
@@ -378,7 +384,7 @@ async def test_a_slow_reader_holds_up_only_itself() -> None:
     """What it does not take waits in the gateway up to a bound, and then who writes it waits."""
     written = 0
 
-    async def flood(http: Request, sink: Sink) -> None:
+    async def flood(http: HttpRequest, sink: ResponseWriter) -> None:
         nonlocal written
         await http.body(LIMIT)
         sink.start(200, ())

@@ -9,8 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.core.ports import WorkerDialect
-from gateway.making import make_dialect
+from gateway.core.ports import UpstreamAdapter
+from gateway.making import build_adapter
 from gateway.tools.probe.client import Unreachable, WorkerClient, WorkerTarget
 from gateway.tools.probe.runner import PROBES, ProbeResult, run_probes
 from tests.conftest import Serve
@@ -58,7 +58,7 @@ class Answering:
 
 
 async def probe_worker(
-    url: str, dialect: WorkerDialect, *, only: str = "", mode: str = "chat", **target: Any
+    url: str, dialect: UpstreamAdapter, *, only: str = "", mode: str = "chat", **target: Any
 ) -> dict[str, ProbeResult]:
     """What each probe finds; ``only`` those of these names."""
     chosen = [one for one in PROBES if not only or one.name in only.split()]
@@ -69,8 +69,8 @@ async def probe_worker(
         return {one.name: one async for one in run_probes(chosen, worker, seconds=20, total=100)}
 
 
-def spoken(name: str, profile: str | None = None) -> WorkerDialect:
-    dialect: Any = make_dialect(name, profile, {})
+def spoken(name: str, profile: str | None = None) -> UpstreamAdapter:
+    dialect: Any = build_adapter(name, profile, {})
     return dialect  # type: ignore[no-any-return]
 
 

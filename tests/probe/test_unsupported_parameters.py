@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.config import Pool, load
+from gateway.config.loading import load_text
+from gateway.config.pools import PoolConfig
 from gateway.tools.probe import report
 from gateway.tools.probe.runner import ProbeResult
 from tests.conftest import Running, Serve
@@ -123,9 +124,9 @@ def test_what_is_written_is_what_a_pool_reads() -> None:
     worker = report.ProbedWorker("http://w:1", "openai", "vllm", "org/m: 1")
 
     written = report.encode_unsupported_parameters(worker, told)
-    pool = load(gateway("http://w:1", written), "f.yaml", env={}).backends["a"]
+    pool = load_text(gateway("http://w:1", written), "f.yaml", env={}).backends["a"]
 
-    assert isinstance(pool, Pool)
+    assert isinstance(pool, PoolConfig)
     assert pool.unsupported_parameters == ("n", "sampling.seed")
     comments = [line for line in written.splitlines() if line.startswith("#")]
     assert len(comments) == len(written.splitlines()) - 1

@@ -10,19 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core import errors
-from gateway.core.aggregate import Fold
-from gateway.core.context import Context, Deadline
-from gateway.core.ports import About, Call, Dialect, Endpoint
-from gateway.core.types import (
-    Done,
-    EmbedRequest,
-    End,
-    Event,
-    GenerateRequest,
-    Text,
-    Usage,
-)
-from gateway.making import load, make_dialect
+from gateway.core.aggregate import ResponseAccumulator
+from gateway.core.context import Deadline, RequestContext
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
+from gateway.core.ports import ClientAdapter, ClientRequest, Endpoint, ResponseContext
+from gateway.core.request import EmbeddingRequest, GenerationRequest
+from gateway.making import build_adapter, load_symbol
 from protocols import DIALECTS
 
 _PARAM = re.compile(r"\{(\w+)\}")
@@ -32,29 +25,31 @@ def clock() -> float:
     return 0.0
 
 
-CONTEXT = Context("r", Deadline(clock, 60), clock)
-ABOUT = About("r", 1_700_000_000, "m", "1", "w", CONTEXT.clock)
+CONTEXT = RequestContext("r", Deadline(clock, 60), clock)
+ABOUT = ResponseContext("r", 1_700_000_000, "m", "1", "w", CONTEXT.clock)
 
 
 def every_profile() -> Iterator[Any]:
     """Each dialect that clients speak, in each of its profiles."""
     for name, reference in DIALECTS.items():
-        kind = load(reference)
+        kind = load_symbol(reference)
         for profile in kind.profiles if hasattr(kind, "peek") else ():
-            yield pytest.param(make_dialect(name, profile, {}), id=f"{name}-{profile}")
+            yield pytest.param(build_adapter(name, profile, {}), id=f"{name}-{profile}")
 
 
 every_dialect = pytest.mark.parametrize("dialect", list(every_profile()))
 
 
-def call(endpoint: Endpoint, body: bytes, headers: Mapping[str, str] | None = None) -> Call:
+def call(
+    endpoint: Endpoint, body: bytes, headers: Mapping[str, str] | None = None
+) -> ClientRequest:
     params = {name: "1" if name == "version" else "m" for name in _PARAM.findall(endpoint.path)}
     path = endpoint.path.format(**params)
     sent = {"content-type": "application/json", **(headers or {})}
-    return Call(endpoint, params, sent, "", body, path)
+    return ClientRequest(endpoint, params, sent, "", body, path)
 
 
-def generating(dialect: Dialect) -> list[Endpoint]:
+def generating(dialect: ClientAdapter) -> list[Endpoint]:
     return [one for one in dialect.endpoints if one.task == "generate"]
 
 
@@ -100,7 +95,7 @@ bodies = st.builds(
 @every_dialect
 @given(data=st.data(), body=bodies)
 def test_whatever_is_json_is_read_or_refused_in_the_dialects_words(
-    dialect: Dialect, data: st.DataObject, body: dict[str, Any]
+    dialect: ClientAdapter, data: st.DataObject, body: dict[str, Any]
 ) -> None:
     sent = call(data.draw(st.sampled_from(generating(dialect))), msgspec.json.encode(body))
 
@@ -110,20 +105,20 @@ def test_whatever_is_json_is_read_or_refused_in_the_dialects_words(
 @every_dialect
 @given(data=st.data(), body=st.binary(max_size=60))
 def test_whatever_is_sent_is_read_or_refused_in_the_dialects_words(
-    dialect: Dialect, data: st.DataObject, body: bytes
+    dialect: ClientAdapter, data: st.DataObject, body: bytes
 ) -> None:
     sent = call(data.draw(st.sampled_from(generating(dialect))), body)
 
     held_to_its_word(dialect, sent)
 
 
-def held_to_its_word(dialect: Dialect, sent: Call) -> None:
+def held_to_its_word(dialect: ClientAdapter, sent: ClientRequest) -> None:
     """It gives a request, or an error that is the client's and that it can tell."""
     refused = None
     try:
         dialect.peek(sent)
         request = dialect.decode_request(sent)
-        assert isinstance(request, GenerateRequest | EmbedRequest)
+        assert isinstance(request, GenerationRequest | EmbeddingRequest)
         dialect.field_names(sent)
     except errors.GatewayError as error:
         refused = error
@@ -136,10 +131,10 @@ def held_to_its_word(dialect: Dialect, sent: Call) -> None:
 
 EVERY_ERROR: list[errors.GatewayError] = [
     errors.ClientError("x"),
-    errors.Malformed("x", at=3),
-    errors.Malformed("x", problem="object"),
-    errors.Malformed("x", problem="depth"),
-    errors.Malformed("x", problem="encoding", at=0),
+    errors.MalformedRequest("x", at=3),
+    errors.MalformedRequest("x", problem="object"),
+    errors.MalformedRequest("x", problem="depth"),
+    errors.MalformedRequest("x", problem="encoding", at=0),
     *(
         errors.InvalidParameter("x", param="p", problem=problem, got=got)
         for problem in (
@@ -155,23 +150,23 @@ EVERY_ERROR: list[errors.GatewayError] = [
         for got in (None, 5, 1.5, "s", [1])
     ),
     errors.UnknownParameter("x", param="p"),
-    errors.Unsupported("x", param="p"),
+    errors.UnsupportedFeature("x", param="p"),
     errors.ContextTooLong("x", param="messages", tokens=9, limit=8),
     errors.ContextTooLong("x"),
-    errors.ContentRefused("x"),
+    errors.ContentFiltered("x"),
     errors.ModelNotFound("x", model="m"),
     errors.VersionNotFound("x", model="m", version="9"),
     errors.PathNotFound("x", method="PUT"),
     errors.RequestNotFound("x", id="i"),
     errors.MethodNotAllowed("x", allowed=("POST",)),
-    errors.TooLarge("x", limit=8 << 20),
+    errors.RequestTooLarge("x", limit=8 << 20),
     errors.Unauthorized("x", missing=True),
     errors.Unauthorized("x", missing=False),
     errors.Forbidden("x"),
-    errors.RateLimited("x", retry_after=0.2),
-    errors.RateLimited("x", scope="tokens"),
+    errors.RateLimitExceeded("x", retry_after=0.2),
+    errors.RateLimitExceeded("x", scope="tokens"),
     errors.QuotaExceeded("x"),
-    errors.ClientGone("x"),
+    errors.ClientDisconnected("x"),
     errors.Overloaded("x", retry_after=1.5),
     *(errors.DeadlineExceeded("x", which=w) for w in ("queue", "first_token", "idle", "total")),
     errors.WorkerError("x"),
@@ -194,7 +189,7 @@ def test_no_error_of_the_tree_is_forgotten_here() -> None:
 
 @every_dialect
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda e: type(e).__name__)
-def test_every_error_can_be_told(dialect: Dialect, error: errors.GatewayError) -> None:
+def test_every_error_can_be_told(dialect: ClientAdapter, error: errors.GatewayError) -> None:
     bodies = (b"", b"{}", b'{"stream":true,"text_input":"x","messages":[]}')
     calls = [None, *(call(one, body) for one in dialect.endpoints for body in bodies)]
     for sent in calls:
@@ -223,7 +218,7 @@ MINIMAL = {
 pieces = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-def answerable(dialect: Dialect) -> Iterator[tuple[Call, GenerateRequest]]:
+def answerable(dialect: ClientAdapter) -> Iterator[tuple[ClientRequest, GenerationRequest]]:
     """The endpoints that take the smallest request of their kind, with it."""
     for endpoint in generating(dialect):
         for field in ("messages", "prompt", "text_input", "inputs"):
@@ -233,12 +228,12 @@ def answerable(dialect: Dialect) -> Iterator[tuple[Call, GenerateRequest]]:
                 request = dialect.decode_request(sent)
             except errors.ClientError:
                 continue
-            if isinstance(request, GenerateRequest):
+            if isinstance(request, GenerationRequest):
                 yield sent, request
 
 
 @every_dialect
-def test_every_dialect_has_a_smallest_request(dialect: Dialect) -> None:
+def test_every_dialect_has_a_smallest_request(dialect: ClientAdapter) -> None:
     assert list(answerable(dialect))
 
 
@@ -246,10 +241,15 @@ def test_every_dialect_has_a_smallest_request(dialect: Dialect) -> None:
 @settings(max_examples=100)  # each plays every endpoint of the dialect, streamed and whole
 @given(texts=pieces, cuts=st.integers(1, 6))
 def test_all_of_the_text_is_in_the_answer_streamed_or_whole(
-    dialect: Dialect, texts: list[str], cuts: int
+    dialect: ClientAdapter, texts: list[str], cuts: int
 ) -> None:
-    events: list[Event] = [*map(Text, texts), End("eos"), Usage(1, len(texts)), Done()]
-    fold = Fold()
+    events: list[Event] = [
+        *map(TextDelta, texts),
+        ChoiceEnd("eos"),
+        Usage(1, len(texts)),
+        StreamEnd(),
+    ]
+    fold = ResponseAccumulator()
     fold.add(events)
     whole = "".join(texts)
     for sent, request in answerable(dialect):

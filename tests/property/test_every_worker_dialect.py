@@ -8,29 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import Fold
+from gateway.core.aggregate import ResponseAccumulator
 from gateway.core.errors import WorkerError
-from gateway.core.ports import About, Call, Dialect, WireRequest, WorkerDialect
-from gateway.core.types import (
-    Done,
-    End,
-    Event,
-    GenerateRequest,
-    Message,
-    Sampling,
-    Stopping,
-    Text,
-    TextPart,
-    Usage,
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
+from gateway.core.ports import (
+    ClientAdapter,
+    ClientRequest,
+    ResponseContext,
+    UpstreamAdapter,
+    UpstreamRequest,
 )
-from gateway.making import load, make_dialect
-from gateway.paths import Mount, Paths
+from gateway.core.request import (
+    GenerationRequest,
+    Message,
+    SamplingParams,
+    StopConditions,
+    TextPart,
+)
+from gateway.making import build_adapter, load_symbol
+from gateway.paths import AdapterMount, PathRouter
 from protocols import DIALECTS
-from protocols.rendering import prompt_of
+from protocols.rendering import build_prompt
 from tests.wishes import wishes
 
 
-class BothWays(Dialect, WorkerDialect, Protocol):
+class BothWays(ClientAdapter, UpstreamAdapter, Protocol):
     """A dialect that is spoken to clients and to workers."""
 
 
@@ -38,14 +40,14 @@ def clock() -> float:
     return 0.0
 
 
-ABOUT = About("r", 1, "m", "1", "w", clock)
+ABOUT = ResponseContext("r", 1, "m", "1", "w", clock)
 
 
 def every_profile() -> Iterator[Any]:
     """Those that clients speak, too: these can say what a worker of theirs would."""
     for name, reference in DIALECTS.items():
-        for profile in load(reference).profiles:
-            dialect = make_dialect(name, profile, {})
+        for profile in load_symbol(reference).profiles:
+            dialect = build_adapter(name, profile, {})
             if hasattr(dialect, "encode") and hasattr(dialect, "peek"):
                 yield pytest.param(dialect, id=f"{name}-{profile}")
 
@@ -54,7 +56,7 @@ every_worker_dialect = pytest.mark.parametrize("dialect", list(every_profile()))
 
 text = st.text(min_size=1, max_size=20)
 samplings = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.none() | st.floats(0, 2),
     top_p=st.none() | st.floats(0.01, 1),
     top_k=st.none() | st.integers(1, 1000),
@@ -65,7 +67,7 @@ samplings = st.builds(
     frequency_penalty=st.none() | st.floats(-2, 2),
 )
 stoppings = st.builds(
-    Stopping,
+    StopConditions,
     max_tokens=st.none() | st.integers(1, 10_000),
     min_tokens=st.none() | st.integers(1, 100),
     stop=st.lists(text, max_size=4, unique=True).map(tuple),
@@ -81,7 +83,7 @@ messages = st.lists(
     max_size=4,
 ).map(tuple)
 requests = st.builds(
-    lambda messages, sampling, stopping, n, stream: GenerateRequest(
+    lambda messages, sampling, stopping, n, stream: GenerationRequest(
         model="w",
         kind="chat",
         messages=messages,
@@ -101,7 +103,7 @@ requests = st.builds(
 @every_worker_dialect
 @given(request=requests)
 def test_what_is_not_reported_as_lost_survives_the_round_trip(
-    dialect: BothWays, request: GenerateRequest
+    dialect: BothWays, request: GenerationRequest
 ) -> None:
     wire = dialect.encode_request(request)
     names = {path: path for path in wishes(request)}
@@ -109,13 +111,13 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
 
     got = dialect.decode_request(received(dialect, wire))
 
-    assert isinstance(got, GenerateRequest)
+    assert isinstance(got, GenerationRequest)
     assert (got.model, got.stream) == ("w", request.stream)
     if got.messages:
         said = [(m.role, m.text) for m in request.messages]
         assert [(m.role, m.text) for m in got.messages] == said
     else:
-        assert got.prompts == (prompt_of(request, None),)
+        assert got.prompts == (build_prompt(request, None),)
     for path, value in wishes(request).items():
         if path not in lost:  # a worker's own name for it is one that clients do not use
             foreign = [msgspec.json.decode(raw) for raw in got.extra.values()]
@@ -132,17 +134,21 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
 def test_a_stream_survives_any_packet_boundaries(
     dialect: BothWays, texts: list[str], size: int, newline: bytes, n: int
 ) -> None:
-    request = GenerateRequest(
+    request = GenerationRequest(
         model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True, n=n
     )
     if any(loss.path == "n" for loss in dialect.unsupported_parameters(request, {})):
         request, n = msgspec.structs.replace(request, n=None), 1
-    sent: list[Event] = [Text(one, index) for one in texts for index in range(n)]
-    sent += [*(End("eos", index) for index in range(n)), Usage(3, len(texts) * n), Done()]
+    sent: list[Event] = [TextDelta(one, index) for one in texts for index in range(n)]
+    sent += [
+        *(ChoiceEnd("eos", index) for index in range(n)),
+        Usage(3, len(texts) * n),
+        StreamEnd(),
+    ]
     wire = stream(dialect, request, sent).replace(b"\n", newline)
 
     decoder = dialect.create_decoder(request)
-    fold = Fold()
+    fold = ResponseAccumulator()
     for i in range(0, len(wire), size):
         fold.add(decoder.feed(wire[i : i + size]))
     fold.add(decoder.close())
@@ -163,10 +169,10 @@ ENDING_WITH_THE_BODY = {"triton-trtllm", "triton-plain"}
 def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
     dialect: BothWays, texts: list[str], share: float
 ) -> None:
-    request = GenerateRequest(
+    request = GenerationRequest(
         model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True
     )
-    begun = stream(dialect, request, [*map(Text, texts)])
+    begun = stream(dialect, request, [*map(TextDelta, texts)])
     wire = begun[: int(share * len(begun))]
     decoder = dialect.create_decoder(request)
 
@@ -174,18 +180,18 @@ def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
     with pytest.raises(WorkerError):
         seen += decoder.close()
 
-    assert not any(isinstance(event, End | Done) for event in seen)
+    assert not any(isinstance(event, ChoiceEnd | StreamEnd) for event in seen)
 
 
-def stream(dialect: BothWays, request: GenerateRequest, events: list[Event]) -> bytes:
+def stream(dialect: BothWays, request: GenerationRequest, events: list[Event]) -> bytes:
     """What a worker of this dialect sends."""
     call = received(dialect, dialect.encode_request(request))
-    decoded = cast("GenerateRequest", dialect.decode_request(call))
+    decoded = cast("GenerationRequest", dialect.decode_request(call))
     return dialect.create_encoder(call, decoded, ABOUT).encode_events(events)
 
 
-def received(dialect: Dialect, wire: WireRequest) -> Call:
+def received(dialect: ClientAdapter, wire: UpstreamRequest) -> ClientRequest:
     """What a worker of this dialect makes of the request."""
-    found = Paths([Mount(dialect)]).find_endpoint(wire.method, wire.path)
+    found = PathRouter([AdapterMount(dialect)]).find_endpoint(wire.method, wire.path)
     headers = {name.lower(): value for name, value in wire.headers}
-    return Call(found.endpoint, found.params, headers, "", wire.body, wire.path)
+    return ClientRequest(found.endpoint, found.params, headers, "", wire.body, wire.path)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.rules import Rule, When, first
-from gateway.splits import Split
-from gateway.traits import Traits
+from gateway.rules import RouteConditions, RouteRule, find_matching_rule
+from gateway.splits import TrafficSplit
+from gateway.traits import RequestAttributes
 
 USERS = [f"user-{n}" for n in range(100_000)]
 
@@ -19,11 +19,13 @@ people = st.lists(st.text(max_size=20), min_size=1, max_size=40, unique=True)
 laws = settings(max_examples=100)  # each holds many people
 
 
-def arms(split: Split, users: Sequence[str]) -> Mapping[str, str]:
+def arms(split: TrafficSplit, users: Sequence[str]) -> Mapping[str, str]:
     return {user: split.assign_version(user).version for user in users}
 
 
-def moves(before: Split, after: Split, users: Sequence[str]) -> Counter[tuple[str, str]]:
+def moves(
+    before: TrafficSplit, after: TrafficSplit, users: Sequence[str]
+) -> Counter[tuple[str, str]]:
     """How many went from one arm to another."""
     was, now = arms(before, users), arms(after, users)
     return Counter((was[user], now[user]) for user in users if was[user] != now[user])
@@ -34,7 +36,7 @@ def moves(before: Split, after: Split, users: Sequence[str]) -> Counter[tuple[st
 
 @pytest.mark.parametrize("given", [{"1": 90, "2": 10}, {"a": 3, "b": 2, "c": 1, "d": 0}])
 def test_shares_are_as_weighted(given: Mapping[str, int]) -> None:
-    found = Counter(arms(Split(given, "rollout"), USERS).values())
+    found = Counter(arms(TrafficSplit(given, "rollout"), USERS).values())
 
     total = sum(given.values())
     for arm, weight in given.items():
@@ -42,16 +44,22 @@ def test_shares_are_as_weighted(given: Mapping[str, int]) -> None:
 
 
 def test_a_rules_share_is_of_so_many_people() -> None:
-    rule = Rule("few", conditions=When(share=0.05))
+    rule = RouteRule("few", conditions=RouteConditions(share=0.05))
     sticky = ("key",)
 
-    taken = sum(first([rule], Traits(key=user), sticky, _never) is not None for user in USERS)
+    taken = sum(
+        find_matching_rule([rule], RequestAttributes(key=user), sticky, _never) is not None
+        for user in USERS
+    )
 
     assert abs(taken / len(USERS) - 0.05) < 0.01
 
 
 def test_two_splits_share_people_out_independently() -> None:
-    one, other = arms(Split({"1": 1, "2": 1}, "one"), USERS), arms(Split({"1": 1, "2": 1}), USERS)
+    one, other = (
+        arms(TrafficSplit({"1": 1, "2": 1}, "one"), USERS),
+        arms(TrafficSplit({"1": 1, "2": 1}), USERS),
+    )
 
     both = Counter((one[user], other[user]) for user in USERS)
 
@@ -60,14 +68,18 @@ def test_two_splits_share_people_out_independently() -> None:
 
 
 def test_from_10_to_20_moves_only_those_who_must() -> None:
-    moved = moves(Split({"1": 90, "2": 10}, "s"), Split({"1": 80, "2": 20}, "s"), USERS)
+    moved = moves(
+        TrafficSplit({"1": 90, "2": 10}, "s"), TrafficSplit({"1": 80, "2": 20}, "s"), USERS
+    )
 
     assert set(moved) == {("1", "2")}
     assert abs(moved.total() / len(USERS) - 0.10) < 0.01
 
 
 def test_an_arm_more_takes_its_share_from_the_others_and_moves_nobody_else() -> None:
-    moved = moves(Split({"1": 60, "2": 30}, "s"), Split({"1": 60, "2": 30, "3": 10}, "s"), USERS)
+    moved = moves(
+        TrafficSplit({"1": 60, "2": 30}, "s"), TrafficSplit({"1": 60, "2": 30, "3": 10}, "s"), USERS
+    )
 
     assert set(moved) == {("1", "3"), ("2", "3")}
     assert abs(moved.total() / len(USERS) - 0.10) < 0.01
@@ -85,7 +97,9 @@ def test_a_heavier_arm_only_gains(
     grown = data.draw(st.sampled_from(sorted(given)))
     more = given | {grown: given[grown] + data.draw(st.integers(1, 100))}
 
-    assert {now for _, now in moves(Split(given, name), Split(more, name), users)} <= {grown}
+    assert {
+        now for _, now in moves(TrafficSplit(given, name), TrafficSplit(more, name), users)
+    } <= {grown}
 
 
 @laws
@@ -95,7 +109,7 @@ def test_a_new_arm_only_gains(
 ) -> None:
     given = {arm: one for arm, one in given.items() if arm != added} or {"other" + added: 1}
 
-    moved = moves(Split(given, name), Split({**given, added: weight}, name), users)
+    moved = moves(TrafficSplit(given, name), TrafficSplit({**given, added: weight}, name), users)
 
     assert {now for _, now in moved} <= {added}
 
@@ -108,8 +122,8 @@ def test_neither_the_order_nor_the_unit_of_weights_moves_anybody(
     turned = {arm: factor * given[arm] for arm in reversed(given)}
     idle = {**turned, "~": 0}
 
-    assert not moves(Split(given, name), Split(turned, name), users)
-    assert not moves(Split(given, name), Split(idle, name), users)
+    assert not moves(TrafficSplit(given, name), TrafficSplit(turned, name), users)
+    assert not moves(TrafficSplit(given, name), TrafficSplit(idle, name), users)
 
 
 @laws
@@ -120,9 +134,13 @@ def test_a_larger_share_of_a_rule_loses_nobody(
     small, large = sorted((small, large))
 
     def taken(share: float) -> set[str]:
-        rule = Rule(name, conditions=When(share=share))
-        everybody = [(user, Traits(headers={"x": user})) for user in users if user]
-        return {u for u, traits in everybody if first([rule], traits, ("header:x",), _never)}
+        rule = RouteRule(name, conditions=RouteConditions(share=share))
+        everybody = [(user, RequestAttributes(headers={"x": user})) for user in users if user]
+        return {
+            u
+            for u, traits in everybody
+            if find_matching_rule([rule], traits, ("header:x",), _never)
+        }
 
     assert taken(small) <= taken(large)
 
@@ -131,7 +149,9 @@ def test_a_larger_share_of_a_rule_loses_nobody(
 @given(given=weights, draw=st.floats(0, 1, exclude_max=True))
 def test_luck_finds_an_arm_that_has_a_weight(given: dict[str, int], draw: float) -> None:
     assert (
-        Split({"none": 0, **{f"~{arm}": one for arm, one in given.items()}}).pick_version(draw)
+        TrafficSplit({"none": 0, **{f"~{arm}": one for arm, one in given.items()}}).pick_version(
+            draw
+        )
         != "none"
     )
 

@@ -13,10 +13,10 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
-from backends.pool.budget import Budget
-from backends.pool.health import Health, HealthSettings, eligible
-from backends.pool.policy import Ask, PolicyName, make_policy
-from backends.pool.smooth import Smoothed
+from backends.pool.budget import RetryBudget
+from backends.pool.health import HealthSettings, WorkerHealth, select_available
+from backends.pool.policy import PolicyName, RoutingKey, make_policy
+from backends.pool.smooth import PeakEwma
 
 Kind = Literal["dead", "hang", "error", "slow"]
 Outcome = Literal["done", "cut", "failed", "queue"]
@@ -66,7 +66,7 @@ class Site(Struct, frozen=True):
 class Call(Struct, eq=False):
     """A request on its way."""
 
-    ask: Ask = Ask()
+    ask: RoutingKey = RoutingKey()
     tried: set[int] = field(default_factory=set[int])
     began: bool = False
     outcome: Outcome | None = None
@@ -79,8 +79,8 @@ class Member:
         self.key = key
         self.name = f"http://w{key}:8000"
         self.site = site
-        self.health = Health(fleet.settings)
-        self.smoothed = Smoothed()
+        self.health = WorkerHealth(fleet.settings)
+        self.smoothed = PeakEwma()
         self.in_flight = 0
         self._fleet = fleet
 
@@ -128,13 +128,13 @@ class Fleet:
         self.calls: list[Call] = []
         self.pressed = Counter[int]()
         self._policy = make_policy(policy, self.luck.random)
-        self._budget = Budget()
+        self._budget = RetryBudget()
         self._probing = probing
         self._waiting: deque[Call] = deque()
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = count()
 
-    def run(self, rate: float, until: float, ask: Callable[[random.Random], Ask]) -> "Fleet":
+    def run(self, rate: float, until: float, ask: Callable[[random.Random], RoutingKey]) -> "Fleet":
         """Calls at random moments, ``rate`` in a second; runs on until the last has ended."""
         moment = self.now
         while (moment := moment + self.luck.expovariate(rate)) < until:
@@ -179,7 +179,7 @@ class Fleet:
 
     def _send(self, call: Call) -> bool:
         """Whether there was a place."""
-        asked = eligible(self.members, self.now, self.settings.panic)
+        asked = select_available(self.members, self.now, self.settings.panic)
         assert asked, "somebody may always be asked"
         left = [one for one in asked if one.key not in call.tried]
         left = left or [one for one in self.members if one.key not in call.tried]

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from backends.pool.health import HealthSettings
-from backends.pool.policy import Ask, PolicyName
+from backends.pool.policy import PolicyName, RoutingKey
 from tests.simulation.fleet import Fleet, Kind, Site, Spell
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -21,12 +21,12 @@ SEEDS = 200
 every_policy = pytest.mark.parametrize("policy", POLICIES)
 
 
-def keyed(luck: random.Random) -> Ask:
-    return Ask(prefix=luck.randrange(KEYS) << 40, session=f"user-{luck.randrange(KEYS)}")
+def keyed(luck: random.Random) -> RoutingKey:
+    return RoutingKey(prefix=luck.randrange(KEYS) << 40, session=f"user-{luck.randrange(KEYS)}")
 
 
-def same(luck: random.Random) -> Ask:
-    return Ask(prefix=7, session="one")
+def same(luck: random.Random) -> RoutingKey:
+    return RoutingKey(prefix=7, session="one")
 
 
 def spells(luck: random.Random, until: float) -> tuple[Spell, ...]:
@@ -193,7 +193,7 @@ def test_load_follows_the_weights(policy: PolicyName, most: float) -> None:
 @pytest.mark.parametrize(("policy", "bound"), [("prefix", 1.25), ("session", 1.5)])
 @pytest.mark.parametrize("ask", [keyed, same])
 def test_a_hot_key_overloads_nobody(
-    policy: PolicyName, bound: float, ask: Callable[[random.Random], Ask]
+    policy: PolicyName, bound: float, ask: Callable[[random.Random], RoutingKey]
 ) -> None:
     for seed in range(SEEDS // 4):
         size = random.Random(seed).randint(2, 6)

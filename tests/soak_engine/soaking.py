@@ -16,10 +16,11 @@ import click
 from msgspec import Struct
 
 from backends.torch.client import TorchBackend
-from backends.torch.process import Process
-from gateway.core.context import Context, Deadline
+from backends.torch.process import EngineProcess
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import GatewayError
-from gateway.core.types import Done, End, Event, GenerateRequest, Usage
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, Usage
+from gateway.core.request import GenerationRequest
 from tests.bench_engine.cost import resident, resident_alone
 from tests.soak_engine.drawing import drawn
 
@@ -79,10 +80,10 @@ class Soak:
             for _ in range(TOGETHER):
                 group.create_task(client())
 
-    async def _one(self, request: GenerateRequest, seconds: float, leaves: int | None) -> str:
+    async def _one(self, request: GenerationRequest, seconds: float, leaves: int | None) -> str:
         """How it ended."""
         events: list[Event] = []
-        context = Context("soak", Deadline(time.monotonic, seconds), time.monotonic)
+        context = RequestContext("soak", Deadline(time.monotonic, seconds), time.monotonic)
         number = 0
         try:
             async with aclosing(self._backend.stream(request, context)) as answer:
@@ -92,7 +93,7 @@ class Soak:
                         return "left"
                     number += 1
         except GatewayError as error:
-            assert not any(isinstance(event, Done) for event in events)
+            assert not any(isinstance(event, StreamEnd) for event in events)
             return type(error).__name__
         whole(request, events)
         return "done"
@@ -120,7 +121,7 @@ class Soak:
         )
 
 
-async def beats(process: Process, count: int) -> None:
+async def beats(process: EngineProcess, count: int) -> None:
     """Wait for so many signs of life: what they tell is from now on."""
     for _ in range(count):
         last = process.stats
@@ -128,12 +129,12 @@ async def beats(process: Process, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def whole(request: GenerateRequest, events: Sequence[Event]) -> None:
+def whole(request: GenerationRequest, events: Sequence[Event]) -> None:
     """A complete answer: one end for each choice, one last usage, one Done, and that the last."""
-    ends = Counter(event.index for event in events if isinstance(event, End))
+    ends = Counter(event.index for event in events if isinstance(event, ChoiceEnd))
     assert ends == Counter(range(request.n or 1)), ends
-    assert [type(event) for event in events].count(Done) == 1
-    assert isinstance(events[-1], Done)
+    assert [type(event) for event in events].count(StreamEnd) == 1
+    assert isinstance(events[-1], StreamEnd)
     assert any(isinstance(event, Usage) for event in events)
 
 

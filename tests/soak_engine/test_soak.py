@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from gateway.core.types import Done, End, Event, GenerateRequest, Usage
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, Usage
+from gateway.core.request import GenerationRequest
 from tests.soak_engine.soaking import SLACK, Checkpoint, flat, soak, whole
 from tests.torch.conftest import byte_tokenizer, tiny_llama
 
-ASKED = GenerateRequest(model="m", kind="completion", prompts=("x",), n=2)
-RIGHT: list[Event] = [End("stop"), End("length", 1), Usage(1, 2), Done()]
+ASKED = GenerationRequest(model="m", kind="completion", prompts=("x",), n=2)
+RIGHT: list[Event] = [ChoiceEnd("stop"), ChoiceEnd("length", 1), Usage(1, 2), StreamEnd()]
 
 
 @pytest.mark.slow
@@ -31,7 +32,7 @@ async def test_many_short_requests_leave_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "events",
-    [RIGHT[1:], [RIGHT[0], *RIGHT], RIGHT[:-1], [*RIGHT, Done()], [Done(), *RIGHT[:-1]]],
+    [RIGHT[1:], [RIGHT[0], *RIGHT], RIGHT[:-1], [*RIGHT, StreamEnd()], [StreamEnd(), *RIGHT[:-1]]],
     ids=["an end too few", "an end too many", "no Done", "two of them", "one too early"],
 )
 def test_an_answer_that_is_not_whole_is_seen(events: list[Event]) -> None:

@@ -11,11 +11,11 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.app import App, surroundings
-from gateway.config import load
-from gateway.noting import Shadowed
-from gateway.shadow import Shadows
-from gateway.telemetry import Record
+from gateway.app import Gateway, build_services
+from gateway.config.loading import load_text
+from gateway.noting import ShadowComparison
+from gateway.shadow import ShadowManager
+from gateway.telemetry import RequestRecord
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
 
 LISTEN = """
@@ -82,15 +82,15 @@ STREAM = [said("a"), said("b"), said("c"), said(finish="stop"), b"data: [DONE]\n
 class Shadowing(Struct):
     """A gateway that serves, and what it told of exchanges and shadows."""
 
-    app: App
+    app: Gateway
     urls: list[str]
     http: httpx.AsyncClient
-    shadows: Shadows
-    records: list[Record]
-    told: list[Shadowed]
+    shadows: ShadowManager
+    records: list[RequestRecord]
+    told: list[ShadowComparison]
     more: asyncio.Event
 
-    async def until_told(self, times: int = 1) -> Shadowed:
+    async def until_told(self, times: int = 1) -> ShadowComparison:
         """The last of them, once there are so many."""
         async with asyncio.timeout(10):
             while len(self.told) < times:
@@ -119,19 +119,19 @@ async def gateways() -> AsyncIterator[Begin]:
     running: list[Shadowing] = []
 
     async def start(text: str) -> Shadowing:
-        records: list[Record] = []
-        told: list[Shadowed] = []
+        records: list[RequestRecord] = []
+        told: list[ShadowComparison] = []
         more = asyncio.Event()
-        shadows = Shadows(time.monotonic, told.append, lambda _: more.set())
+        shadows = ShadowManager(time.monotonic, told.append, lambda _: more.set())
         numbers = iter(range(1000))
         outside = replace(
-            surroundings(),
+            build_services(),
             observe_request=records.append,
             shadow_manager=shadows,
             wall_clock=lambda: 1_700_000_000.0,
             new_id=lambda: f"id-{next(numbers)}",
         )
-        app = App(load(text, "test.yaml", env=os.environ), outside)
+        app = Gateway(load_text(text, "test.yaml", env=os.environ), outside)
         urls = await app.start()
         http = httpx.AsyncClient(base_url=urls[0], timeout=30)
         running.append(Shadowing(app, urls, http, shadows, records, told, more))

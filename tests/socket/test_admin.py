@@ -12,9 +12,10 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from backends.pool.discovery import Discovery
-from backends.upstream import Worker
-from gateway.admin import Admin, Behind, WorkerSet, obstacle
+from backends.pool.discovery.merging import WorkerDiscovery
+from backends.upstream import WorkerConfig
+from gateway.admin.listener import AdminServer
+from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
 from gateway.router import Router
 
 KEY = "sk-admin-canary"
@@ -26,7 +27,9 @@ class Workers:
     """A WorkerSet over a Discovery, as the gateway makes one."""
 
     def __init__(self, *urls: str) -> None:
-        self.discovery = Discovery("gpu", [Worker(url) for url in urls], [], lambda _: None)
+        self.discovery = WorkerDiscovery(
+            "gpu", [WorkerConfig(url) for url in urls], [], lambda _: None
+        )
         self.add_worker = self.discovery.add
         self.remove_worker = self.discovery.remove
 
@@ -56,8 +59,10 @@ async def admin(
 ) -> AsyncIterator[Listening]:
     workers, state = Workers(FIRST), dict[str, str | None](why=None)
     pools: dict[str, WorkerSet] = {"gpu": pool or workers}
-    listener = Admin(
-        address, Behind(get_unready_reason=lambda: state["why"], worker_sets=pools), sha256=sha256
+    listener = AdminServer(
+        address,
+        AdminServices(get_unready_reason=lambda: state["why"], worker_sets=pools),
+        sha256=sha256,
     )
     url = (await listener.listen()).replace("0.0.0.0", "127.0.0.1")
     async with httpx.AsyncClient(base_url=url, timeout=10) as http:
@@ -99,8 +104,10 @@ async def test_it_is_alive_and_ready_or_says_why_not(here: Listening) -> None:
 
 async def test_what_prometheus_reads_is_given_as_it_is() -> None:
     told = b"interlingua_requests_total 1\n"
-    behind = Behind(get_unready_reason=lambda: None, worker_sets={}, render_metrics=lambda: told)
-    listener = Admin("127.0.0.1:0", behind)
+    behind = AdminServices(
+        get_unready_reason=lambda: None, worker_sets={}, render_metrics=lambda: told
+    )
+    listener = AdminServer("127.0.0.1:0", behind)
     async with httpx.AsyncClient(base_url=await listener.listen()) as http:
         answer = await http.get("/metrics")
     await listener.close()
@@ -117,11 +124,11 @@ def test_what_stands_against_an_answer() -> None:
     router = Router({}, draw=lambda: 0.0)
     up, down = Standing(ready=True), Standing(ready=False)
 
-    assert obstacle(router, [down, up]) is None
-    assert obstacle(router, [down, down]) == "no backend is ready"
-    assert obstacle(router, []) == "no backend is ready"
+    assert get_unready_reason(router, [down, up]) is None
+    assert get_unready_reason(router, [down, down]) == "no backend is ready"
+    assert get_unready_reason(router, []) == "no backend is ready"
     router.ready = False
-    assert obstacle(router, [up]) == "the gateway drains"
+    assert get_unready_reason(router, [up]) == "the gateway drains"
 
 
 # --- workers -------------------------------------------------------------------------------------
@@ -275,7 +282,7 @@ async def test_a_body_that_is_too_large_is_refused(here: Listening, *, declared:
 async def test_a_body_that_does_not_come_is_not_waited_for(
     here: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.admin.answers._PATIENCE", 0.05)
+    monkeypatch.setattr("gateway.admin.answers._BODY_TIMEOUT", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
     writer.write(
         b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -310,7 +317,7 @@ async def test_who_can_t_be_added() -> None:
             super().__init__(FIRST)
             self.add_worker = self.refuse
 
-        def refuse(self, worker: Worker) -> bool:
+        def refuse(self, worker: WorkerConfig) -> bool:
             raise ValueError("there are enough workers")
 
     async with admin(pool=Full()) as listening:
@@ -364,7 +371,9 @@ async def test_nothing_is_kept_or_guessed_by_who_gets_it(here: Listening) -> Non
 
 
 def every_route() -> list[tuple[str, str]]:
-    listener = Admin("127.0.0.1:0", Behind(get_unready_reason=lambda: None, worker_sets={}))
+    listener = AdminServer(
+        "127.0.0.1:0", AdminServices(get_unready_reason=lambda: None, worker_sets={})
+    )
     routes = listener.build_application().router.routes()
     found = [(route.method, str(route.resource.canonical)) for route in routes if route.resource]
     return [*found, ("GET", "/-/nope"), ("PUT", "/-/workers"), ("GET", "/-/live/"), ("POST", "/")]
@@ -440,11 +449,11 @@ async def test_on_this_machine_its_own_names_are_good(here: Listening, host: str
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.0.0.1:8081", "gateway:8081"])
 def test_beyond_this_machine_a_key_is_needed(address: str) -> None:
-    behind = Behind(get_unready_reason=lambda: None, worker_sets={})
+    behind = AdminServices(get_unready_reason=lambda: None, worker_sets={})
     with pytest.raises(ValueError, match="give a key"):
-        Admin(address, behind)
+        AdminServer(address, behind)
 
-    Admin(address, behind, sha256=DIGEST)
+    AdminServer(address, behind, sha256=DIGEST)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0"])

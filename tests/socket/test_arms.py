@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.telemetry import Record
+from gateway.telemetry import RequestRecord
 from tests.conftest import Running, Serve
 
 FRONT = """
@@ -37,7 +37,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 async def ask(
     front: Running, model: str, headers: Mapping[str, str] | None = None, **fields: object
-) -> Record:
+) -> RequestRecord:
     body = {"model": model, "messages": HELLO, **fields}
     await front.http.post("/v1/chat/completions", json=body, headers=headers)
     return front.records[-1]

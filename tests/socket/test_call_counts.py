@@ -24,12 +24,12 @@ import pytest
 import uvloop
 from msgspec import Struct
 
-from gateway.app import surroundings
-from gateway.config import load
-from gateway.counted import counted
+from gateway.app import build_services
+from gateway.config.loading import load_text
+from gateway.counted import set_up_metrics
 from gateway.front import native, reference
-from gateway.front.limits import Limits
-from gateway.snapshot import Snapshot
+from gateway.front.limits import ConnectionLimits
+from gateway.snapshot import ConfigSnapshot
 from tests.fakes import CHUNKED, END, chunk, whole
 
 
@@ -71,7 +71,10 @@ models:
 keys:
   - {{name: counted, sha256: "{digest}", models: [mock]}}
 """
-FRONTS: Final[dict[str, Any]] = {"native": native.Front, "reference": reference.Front}
+FRONTS: Final[dict[str, Any]] = {
+    "native": native.NativeListener,
+    "reference": reference.AiohttpListener,
+}
 
 # --- what the worker and the client say -----------------------------------------------------------
 
@@ -275,10 +278,10 @@ async def count(front: str, client: str, dialect: str, folder: Path) -> Calls:
     more = f'profile: vllm\n    template: "{template}"' if dialect == "triton" else ""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     text = CONFIG.format(dialect=dialect, more=more, url=worker.url, digest=digest)
-    outside, _, _ = counted(surroundings(), dict, "")
-    now = Snapshot(load(text, "test.yaml", env={}), outside)
+    outside, _, _ = set_up_metrics(build_services(), dict, "")
+    now = ConfigSnapshot(load_text(text, "test.yaml", env={}), outside)
     [seat] = now.handlers
-    listening = FRONTS[front](now.get_handler(seat), Limits(max_connections=100))
+    listening = FRONTS[front](now.get_handler(seat), ConnectionLimits(max_connections=100))
     for backend in now.backends.values():
         await backend.start()
     port = await listening.listen("127.0.0.1", 0)

@@ -20,8 +20,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway.app import surroundings
-from gateway.config import load
+from gateway.app import build_services
+from gateway.config.loading import load_text
 from gateway.tools import connect_check
 from gateway.tools.connect_check import Finding, check_connections, check_workers
 from tests.conftest import Serve
@@ -61,8 +61,8 @@ def certificate(folder: Path, name: str, *, days: int, host: str = "127.0.0.1") 
 
 async def found(text: str) -> dict[str, Finding]:
     """The findings that are not good, or else the last good one, by what was looked at."""
-    config = load(text, "gateway.yaml", env=os.environ, insecure=True)
-    every = await check_connections(config, surroundings())
+    config = load_text(text, "gateway.yaml", env=os.environ, insecure=True)
+    every = await check_connections(config, build_services())
     return {one.subject: one for one in sorted(every, key=lambda one: one.state == "error")}
 
 
@@ -130,8 +130,8 @@ async def test_a_worker_that_is_well(serve: Serve) -> None:
 )
 async def test_a_worker_that_is_not(answer: bytes, state: str, said: str) -> None:
     async with answering(answer) as url:
-        config = load(pool(url), "gateway.yaml", env={}, insecure=True)
-        last = (await check_workers(config, surroundings()))[-1]
+        config = load_text(pool(url), "gateway.yaml", env={}, insecure=True)
+        last = (await check_workers(config, build_services()))[-1]
         assert (last.state, last.subject) == (state, f"worker {url} (backend p)")
         assert re.match(said, last.message), last
 
@@ -191,8 +191,8 @@ async def test_a_workers_certificate(
 ) -> None:
     pem = certificate(tmp_path, "worker", days=days, host=host)
     async with answering(reply("200 OK"), tls=pem) as url:
-        config = load(pool(url, tls={"ca": str(pem)}), "d.yaml", env={}, insecure=True)
-        first = (await check_workers(config, surroundings()))[0]
+        config = load_text(pool(url, tls={"ca": str(pem)}), "d.yaml", env={}, insecure=True)
+        first = (await check_workers(config, build_services()))[0]
         assert first.state == state
         assert first.message.startswith(said)
         assert (first.hint == "") == (state == "ok")

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.watching.kept import KEPT
+from gateway.watching.kept import MAX_EXPLANATIONS
 from tests.conftest import Running, Serve
 from tests.fakes import CLOSE, ScriptedWorker, chunked, whole
 
@@ -214,14 +214,15 @@ async def test_nothing_is_told_unless_it_is_asked_for(serve: Serve) -> None:
 
 async def test_the_last_hundred_are_kept(serve: Serve) -> None:
     running = await serve(front("http://127.0.0.1:1"))
-    for number in range(KEPT + 1):
+    for number in range(MAX_EXPLANATIONS + 1):
         headers = {**EXPLAIN, "x-request-id": f"r{number}"}
         await running.http.get("/v1/models", headers=headers)
     await running.http.get("/v1/models", headers={**EXPLAIN, "x-request-id": "r2"})
 
     async with admin(running) as http:
         statuses = [
-            (await http.get(f"/-/explain/r{number}")).status_code for number in (0, 1, 2, KEPT)
+            (await http.get(f"/-/explain/r{number}")).status_code
+            for number in (0, 1, 2, MAX_EXPLANATIONS)
         ]
 
     assert statuses == [404, 200, 200, 200]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.commands.explain import explain_
+from gateway.commands.explain import explain_command
 from gateway.watching.account import Explanation
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, whole
@@ -25,7 +25,7 @@ BODY = '{"model":"chat","messages":[{"role":"user","content":"hi"}]}'
 
 
 def run(*args: str, told: str | None = None, env: Mapping[str, str] | None = None) -> Result:
-    return CliRunner().invoke(explain_, list(args), input=told, env=env)
+    return CliRunner().invoke(explain_command, list(args), input=told, env=env)
 
 
 async def apart(*args: str, told: str | None = None, env: dict[str, str] | None = None) -> Result:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.translation import Translation
+from gateway.translation import TranslationStrategy
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, whole
 
@@ -265,12 +265,12 @@ async def test_what_was_passed_on_is_read_only_for_who_answers_in_its_stead(
 ) -> None:
     read: list[str] = []
 
-    class Reading(Translation):
+    class Reading(TranslationStrategy):
         def __init__(self, *given: Any) -> None:
             read.append(given[2].target_name)
             super().__init__(*given)
 
-    monkeypatch.setattr("gateway.answering.Translation", Reading)
+    monkeypatch.setattr("gateway.answering.TranslationStrategy", Reading)
     reply = whole(
         b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,'
         b'"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'

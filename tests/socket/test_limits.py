@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.config import loaded
-from gateway.explaining.dry import explain
-from gateway.limits.allowance import Rates
-from gateway.watching.question import Question
+from gateway.config.loading import load_bytes
+from gateway.explaining.dry import run_dry
+from gateway.limits.allowance import RateLimits
+from gateway.watching.question import ExplainRequest
 from tests.conftest import Running, Serve
 
 BACKENDS: Final = """
@@ -35,7 +35,7 @@ models:
 """
 MESSAGES: Final = [{"role": "user", "content": "Hi"}]
 CHAT: Final = {"model": "gpt", "messages": MESSAGES}
-ANY: Final = Rates((10**6, 1.0), (10**6, 1.0), 10**6, 10**6)
+ANY: Final = RateLimits((10**6, 1.0), (10**6, 1.0), 10**6, 10**6)
 
 
 def keyed(**limits: str) -> str:
@@ -173,9 +173,9 @@ async def test_the_tokens_of_a_text_are_a_request_too(serve: Serve) -> None:
 async def test_a_request_that_is_only_explained_takes_nothing(serve: Serve) -> None:
     gateway = await serve(keyed(web="{requests: 1/h}"))
     body = msgspec.Raw(msgspec.json.encode(CHAT))
-    question = Question(path="/v1/chat/completions", method="POST", key="web", body=body)
+    question = ExplainRequest(path="/v1/chat/completions", method="POST", key="web", body=body)
     for _ in range(2):
-        told = await explain(
+        told = await run_dry(
             question, gateway.app.active_snapshots[-1].handlers_by_address, lambda: 0.0
         )
         assert told.answer is None
@@ -309,11 +309,11 @@ async def test_a_reload_forgives_nothing(serve: Serve) -> None:
     running = asyncio.create_task(ask(gateway, "web", "slow"))
     await until(lambda: used(gateway, "web")[0] == 1)
     again = keyed(web="{concurrent: 9, requests: 3/h, budget: 1M/day}", batch="{requests: 1/h}")
-    await gateway.app.apply_config(loaded(again.encode(), "test.yaml", env={}))
+    await gateway.app.apply_config(load_bytes(again.encode(), "test.yaml", env={}))
     assert used(gateway, "web")[0] == 1
     assert (await running).status_code == 200
     assert used(gateway, "web") == (0, 4 + 9)
     assert [(await ask(gateway, "web")).status_code for _ in range(2)] == [200, 429]
     assert (await ask(gateway, "batch")).status_code == 200
-    await gateway.app.apply_config(loaded(BACKENDS.encode(), "test.yaml", env={}))
+    await gateway.app.apply_config(load_bytes(BACKENDS.encode(), "test.yaml", env={}))
     assert [(await ask(gateway, "web")).status_code for _ in range(2)] == [200, 200]

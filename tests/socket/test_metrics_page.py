@@ -10,7 +10,7 @@ import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from gateway.measured import EVERY, PARTS
+from gateway.measured import METRIC_GROUPS, METRICS_BY_NAME
 from tests.collecting import Collector
 from tests.deploy.watched import asked, named
 from tests.fakes import CHUNKED, END, chunk, whole
@@ -20,7 +20,7 @@ from tests.serving import serving
 
 KEY: Final = "il-of-this-test"
 ELSEWHERE: Final = {
-    one.sample_name for name in ("Local models", "Several processes") for one in PARTS[name]
+    one.sample_name for name in ("Local models", "Several processes") for one in METRIC_GROUPS[name]
 }
 """What needs torch, or other processes; tests of those see it."""
 SAID: Final = {
@@ -111,12 +111,12 @@ async def test_every_metric_is_told_as_it_is_documented(tmp_path: Path) -> None:
     shown: dict[str, set[str]] = {}
     for family in (*families(before), *families(page)):
         for sample in family.samples:
-            told = EVERY[family.name if family.type == "histogram" else sample.name]
+            told = METRICS_BY_NAME[family.name if family.type == "histogram" else sample.name]
             assert told.kind == family.type
             assert told.help == family.documentation
             assert set(sample.labels) - {"le"} == set(told.label_names)
             shown.setdefault(told.sample_name, set()).add(sample.name)
-    assert set(EVERY) - set(shown) == ELSEWHERE
+    assert set(METRICS_BY_NAME) - set(shown) == ELSEWHERE
     samples = {name for names in shown.values() for name in names}
     for who, expr in asked().items():
         assert named(expr) <= samples, who

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from gateway.tools.migrate import migrate
+from gateway.tools.migrate.litellm import migrate
 from tests.fault.gateways import GatewayProcess, written
 
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import App, surroundings
-from gateway.config import loaded
-from gateway.reload import Origin
-from gateway.telemetry import Record
+from gateway.app import Gateway, build_services
+from gateway.config.loading import load_bytes
+from gateway.reload import ConfigSource
+from gateway.telemetry import RequestRecord
 from tests.fakes import HANG, ScriptedWorker
 
 KEY = "sk-overview"
@@ -48,7 +48,9 @@ keys: [{{name: ann, sha256: {hashlib.sha256(KEY.encode()).hexdigest()}}}]
 class House:
     """A running gateway, its admin listener, and clients of both."""
 
-    def __init__(self, file: Path, app: App, urls: list[str], records: list[Record]) -> None:
+    def __init__(
+        self, file: Path, app: Gateway, urls: list[str], records: list[RequestRecord]
+    ) -> None:
         self.file, self.app, self.records = file, app, records
         self.admin = httpx.AsyncClient(base_url=urls[-1], timeout=10)
         self.http = httpx.AsyncClient(base_url=urls[0], timeout=10, headers={"x-api-key": KEY})
@@ -75,15 +77,15 @@ def asked(model: str, **more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def house(folder: Path, text: str = TEXT) -> AsyncIterator[House]:
-    file, records = folder / "gateway.yaml", list[Record]()
+    file, records = folder / "gateway.yaml", list[RequestRecord]()
     async with ScriptedWorker([HANG]) as worker:
         file.write_text(text.replace("WORKER", worker.url))
 
         def read() -> Any:
-            return loaded(file.read_bytes(), str(file), env={})
+            return load_bytes(file.read_bytes(), str(file), env={})
 
-        outside = replace(surroundings(), observe_request=records.append)
-        app = App((first := read()).config, outside, origin=Origin(first, read))
+        outside = replace(build_services(), observe_request=records.append)
+        app = Gateway((first := read()).config, outside, origin=ConfigSource(first, read))
         made = House(file, app, await app.start(), records)
         async with made.admin, made.http:
             yield made

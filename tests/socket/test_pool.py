@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from gateway.telemetry import Record
+from gateway.telemetry import RequestRecord
 from tests.conftest import Running, Serve
 from tests.socket.test_ten_things import JSON, WAYS, Way, every_way, leave_early, until
 
@@ -29,7 +29,7 @@ async def before(serve: Serve, *workers: str, profile: str = "openai") -> Runnin
     return await serve(FRONT.format(workers=urls, profile=profile))
 
 
-def asked(worker: Running) -> list[Record]:
+def asked(worker: Running) -> list[RequestRecord]:
     """What a worker was asked for, beside the probes."""
     return [record for record in worker.records if record.model]
 

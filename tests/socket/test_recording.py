@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import App, surroundings
-from gateway.config import load
-from gateway.recording.lines import Lines
-from gateway.recording.sums import sums
-from gateway.telemetry import Record
+from gateway.app import Gateway, build_services
+from gateway.config.loading import load_text
+from gateway.recording.lines import AccessLogWriter
+from gateway.recording.sums import query_sqlite_usage
+from gateway.telemetry import RequestRecord
 
 CONFIG = """
 listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
@@ -34,12 +34,12 @@ def asking(model: str, stream: bool = False) -> dict[str, object]:
 
 async def test_a_record_does_not_change_once_it_was_told() -> None:
     """It may be written long after that."""
-    told: list[tuple[Record, bytes]] = []
-    outside = surroundings()
+    told: list[tuple[RequestRecord, bytes]] = []
+    outside = build_services()
     outside = replace(
         outside, observe_request=lambda one: told.append((one, msgspec.json.encode(one)))
     )
-    app = App(load(CONFIG, "test.yaml", env={}), outside)
+    app = Gateway(load_text(CONFIG, "test.yaml", env={}), outside)
     [url] = await app.start()
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         for model in ("says", "falls", "cut", "slow", "none"):
@@ -59,9 +59,9 @@ async def test_a_record_does_not_change_once_it_was_told() -> None:
 
 async def test_a_gateway_writes_down_what_is_used(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    config = load(f"{CONFIG}observe: {{usage: {file}}}\n", "test.yaml", env={})
-    records: list[Record] = []
-    app = App(config, replace(surroundings(), observe_request=records.append))
+    config = load_text(f"{CONFIG}observe: {{usage: {file}}}\n", "test.yaml", env={})
+    records: list[RequestRecord] = []
+    app = Gateway(config, replace(build_services(), observe_request=records.append))
     [url] = await app.start()
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         await http.post("/v1/chat/completions", json=asking("slow"))
@@ -69,21 +69,21 @@ async def test_a_gateway_writes_down_what_is_used(tmp_path: Path) -> None:
     await app.stop()
     [record, _] = records
     assert record.usage is not None
-    [found] = sums(str(file), ["model"], record.began)
+    [found] = query_sqlite_usage(str(file), ["model"], record.began)
     assert (found.requests, found.completion_tokens) == (1, record.usage.completion_tokens)
 
 
 async def test_what_never_started_has_nothing_to_write(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    await App(
-        load(f"{CONFIG}observe: {{usage: {file}}}\n", "x.yaml", env={}), surroundings()
+    await Gateway(
+        load_text(f"{CONFIG}observe: {{usage: {file}}}\n", "x.yaml", env={}), build_services()
     ).stop()
     assert not file.exists()
 
 
 def test_the_log_s_lost_lines_are_known_outside() -> None:
-    lines = Lines(2, 1)
-    outside = surroundings(lines)
-    outside.observe_request(Record("a"))
-    outside.observe_request(Record("b"))
+    lines = AccessLogWriter(2, 1)
+    outside = build_services(lines)
+    outside.observe_request(RequestRecord("a"))
+    outside.observe_request(RequestRecord("b"))
     assert {name: count() for name, count in outside.dropped_counts.items()} == {"log_lines": 1}

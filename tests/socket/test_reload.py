@@ -17,12 +17,13 @@ from msgspec.structs import replace
 
 from backends.echo import EchoBackend
 from gateway import making
-from gateway.app import App, surroundings
-from gateway.config import loaded, opened
+from gateway.app import Gateway as AppGateway
+from gateway.app import build_services
+from gateway.config.loading import load_bytes, load_file
 from gateway.core.errors import WorkerUnreachable
-from gateway.reload import Origin, Told
-from gateway.snapshot import Snapshot
-from gateway.telemetry import Record
+from gateway.reload import ConfigSource, ReloadResult
+from gateway.snapshot import ConfigSnapshot
+from gateway.telemetry import RequestRecord
 from tests.fakes import END, HANG, chunk
 from tests.fault.fronts import DONE, SAYS, STOP, STREAM, raw, until
 
@@ -43,7 +44,7 @@ class Gateway:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.records = list[Record]()
+        self.records = list[RequestRecord]()
         self.urls: list[str] = []
 
     def write(self, **parts: Any) -> None:
@@ -57,15 +58,15 @@ class Gateway:
 
     async def start(self, **parts: Any) -> "Gateway":
         self.write(**parts)
-        read = partial(opened, str(self.file), env={})
-        outside = replace(surroundings(), observe_request=self.records.append)
+        read = partial(load_file, str(self.file), env={})
+        outside = replace(build_services(), observe_request=self.records.append)
         first = read()
-        self.app = App(first.config, outside, origin=Origin(first, read))
+        self.app = AppGateway(first.config, outside, origin=ConfigSource(first, read))
         self.urls = await self.app.start()
         self.http = httpx.AsyncClient(base_url=self.urls[0], timeout=30)
         return self
 
-    async def take(self, **parts: Any) -> Told:
+    async def take(self, **parts: Any) -> ReloadResult:
         """Serve this from now on."""
         self.write(**parts)
         assert self.app.reloader is not None
@@ -156,11 +157,11 @@ async def test_a_local_model_is_not_loaded_twice_for_what_is_none_of_its_busines
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages }}")
 
-    def made(former: Snapshot | None, **models: Any) -> Snapshot:
+    def made(former: ConfigSnapshot | None, **models: Any) -> ConfigSnapshot:
         weights = {"kind": "torch", "path": "a/model", "template": str(template)}
         told = {"backends": {"local": weights}, "models": models}
-        config = loaded(msgspec.json.encode(told), "x.yaml", env={}).config
-        return Snapshot(config, surroundings(), former=former)
+        config = load_bytes(msgspec.json.encode(told), "x.yaml", env={}).config
+        return ConfigSnapshot(config, build_services(), former=former)
 
     one = made(None, m={"backend": "local"})
     two = made(one, m={"backend": "local", "aliases": ["a"]}, n={"backend": "local"})
@@ -522,8 +523,8 @@ async def test_a_backend_that_never_gets_ready_is_refused_and_closed(
         closed.append(backend)
 
     monkeypatch.setattr(Unloadable, "aclose", close)
-    load = making.load
-    monkeypatch.setattr(making, "load", lambda name: found(load(name)))
+    load = making.load_symbol
+    monkeypatch.setattr(making, "load_symbol", lambda name: found(load(name)))
     [why] = await gateway.refuses(backends={"echo": ECHO, "new": ECHO})
     assert why == "backends.new: it can't be used: there is no such model"
     assert len(closed) == 1
@@ -634,7 +635,7 @@ async def test_a_gateway_that_can_read_nothing_anew_has_no_such_path(tmp_path: P
             "models": {"m": {"backend": "echo"}},
         }
     )
-    app = App(loaded(text, "x.yaml", env={}).config, surroundings())
+    app = AppGateway(load_bytes(text, "x.yaml", env={}).config, build_services())
     urls = await app.start()
     async with httpx.AsyncClient(base_url=urls[-1]) as admin:
         assert (await admin.post("/-/reload")).status_code == 404

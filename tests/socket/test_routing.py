@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import httpx
 import pytest
 
-from gateway.splits import Split
+from gateway.splits import TrafficSplit
 from tests.conftest import Running, Serve
 
 
@@ -46,7 +46,7 @@ keys:
   - {{name: payer, sha256: "{digest("payer-key")}", models: [chat], tags: [paid, early]}}
   - {{name: poor, sha256: "{digest("poor-key")}", models: [small], tags: [paid]}}
 """
-SPLIT = Split({"1": 50, "2": 50}, "rollout")
+SPLIT = TrafficSplit({"1": 50, "2": 50}, "rollout")
 SAID = {"1": "first", "2": "second"}
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -218,7 +218,7 @@ async def test_a_request_by_name_alone_is_not_looked_at(
         raise AssertionError("the request was looked at")
 
     front = await serve(FRONT)
-    monkeypatch.setattr("gateway.answering.Traits", never)
+    monkeypatch.setattr("gateway.answering.RequestAttributes", never)
 
     assert (await ask(front, "lucky", user="u")).status_code == 200
     assert (await ask(front, "chat@1", user="u")).status_code == 200

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.ports import Pieces
-from gateway.core.types import Done, Text
-from gateway.noting import Shadowed
+from gateway.core.events import StreamEnd, TextDelta
+from gateway.core.ports import StreamItems
+from gateway.noting import ShadowComparison
 from tests.fakes import ScriptedWorker, chunked, whole
 from tests.socket.shadowing import (
     HELLO,
@@ -238,7 +238,7 @@ async def test_a_fault_of_our_own_stays_with_the_shadow(
         raise RuntimeError("a bug")
 
     front = await begin(echo())
-    monkeypatch.setattr("gateway.shadow.fit", never)
+    monkeypatch.setattr("gateway.shadow.apply_model_settings", never)
     answer = await front.ask()
     told = await front.until_told()
 
@@ -247,7 +247,7 @@ async def test_a_fault_of_our_own_stays_with_the_shadow(
 
 
 async def test_who_can_not_be_told_does_not_matter(begin: Begin) -> None:
-    def never(shadowed: Shadowed) -> None:
+    def never(shadowed: ShadowComparison) -> None:
         raise OSError(f"nowhere to write {shadowed.id}")
 
     front, alone = await begin(echo()), await begin(echo(shadow=NONE))
@@ -262,11 +262,11 @@ async def test_who_can_not_be_told_does_not_matter(begin: Begin) -> None:
 async def test_an_answer_that_is_not_complete_is_broken(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def half(*_: object) -> Pieces:
-        yield None, [Text("a"), Done()]
+    async def half(*_: object) -> StreamItems:
+        yield None, [TextDelta("a"), StreamEnd()]
 
     front = await begin(echo())
-    monkeypatch.setattr("gateway.shadow.answer", half)
+    monkeypatch.setattr("gateway.shadow.stream_emulated", half)
     await front.ask()
     told = await front.until_told()
 
@@ -281,7 +281,7 @@ async def test_a_fault_of_our_own_is_told_as_one(
         raise RuntimeError("a bug")
 
     front = await begin(echo())
-    monkeypatch.setattr("gateway.translation.fit", never)
+    monkeypatch.setattr("gateway.translation.apply_model_settings", never)
     answer = await front.ask()
     told = await front.until_told()
 

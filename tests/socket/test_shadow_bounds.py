@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import loaded
+from gateway.config.loading import load_bytes
 from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked
 from tests.socket.shadowing import (
     LISTEN,
@@ -128,7 +128,7 @@ async def test_it_ends_with_a_client_that_does_not_read(
         exchange._record.outcome = "cancelled"
         exchange._writer.send_response(200, (), b"")
 
-    monkeypatch.setattr("gateway.exchange.Exchange.run", deaf)
+    monkeypatch.setattr("gateway.exchange.Responder.run", deaf)
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
         front = await begin(tried(worker))
         await front.ask()
@@ -176,7 +176,7 @@ async def test_it_outlives_its_configuration(begin: Begin) -> None:
         front = await begin(tried(worker).replace("drain: 0s", "drain: 9s"))
         await front.ask(stream=True)
         await worker.until_asked()
-        await front.app.apply_config(loaded(echo(shadow=NONE).encode(), "test.yaml", env={}))
+        await front.app.apply_config(load_bytes(echo(shadow=NONE).encode(), "test.yaml", env={}))
         await front.ask(stream=True)
         go.set()
         told = await front.until_told()

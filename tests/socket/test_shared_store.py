@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.limits.leasing import APART, EVERY
-from gateway.limits.lent import DAY_PART, IDLE, RATE_PART
-from gateway.limits.ports import Grant, LenderFailed, Limit, Wish
-from gateway.limits.shared.store import AT_ONCE, LASTS, REST, WITHIN, Shared, Store
+from gateway.limits.leasing import MIN_RENEW_INTERVAL, RENEW_INTERVAL
+from gateway.limits.lent import DAILY_LEASE_SHARE, LEASE_IDLE_TIMEOUT, RATE_LEASE_SHARE
+from gateway.limits.ports import LeaseGrant, LeaseRequest, LeaseStoreUnavailable, SharedLimit
+from gateway.limits.shared.store import (
+    LEASE_SECONDS,
+    MAX_LEASES_PER_CALL,
+    STORE_RETRY_DELAY,
+    STORE_TIMEOUT,
+    RedisLeaseStore,
+    RedisLimitSettings,
+)
 from tests.redis_server import RedisServer, free_port
 
 PEM = Path(__file__).parents[1] / "fault" / "loopback.pem"
@@ -41,12 +48,14 @@ class Time:
         return self.now
 
 
-def made(server: RedisServer, borrower: str, clock: Time | None = None) -> Store:
-    return Store(Shared(server.url), borrower, clock=clock or Time(), draw=lambda: 1.0)
+def made(server: RedisServer, borrower: str, clock: Time | None = None) -> RedisLeaseStore:
+    return RedisLeaseStore(
+        RedisLimitSettings(server.url), borrower, clock=clock or Time(), draw=lambda: 1.0
+    )
 
 
 @pytest.fixture
-async def stores(server: RedisServer) -> AsyncIterator[Sequence[Store]]:
+async def stores(server: RedisServer) -> AsyncIterator[Sequence[RedisLeaseStore]]:
     """Three processes, whose clocks differ by hours."""
     found = [made(server, name, Time(n * HOUR)) for n, name in enumerate("abc")]
     yield found
@@ -54,22 +63,22 @@ async def stores(server: RedisServer) -> AsyncIterator[Sequence[Store]]:
         await one.aclose()
 
 
-def new(limit: Limit, wanted: int, held: int = 0, used: int = 0) -> Wish:
+def new(limit: SharedLimit, wanted: int, held: int = 0, used: int = 0) -> LeaseRequest:
     """A wish of a counter that nobody has used."""
-    return Wish(f"n{next(NAMES)}", limit, wanted, held, used)
+    return LeaseRequest(f"n{next(NAMES)}", limit, wanted, held, used)
 
 
-def again(wish: Wish, wanted: int, held: int = 0, used: int = 0) -> Wish:
-    return Wish(wish.name, wish.limit, wanted, held, used)
+def again(wish: LeaseRequest, wanted: int, held: int = 0, used: int = 0) -> LeaseRequest:
+    return LeaseRequest(wish.name, wish.limit, wanted, held, used)
 
 
-async def lent(store: Store, *wishes: Wish) -> list[int]:
+async def lent(store: RedisLeaseStore, *wishes: LeaseRequest) -> list[int]:
     return [one.amount for one in await store.request_leases(wishes)]
 
 
-SLOW = Limit("rate", 10, CENTURY)
-DAY = Limit("day", 10, 86400.0)
-SLOTS = Limit("slots", 10, 0.0)
+SLOW = SharedLimit("rate", 10, CENTURY)
+DAY = SharedLimit("day", 10, 86400.0)
+SLOTS = SharedLimit("slots", 10, 0.0)
 
 
 # ── what is lent ────────────────────────────────────────────────────────────────────────────────
@@ -77,7 +86,7 @@ SLOTS = Limit("slots", 10, 0.0)
 
 @pytest.mark.parametrize("limit", [SLOW, DAY])
 async def test_what_one_holds_or_used_nobody_else_gets(
-    stores: Sequence[Store], limit: Limit
+    stores: Sequence[RedisLeaseStore], limit: SharedLimit
 ) -> None:
     a, b, _ = stores
     first = new(limit, 4)
@@ -89,7 +98,9 @@ async def test_what_one_holds_or_used_nobody_else_gets(
 
 
 @pytest.mark.parametrize("limit", [SLOW, DAY])
-async def test_what_was_used_beyond_the_loan_is_owed(stores: Sequence[Store], limit: Limit) -> None:
+async def test_what_was_used_beyond_the_loan_is_owed(
+    stores: Sequence[RedisLeaseStore], limit: SharedLimit
+) -> None:
     a, b, _ = stores
     first = new(limit, 2)
     assert await lent(a, first) == [2]
@@ -100,14 +111,18 @@ async def test_what_was_used_beyond_the_loan_is_owed(stores: Sequence[Store], li
 
 
 @pytest.mark.parametrize("limit", [SLOW, DAY])
-async def test_more_may_come_back_than_was_used(stores: Sequence[Store], limit: Limit) -> None:
+async def test_more_may_come_back_than_was_used(
+    stores: Sequence[RedisLeaseStore], limit: SharedLimit
+) -> None:
     """A Redis that forgot hears of less use than it knows of."""
     first = new(limit, 0, used=-7)
     assert await lent(stores[0], first) == [0]
     assert await lent(stores[1], again(first, 99)) == [10]
 
 
-async def test_slots_are_nobody_else_s_until_they_are_given_back(stores: Sequence[Store]) -> None:
+async def test_slots_are_nobody_else_s_until_they_are_given_back(
+    stores: Sequence[RedisLeaseStore],
+) -> None:
     a, b, c = stores
     first = new(SLOTS, 4)
     assert await lent(a, first) == [4]
@@ -120,13 +135,15 @@ async def test_slots_are_nobody_else_s_until_they_are_given_back(stores: Sequenc
     assert await lent(c, again(first, 9, held=3)) == [4]
 
 
-async def test_what_runs_keeps_its_slot_even_if_there_are_fewer(stores: Sequence[Store]) -> None:
+async def test_what_runs_keeps_its_slot_even_if_there_are_fewer(
+    stores: Sequence[RedisLeaseStore],
+) -> None:
     a, b, _ = stores
     first = new(SLOTS, 8)
     assert await lent(a, first) == [8]
-    fewer = Limit("slots", 5, 0.0)
-    assert await lent(a, Wish(first.name, fewer, 7, retained=6)) == [6]
-    assert await lent(b, Wish(first.name, fewer, 1)) == [0]
+    fewer = SharedLimit("slots", 5, 0.0)
+    assert await lent(a, LeaseRequest(first.name, fewer, 7, retained=6)) == [6]
+    assert await lent(b, LeaseRequest(first.name, fewer, 1)) == [0]
 
 
 @settings(max_examples=100)  # each has a real server to talk to
@@ -138,7 +155,7 @@ async def test_what_runs_keeps_its_slot_even_if_there_are_fewer(stores: Sequence
     ),
 )
 def test_together_they_never_have_more_than_there_is(
-    server: RedisServer, limit: Limit, steps: list[tuple[int, int, float, bool]]
+    server: RedisServer, limit: SharedLimit, steps: list[tuple[int, int, float, bool]]
 ) -> None:
     """Whatever they ask for, use, give back, and however many answers are lost."""
     name = f"n{next(NAMES)}"
@@ -149,12 +166,12 @@ def test_together_they_never_have_more_than_there_is(
         for who, wanted, part, lost in steps:
             used = int(held[who] * part)
             if limit.kind == "slots":
-                wish = Wish(name, limit, wanted, retained=min(used, wanted))
+                wish = LeaseRequest(name, limit, wanted, retained=min(used, wanted))
             else:
                 spent += used
                 told[who] += used
                 held[who] -= used
-                wish = Wish(name, limit, wanted, held[who], told[who])
+                wish = LeaseRequest(name, limit, wanted, held[who], told[who])
             [grant] = await stores[who].request_leases([wish])
             if lost:
                 held[who] = wish.retained
@@ -170,7 +187,9 @@ def test_together_they_never_have_more_than_there_is(
     asyncio.run(run())
 
 
-async def test_a_rate_comes_back_bit_by_bit(stores: Sequence[Store], server: RedisServer) -> None:
+async def test_a_rate_comes_back_bit_by_bit(
+    stores: Sequence[RedisLeaseStore], server: RedisServer
+) -> None:
     """By the server's clock: no more than that is got, and no less by much."""
 
     def now() -> float:
@@ -178,7 +197,7 @@ async def test_a_rate_comes_back_bit_by_bit(stores: Sequence[Store], server: Red
         return int(seconds) + int(micros) / 1e6
 
     a, b, _ = stores
-    first, got = new(Limit("rate", 20, 0.1), 0), 0
+    first, got = new(SharedLimit("rate", 20, 0.1), 0), 0
     began = now()
     for _ in range(100):
         for store in (a, b):
@@ -190,30 +209,30 @@ async def test_a_rate_comes_back_bit_by_bit(stores: Sequence[Store], server: Red
     assert got >= min(200 * within, 600) - 20
 
 
-async def test_when_there_may_be_more(stores: Sequence[Store]) -> None:
+async def test_when_there_may_be_more(stores: Sequence[RedisLeaseStore]) -> None:
     a, b, _ = stores
-    rate = new(Limit("rate", 10, 100.0), 10)
+    rate = new(SharedLimit("rate", 10, 100.0), 10)
     assert await lent(a, rate) == [10]
     [one, day, slots] = await b.request_leases([again(rate, 1), new(DAY, 99), new(SLOTS, 99)])
-    assert (one.amount, round(one.retry_after), one.seconds) == (0, 10, LASTS)
+    assert (one.amount, round(one.retry_after), one.seconds) == (0, 10, LEASE_SECONDS)
     assert 0 < day.retry_after <= 86400
-    assert slots == Grant(10, LASTS, 1.0)
+    assert slots == LeaseGrant(10, LEASE_SECONDS, 1.0)
 
 
-async def test_a_day_ends(stores: Sequence[Store], server: RedisServer) -> None:
+async def test_a_day_ends(stores: Sequence[RedisLeaseStore], server: RedisServer) -> None:
     """Here it is shorter than a second, and all days begin with 1970."""
-    short = new(Limit("day", 10, 0.5), 0, used=10)
+    short = new(SharedLimit("day", 10, 0.5), 0, used=10)
     assert await lent(stores[0], short) == [0]
     async with asyncio.timeout(10):
         while (await lent(stores[0], again(short, 99)))[0] < 10:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.05)
-    assert server.call("PTTL", f"interlingua:{short.name}") <= 1000 * (LASTS + 0.5)
+    assert server.call("PTTL", f"interlingua:{short.name}") <= 1000 * (LEASE_SECONDS + 0.5)
 
 
 # ── who is gone ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_the_dead_held_comes_back(stores: Sequence[Store]) -> None:
+async def test_what_the_dead_held_comes_back(stores: Sequence[RedisLeaseStore]) -> None:
     """All of it, once it can't be used any more; and not what they are known to have used."""
     a, b, _ = stores
     rate, day, slots = new(SLOW, 7), new(DAY, 7), new(SLOTS, 7)
@@ -223,7 +242,7 @@ async def test_what_the_dead_held_comes_back(stores: Sequence[Store]) -> None:
     wishes = [again(one, 10) for one in (rate, day, slots)]
     assert await lent(b, *wishes) == [3, 3, 3]
     wishes = [again(rate, 10, held=3), again(day, 10, held=3), again(slots, 10, held=3)]
-    async with asyncio.timeout(10 * LASTS):
+    async with asyncio.timeout(10 * LEASE_SECONDS):
         while (got := await lent(b, *wishes))[0] == 0:
             assert got == [0, 0, 3]
             await asyncio.sleep(0.02)
@@ -231,20 +250,24 @@ async def test_what_the_dead_held_comes_back(stores: Sequence[Store]) -> None:
 
 
 async def test_nothing_is_left_of_a_counter_that_nobody_uses(
-    stores: Sequence[Store], server: RedisServer
+    stores: Sequence[RedisLeaseStore], server: RedisServer
 ) -> None:
-    rate = new(Limit("rate", 10, 3.0), 5)
+    rate = new(SharedLimit("rate", 10, 3.0), 5)
     await stores[0].request_leases([rate])
-    assert LASTS * 1000 < server.call("PTTL", f"interlingua:{rate.name}") <= (3 + LASTS) * 1000
+    assert (
+        LEASE_SECONDS * 1000
+        < server.call("PTTL", f"interlingua:{rate.name}")
+        <= (3 + LEASE_SECONDS) * 1000
+    )
 
 
 # ── a Redis that fails ──────────────────────────────────────────────────────────────────────────
 
 
-async def fails(store: Store) -> None:
+async def fails(store: RedisLeaseStore) -> None:
     """It says so long before its own library would."""
-    async with asyncio.timeout(8 * WITHIN):
-        with pytest.raises(LenderFailed):
+    async with asyncio.timeout(8 * STORE_TIMEOUT):
+        with pytest.raises(LeaseStoreUnavailable):
             await store.request_leases([new(SLOW, 1)])
 
 
@@ -259,8 +282,8 @@ async def test_a_script_that_was_forgotten_is_told_again(server: RedisServer) ->
 
 async def test_more_counters_than_one_call_takes(server: RedisServer) -> None:
     store = made(server, "a")
-    wishes = [new(SLOW, n % 7) for n in range(2 * AT_ONCE + 1)]
-    assert await lent(store, *wishes) == [n % 7 for n in range(2 * AT_ONCE + 1)]
+    wishes = [new(SLOW, n % 7) for n in range(2 * MAX_LEASES_PER_CALL + 1)]
+    assert await lent(store, *wishes) == [n % 7 for n in range(2 * MAX_LEASES_PER_CALL + 1)]
     assert await store.request_leases([]) == []
     await store.aclose()
 
@@ -273,20 +296,20 @@ async def test_after_a_failure_it_is_left_alone_for_a_while(
     clock = Time()
     with RedisServer("--requirepass", "canary-password") as server:
         url = server.url.replace("unix://", "unix://:canary-password@")
-        store = Store(Shared(url), "a", clock=clock, draw=lambda: 1.0)
+        store = RedisLeaseStore(RedisLimitSettings(url), "a", clock=clock, draw=lambda: 1.0)
         assert await lent(store, new(SLOW, 1)) == [1]
         server.kill()
         await fails(store)
         assert (store.up, store.errors) == (False, 1)
         server.start()
-        clock.now = 0.99 * REST
+        clock.now = 0.99 * STORE_RETRY_DELAY
         await fails(store)
         assert store.errors == 1
-        clock.now = REST
+        clock.now = STORE_RETRY_DELAY
         assert await lent(store, new(SLOW, 1)) == [1]
         assert (store.up, store.errors) == (True, 1)
         for _ in range(2):
-            clock.now += REST
+            clock.now += STORE_RETRY_DELAY
             server.freeze()
             await fails(store)
         server.thaw()
@@ -316,9 +339,11 @@ async def test_what_its_client_gets_wrong_is_a_failure(
 
 
 async def test_the_rest_differs_from_process_to_process() -> None:
-    for draw, rest in ((0.0, REST / 2), (0.5, 0.75 * REST)):
+    for draw, rest in ((0.0, STORE_RETRY_DELAY / 2), (0.5, 0.75 * STORE_RETRY_DELAY)):
         clock = Time()
-        store = Store(Shared("unix:///nowhere/socket"), "a", clock=clock, draw=lambda: draw)  # noqa: B023
+        store = RedisLeaseStore(
+            RedisLimitSettings("unix:///nowhere/socket"), "a", clock=clock, draw=lambda: draw
+        )  # noqa: B023
         await fails(store)
         clock.now = rest - 0.01
         await fails(store)
@@ -351,11 +376,13 @@ async def test_a_user_who_may_do_no_more_than_is_needed() -> None:
     with RedisServer() as server:
         server.call(*line.split())
         url = server.url.replace("unix://", "unix://gateway:PASSWORD@")
-        store = Store(Shared(url), "a", clock=Time(), draw=lambda: 1.0)
+        store = RedisLeaseStore(RedisLimitSettings(url), "a", clock=Time(), draw=lambda: 1.0)
         for _ in range(2):
             assert await lent(store, new(SLOW, 3), new(DAY, 2), new(SLOTS, 1)) == [3, 2, 1]
             assert await lent(store, new(SLOW, 0)) == [0]
-        other = Store(Shared(url, prefix="other"), "a", clock=Time(), draw=lambda: 1.0)
+        other = RedisLeaseStore(
+            RedisLimitSettings(url, prefix="other"), "a", clock=Time(), draw=lambda: 1.0
+        )
         await fails(other)
         await store.aclose()
         await other.aclose()
@@ -366,8 +393,10 @@ async def test_tls_by_a_certificate_of_our_own() -> None:
     keys = ("--tls-cert-file", str(PEM), "--tls-key-file", str(PEM), "--tls-ca-cert-file", str(PEM))
     with RedisServer("--tls-port", port, "--tls-auth-clients", "no", *keys) as tls:
         url = f"rediss://127.0.0.1:{port}/1"
-        trusting = Store(Shared(url, ca=str(PEM)), "a", clock=Time(), draw=lambda: 1.0)
-        wary = Store(Shared(url), "b", clock=Time(), draw=lambda: 1.0)
+        trusting = RedisLeaseStore(
+            RedisLimitSettings(url, ca=str(PEM)), "a", clock=Time(), draw=lambda: 1.0
+        )
+        wary = RedisLeaseStore(RedisLimitSettings(url), "b", clock=Time(), draw=lambda: 1.0)
         assert await lent(trusting, new(SLOW, 3)) == [3]
         await fails(wary)
         await wary.aclose()
@@ -380,16 +409,20 @@ def test_what_the_page_promises() -> None:
     """Every number of it is the one that holds."""
     _, _, table = PAGE.partition("## What is promised")
     told = re.findall(r"[0-9.]+(?:%| ms| s\b)", table.partition("\n## ")[0])
-    rest = [f"{REST / 2:g}", f"{REST:g} s", f"{math.ceil(REST + EVERY * 1.25 + WITHIN)} s"]
+    rest = [
+        f"{STORE_RETRY_DELAY / 2:g}",
+        f"{STORE_RETRY_DELAY:g} s",
+        f"{math.ceil(STORE_RETRY_DELAY + RENEW_INTERVAL * 1.25 + STORE_TIMEOUT)} s",
+    ]
     assert told == [
-        f"{DAY_PART:.0%}",
-        f"{IDLE:g} s",
-        f"{EVERY * 1000:g} ms",
-        f"{APART * 1000:g} ms",
-        f"{WITHIN * 1000:g} ms",
+        f"{DAILY_LEASE_SHARE:.0%}",
+        f"{LEASE_IDLE_TIMEOUT:g} s",
+        f"{RENEW_INTERVAL * 1000:g} ms",
+        f"{MIN_RENEW_INTERVAL * 1000:g} ms",
+        f"{STORE_TIMEOUT * 1000:g} ms",
         *rest[1:],
-        f"{LASTS:g} s",
+        f"{LEASE_SECONDS:g} s",
     ]
     assert f"{rest[0]} to {rest[1]}" in table
-    assert f"of up to {AT_ONCE} limits" in table
-    assert (RATE_PART, "half of `amount / replicas`" in table) == (0.5, True)
+    assert f"of up to {MAX_LEASES_PER_CALL} limits" in table
+    assert (RATE_LEASE_SHARE, "half of `amount / replicas`" in table) == (0.5, True)

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.config.dialects import Dialects
+from gateway.config.dialects import ProtocolRegistry
 from gateway.core.ports import Endpoint
 from protocols import DIALECTS
 from tests.conftest import CONFORMANCE, Running, Serve
 from tests.serving import serving
 
-REGISTERED = Dialects(DIALECTS)
+REGISTERED = ProtocolRegistry(DIALECTS)
 CHAT = "/v1/chat/completions"
 ADMIN = ["/metrics", "/-/live", "/-/ready", "/-/workers", "/-/config", "/-/reload", "/-/drain"]
 OPERATORS = [

@@ -11,20 +11,23 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from gateway.app import surroundings
+from gateway.app import build_services
 from gateway.cli import main
-from gateway.config import load
-from gateway.core.types import Usage
+from gateway.config.loading import load_text
+from gateway.core.events import Usage
 from gateway.recording import ledger, postgres
-from gateway.recording.ledger import COLUMNS, Book
-from gateway.telemetry import Record
+from gateway.recording.ledger import USAGE_COLUMNS, UsageRecorder
+from gateway.telemetry import RequestRecord
 from gateway.tools.connect_check import check_connections
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
 from tests.postgres_server import PostgresServer
 
+# type: ignore[import-untyped]
+
+
 NOW = 1_700_000_100.0
-RECORD = Record(
+RECORD = RequestRecord(
     "r",
     NOW - 10,
     "openai",
@@ -49,8 +52,8 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(autouse=True)
 async def _empty(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_PATIENCE", 0.05)
-    await queried(server, f"DROP TABLE IF EXISTS {postgres.TABLE}")
+    monkeypatch.setattr(ledger, "_RETRY_DELAY", 0.05)
+    await queried(server, f"DROP TABLE IF EXISTS {postgres.USAGE_TABLE}")
 
 
 async def queried(server: PostgresServer, query: str) -> list[dict[str, Any]]:
@@ -62,20 +65,20 @@ async def queried(server: PostgresServer, query: str) -> list[dict[str, Any]]:
 
 
 def rows(server: PostgresServer) -> list[dict[str, Any]]:
-    query = f"SELECT * FROM {postgres.TABLE} ORDER BY at, id"  # noqa: S608 - a name of ours
+    query = f"SELECT * FROM {postgres.USAGE_TABLE} ORDER BY at, id"  # noqa: S608 - a name of ours
     try:
         return asyncio.run(queried(server, query))
     except asyncpg.UndefinedTableError:
         return []
 
 
-def begun(server: PostgresServer, keep: float = 1e12) -> Book:
-    made = postgres.book(server.url, keep, lambda: NOW)
+def begun(server: PostgresServer, keep: float = 1e12) -> UsageRecorder:
+    made = postgres.create_postgres_recorder(server.url, keep, lambda: NOW)
     made.start()
     return made
 
 
-def write(server: PostgresServer, *records: Record, keep: float = 1e12) -> Book:
+def write(server: PostgresServer, *records: RequestRecord, keep: float = 1e12) -> UsageRecorder:
     made = begun(server, keep)
     for one in records:
         made.record_usage(one)
@@ -93,14 +96,14 @@ def wait(ready: Any) -> None:
 def test_a_row_is_what_it_is_in_a_file_and_is_written_once(server: PostgresServer) -> None:
     cancelled = replace(RECORD, id="s", began=NOW, usage=None, first_token=None)
     cancelled.outcome = "cancelled"
-    assert write(server, RECORD, cancelled, Record("none", NOW)).count_dropped() == 0
+    assert write(server, RECORD, cancelled, RequestRecord("none", NOW)).count_dropped() == 0
     assert write(server, RECORD, replace(RECORD, id="t")).count_dropped() == 0
     found = rows(server)
-    assert [*found[0]] == [name for name, _ in COLUMNS]
+    assert [*found[0]] == [name for name, _ in USAGE_COLUMNS]
     assert [tuple(one.values()) for one in found] == [
-        ledger.row(RECORD),
-        ledger.row(replace(RECORD, id="t")),
-        ledger.row(cancelled),
+        ledger.build_usage_row(RECORD),
+        ledger.build_usage_row(replace(RECORD, id="t")),
+        ledger.build_usage_row(cancelled),
     ]
 
 
@@ -116,7 +119,7 @@ def test_rows_that_it_will_never_take_cost_no_others(server: PostgresServer) -> 
 
 
 def test_without_rows_nobody_is_asked(tmp_path: Path) -> None:
-    made = postgres.book(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
+    made = postgres.create_postgres_recorder(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
     made.start()
     made.close(20)
     assert made.count_dropped() == 0
@@ -131,7 +134,7 @@ def test_old_rows_are_removed(server: PostgresServer) -> None:
 def test_a_locked_table_is_waited_for(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(postgres, "_PATIENCE", 0.3)
+    monkeypatch.setattr(postgres, "_DATABASE_TIMEOUT", 0.3)
     write(server, RECORD)
     made = begun(server)
 
@@ -139,7 +142,7 @@ def test_a_locked_table_is_waited_for(
         connection = await asyncpg.connect(server.url)
         try:
             async with connection.transaction():
-                await connection.execute(f"LOCK TABLE {postgres.TABLE}")
+                await connection.execute(f"LOCK TABLE {postgres.USAGE_TABLE}")
                 made.record_usage(replace(RECORD, id="s"))
                 await until(lambda: "is not written" in caplog.text, 10)
         finally:
@@ -156,8 +159,8 @@ def test_a_locked_table_is_waited_for(
 def test_a_server_that_goes_away_and_comes_back(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(postgres, "_PATIENCE", 1.0)
-    monkeypatch.setattr(ledger, "_MOST", 5)
+    monkeypatch.setattr(postgres, "_DATABASE_TIMEOUT", 1.0)
+    monkeypatch.setattr(ledger, "_MAX_WAITING_ROWS", 5)
     made = begun(server)
     made.record_usage(RECORD)
     wait(lambda: len(rows(server)) == 1)
@@ -182,7 +185,7 @@ def test_a_server_that_goes_away_and_comes_back(
 def test_what_waits_when_it_ends_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    made = postgres.book(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
+    made = postgres.create_postgres_recorder(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
     made.start()
     made.record_usage(RECORD)
     wait(lambda: "is not written" in caplog.text)
@@ -249,10 +252,10 @@ async def test_the_connection_check_connects_to_the_database(
     server: PostgresServer, tmp_path: Path
 ) -> None:
     for url, state in ((server.url, "ok"), (f"postgresql:///x?host={tmp_path}", "error")):
-        config = load(written(observe={"usage": {"postgres": url}}), "gateway.yaml", env={})
+        config = load_text(written(observe={"usage": {"postgres": url}}), "gateway.yaml", env={})
         [found] = [
             one
-            for one in await check_connections(config, surroundings())
+            for one in await check_connections(config, build_services())
             if one.subject.startswith("usage ")
         ]
         assert found.state == state

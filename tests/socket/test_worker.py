@@ -15,8 +15,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gateway.commands.life import _first
-from gateway.commands.worker import configuration
+from gateway.commands.life import _wait_for_start
+from gateway.commands.worker import build_worker_config
 from tests.socket.test_command import Command
 from tests.torch.conftest import byte_tokenizer
 
@@ -298,7 +298,9 @@ def test_what_the_model_is_called(tmp_path: Path, path: str, name: str | None, c
     (tmp_path / "tiny-1.7B").mkdir()
     (tmp_path / "file.Q4.gguf").touch()
     given = path.format(here=tmp_path)
-    told = configuration(given, name=name, host="::1", port=1, key=None, device="auto", task=None)
+    told = build_worker_config(
+        given, name=name, host="::1", port=1, key=None, device="auto", task=None
+    )
     assert list(told["models"]) == [called]
     assert told["backends"]["engine"] == {"kind": "torch", "path": given, "device": "auto"}
     assert told["listeners"][0]["address"] == "[::1]:1"
@@ -315,12 +317,12 @@ async def test_a_wish_to_stop_ends_the_start() -> None:
 
     slow = loop.create_task(start())
     loop.call_soon(stopping.set)
-    assert not await _first(slow, stopping)
+    assert not await _wait_for_start(slow, stopping)
     assert slow.cancelled()
 
     async def started() -> list[str]:
         return ["url"]
 
     quick = loop.create_task(started())
-    assert await _first(quick, asyncio.Event())
+    assert await _wait_for_start(quick, asyncio.Event())
     assert quick.result() == ["url"]

@@ -11,14 +11,22 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from backends.torch.assembly import Model, assemble
-from backends.torch.attention import Segment
-from backends.torch.engine import Engine
-from backends.torch.forward import ATTENTION, Forward
-from backends.torch.reading import Reader
-from backends.torch.scheduler import Limits
-from backends.torch.spec import Echo, Ended, Failed, Finished, Generate, News, Piece
-from backends.torch.text import _byte_letters
+from backends.torch.assembly import LoadedModel, assemble_model
+from backends.torch.attention import BatchSegment
+from backends.torch.engine import TorchEngine
+from backends.torch.forward import ATTENTION_NAME, ModelRunner
+from backends.torch.reading import InputProcessor
+from backends.torch.scheduler import SchedulerConfig
+from backends.torch.spec import (
+    ChoiceEndEvent,
+    EngineEvent,
+    GenerateCommand,
+    PromptEchoEvent,
+    RequestFailedEvent,
+    RequestFinishedEvent,
+    TextEvent,
+)
+from backends.torch.text import _build_byte_letters
 
 T = TypeVar("T")
 
@@ -33,7 +41,7 @@ TEMPLATE = (
 
 def byte_tokenizer() -> Any:
     """A token for each byte, and two special ones."""
-    vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    vocabulary = {letter: byte for byte, letter in enumerate(_build_byte_letters())}
     inner = Tokenizer(models.BPE(vocabulary, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
@@ -80,7 +88,7 @@ class Scripted:
         self.passes: list[int] = []
         """How many segments each pass had."""
 
-    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+    def __call__(self, segments: Sequence[BatchSegment]) -> torch.Tensor:
         if sum(len(segment.tokens) for segment in segments) > self.most:
             raise RuntimeError("out of memory")
         self.passes.append(len(segments))
@@ -104,7 +112,7 @@ class Noise:
     def __init__(self, vocabulary: int = 259) -> None:
         self.vocabulary = vocabulary
 
-    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+    def __call__(self, segments: Sequence[BatchSegment]) -> torch.Tensor:
         rows = []
         for segment in segments:
             segment.cache.advance(len(segment.tokens))
@@ -122,16 +130,16 @@ def _job_of(news: Any) -> int:
 class Driven:
     """An engine, and what it has told."""
 
-    def __init__(self, model: Model, limits: Limits | None = None) -> None:
+    def __init__(self, model: LoadedModel, limits: SchedulerConfig | None = None) -> None:
         self.now = 0.0
-        self.told: list[News] = []
+        self.told: list[EngineEvent] = []
         self.woken = threading.Event()
         """Set when the engine should look again."""
-        self.engine = Engine(
-            model, limits or Limits(), self.told.append, lambda: self.now, self.woken.set
+        self.engine = TorchEngine(
+            model, limits or SchedulerConfig(), self.told.append, lambda: self.now, self.woken.set
         )
 
-    def run(self, *specs: Generate, steps: int = 1000) -> "Driven":
+    def run(self, *specs: GenerateCommand, steps: int = 1000) -> "Driven":
         """Submit, and step until there is nothing to do."""
         for spec in specs:
             self.engine.submit(spec)
@@ -149,31 +157,31 @@ class Driven:
 
     def text(self, job: int = 1, choice: int = 0) -> str:
         """A choice's text."""
-        return "".join(p.text for p in self.of(Piece, job) if p.choice == choice)
+        return "".join(p.text for p in self.of(TextEvent, job) if p.choice == choice)
 
     def ids(self, job: int = 1, choice: int = 0) -> list[int]:
         """A choice's tokens."""
-        return [i for p in self.of(Piece, job) if p.choice == choice for i in p.ids]
+        return [i for p in self.of(TextEvent, job) if p.choice == choice for i in p.ids]
 
-    def ended(self, job: int = 1) -> dict[int, Ended]:
+    def ended(self, job: int = 1) -> dict[int, ChoiceEndEvent]:
         """The end of each choice."""
-        ends = self.of(Ended, job)
+        ends = self.of(ChoiceEndEvent, job)
         assert len({end.choice for end in ends}) == len(ends)
         return {end.choice: end for end in ends}
 
-    def finished(self, job: int = 1) -> Finished:
+    def finished(self, job: int = 1) -> RequestFinishedEvent:
         """The one end of a job."""
-        (one,) = self.of(Finished, job)
+        (one,) = self.of(RequestFinishedEvent, job)
         return one
 
-    def failed(self, job: int = 1) -> Failed:
+    def failed(self, job: int = 1) -> RequestFailedEvent:
         """The one failure of a job."""
-        (one,) = self.of(Failed, job)
+        (one,) = self.of(RequestFailedEvent, job)
         return one
 
-    def echo(self, job: int = 1) -> Echo:
+    def echo(self, job: int = 1) -> PromptEchoEvent:
         """The one echo of a job."""
-        (one,) = self.of(Echo, job)
+        (one,) = self.of(PromptEchoEvent, job)
         return one
 
 
@@ -183,8 +191,8 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
-def tiny(tokenizer: Any) -> Model:
-    return assemble(Forward(tiny_llama(attn_implementation=ATTENTION)), tokenizer)
+def tiny(tokenizer: Any) -> LoadedModel:
+    return assemble_model(ModelRunner(tiny_llama(attn_implementation=ATTENTION_NAME)), tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -194,7 +202,7 @@ def reference() -> Any:
 
 
 @pytest.fixture
-def driven(tiny: Model) -> Callable[..., Driven]:
+def driven(tiny: LoadedModel) -> Callable[..., Driven]:
     return lambda limits=None: Driven(tiny, limits)
 
 
@@ -203,12 +211,14 @@ def scripted(tokenizer: Any) -> Callable[..., tuple[Driven, Scripted]]:
     """An engine whose model says ``script`` after a prompt of one token."""
 
     def make(
-        script: str | bytes | Sequence[int], limits: Limits | None = None, most: int = 1 << 30
+        script: str | bytes | Sequence[int],
+        limits: SchedulerConfig | None = None,
+        most: int = 1 << 30,
     ) -> tuple[Driven, Scripted]:
         ids = list(script.encode() if isinstance(script, str) else script)
         forward = Scripted(ids, prompt=1, most=most)
-        reader = Reader(tokenizer, context=512, vocabulary=259, defaults={})
-        model = Model(cast("Forward", forward), tokenizer, reader, frozenset({EOS}))
+        reader = InputProcessor(tokenizer, context=512, vocabulary=259, defaults={})
+        model = LoadedModel(cast("ModelRunner", forward), tokenizer, reader, frozenset({EOS}))
         return Driven(model, limits), forward
 
     return make
@@ -227,13 +237,15 @@ def tiny_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def noisy(tokenizer: Any) -> Callable[..., Driven]:
     """An engine whose model knows nothing, and goes on for long."""
 
-    def make(limits: Limits | None = None, *, special: str = "", template: str = "") -> Driven:
+    def make(
+        limits: SchedulerConfig | None = None, *, special: str = "", template: str = ""
+    ) -> Driven:
         own = copy.deepcopy(tokenizer)
         own.add_special_tokens({"additional_special_tokens": [special] if special else []})
         own.chat_template = template or own.chat_template
         forward = Noise(len(own))
-        reader = Reader(own, context=4096, vocabulary=len(own), defaults={})
+        reader = InputProcessor(own, context=4096, vocabulary=len(own), defaults={})
         ends = frozenset({own.eos_token_id})
-        return Driven(Model(cast("Forward", forward), own, reader, ends), limits)
+        return Driven(LoadedModel(cast("ModelRunner", forward), own, reader, ends), limits)
 
     return make

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.torch.beams import Search
+from backends.torch.beams import BeamSearch
 
 V = 259
 EOS = 256
@@ -25,7 +25,7 @@ def searched(
 ) -> list[tuple[float, list[int]]]:
     """All that Search finds in at most STEPS tokens."""
     texts: list[list[int]] = [[] for _ in range(width)]
-    search: Search[list[int]] = Search(width, len(ends), penalty)
+    search: BeamSearch[list[int]] = BeamSearch(width, len(ends), penalty)
 
     def grow(slot: int, token: int) -> tuple[list[int], bool]:
         text = [*texts[slot], token]
@@ -72,7 +72,7 @@ def test_the_search_is_that_of_transformers(
 
 
 def test_the_first_that_goes_on_from_a_slot_stays_in_it() -> None:
-    search: Search[tuple[int, int]] = Search(3, 1, 1.0)
+    search: BeamSearch[tuple[int, int]] = BeamSearch(3, 1, 1.0)
     first = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(3, 4)
     placed = search.advance(first, 1, lambda slot, token: ((slot, token), False))
     assert sorted(beam.text for beam in placed) == [(0, 0), (0, 1), (0, 2)]
@@ -89,7 +89,7 @@ def test_the_first_that_goes_on_from_a_slot_stays_in_it() -> None:
 
 def test_where_few_may_follow_slots_repeat_and_search_on() -> None:
     """As after a forced beginning: the search is as wide as ever once there is a choice again."""
-    search: Search[tuple[int, ...]] = Search(3, 1, 1.0)
+    search: BeamSearch[tuple[int, ...]] = BeamSearch(3, 1, 1.0)
     texts: list[tuple[int, ...]] = [(), (), ()]
 
     def grow(slot: int, token: int) -> tuple[tuple[int, ...], bool]:
@@ -105,7 +105,7 @@ def test_where_few_may_follow_slots_repeat_and_search_on() -> None:
 
 
 def test_what_ends_beyond_the_first_is_not_kept() -> None:
-    search: Search[int] = Search(1, 1, 1.0)
+    search: BeamSearch[int] = BeamSearch(1, 1, 1.0)
     line = torch.tensor([[0.6, 0.4]]).log()
     (beam,) = search.advance(line, 1, lambda _, token: (token, token == 1))
     assert (beam.text, search.finished, search.is_done) == (0, [], False)
@@ -113,7 +113,7 @@ def test_what_ends_beyond_the_first_is_not_kept() -> None:
 
 def test_diversity_counts_what_earlier_groups_took() -> None:
     def found(taken: list[int]) -> list[int]:
-        search: Search[int] = Search(2, 1, 1.0, diversity=0.5)
+        search: BeamSearch[int] = BeamSearch(2, 1, 1.0, diversity=0.5)
         line = torch.tensor([[-1.0, -1.4, -1.7, -2.1]] * 2)
         return [
             beam.text for beam in search.advance(line, 1, lambda _, token: (token, False), taken)

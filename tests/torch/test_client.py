@@ -16,52 +16,54 @@ import pytest
 import pytest_asyncio
 
 from backends.torch.client import TorchBackend
-from gateway.core.context import Context, Deadline, Timeouts
+from gateway.core.context import Deadline, RequestContext, Timeouts
 from gateway.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
     Overloaded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    EmbedRequest,
+from gateway.core.events import (
     Event,
-    GenerateRequest,
-    Request,
-    Sampling,
-    Start,
-    Stopping,
-    Text,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     Timing,
-    Tool,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
-    Want,
+)
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Request,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
+    Tool,
 )
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
-def context(seconds: float = 60.0, **timeouts: float) -> Context:
+def context(seconds: float = 60.0, **timeouts: float) -> RequestContext:
     clock = time.monotonic
-    return Context("x", Deadline(clock, seconds), clock, Timeouts(**timeouts))
+    return RequestContext("x", Deadline(clock, seconds), clock, Timeouts(**timeouts))
 
 
-def request(**fields: Any) -> GenerateRequest:
+def request(**fields: Any) -> GenerationRequest:
     given: dict[str, Any] = {
         "model": "m",
         "kind": "completion",
         "prompts": ("Hello",),
-        "sampling": Sampling(temperature=1, seed=3),
-        "stopping": Stopping(max_tokens=16, ignore_eos=True),
+        "sampling": SamplingParams(temperature=1, seed=3),
+        "stopping": StopConditions(max_tokens=16, ignore_eos=True),
         **fields,
     }
-    return GenerateRequest(**given)
+    return GenerationRequest(**given)
 
 
 async def events(backend: TorchBackend, asked: Request) -> list[Event]:
@@ -103,13 +105,15 @@ async def test_settings_are_checked() -> None:
 async def test_an_answer_waits_for_the_model_and_is_whole(backend: TorchBackend) -> None:
     got = await events(backend, request())
     assert backend.ready
-    assert got[0] == Start(5)
-    assert got[-1] == Done()
+    assert got[0] == StreamStart(5)
+    assert got[-1] == StreamEnd()
     assert Usage(5, 16) in got
     assert sum(isinstance(e, Timing) for e in got) == 1
-    assert sum(e.tokens for e in got if isinstance(e, Text)) == 16
+    assert sum(e.tokens for e in got if isinstance(e, TextDelta)) == 16
     again = await events(backend, request())
-    assert [e for e in again if isinstance(e, Text)] == [e for e in got if isinstance(e, Text)]
+    assert [e for e in again if isinstance(e, TextDelta)] == [
+        e for e in got if isinstance(e, TextDelta)
+    ]
 
 
 async def test_many_at_once(backend: TorchBackend) -> None:
@@ -118,7 +122,8 @@ async def test_many_at_once(backend: TorchBackend) -> None:
 
     def texts(found: list[Event]) -> list[str]:
         return [
-            "".join(e.text for e in found if isinstance(e, Text) and e.index == i) for i in range(3)
+            "".join(e.text for e in found if isinstance(e, TextDelta) and e.index == i)
+            for i in range(3)
         ]
 
     assert all(texts(one) == texts(alone) for one in together)
@@ -126,7 +131,7 @@ async def test_many_at_once(backend: TorchBackend) -> None:
 
 async def test_figures_come_with_the_heartbeat(backend: TorchBackend) -> None:
     long = "a prompt of more than one block of tokens"
-    asked = request(prompts=(long,), stopping=Stopping(max_tokens=4, ignore_eos=True))
+    asked = request(prompts=(long,), stopping=StopConditions(max_tokens=4, ignore_eos=True))
     process = backend.process
     assert process is not None
     process.active = -1
@@ -146,7 +151,7 @@ async def test_figures_come_with_the_heartbeat(backend: TorchBackend) -> None:
 
 
 async def test_running_usage(backend: TorchBackend) -> None:
-    got = await events(backend, request(want=Want(usage="each")))
+    got = await events(backend, request(want=ResponseOptions(usage="each")))
     counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
     assert counts == sorted(counts)
     assert len(counts) > 2
@@ -154,7 +159,9 @@ async def test_running_usage(backend: TorchBackend) -> None:
 
 
 async def test_more_tokens_than_the_credit(backend: TorchBackend) -> None:
-    got = await events(backend, request(n=16, stopping=Stopping(max_tokens=100, ignore_eos=True)))
+    got = await events(
+        backend, request(n=16, stopping=StopConditions(max_tokens=100, ignore_eos=True))
+    )
     assert Usage(5, 1600) in got
 
 
@@ -164,23 +171,23 @@ async def test_calls_are_counted_and_credited_like_text(backend: TorchBackend) -
         tools=(Tool("f"),),
         tool_choice="required",
         parallel_tools=True,
-        stopping=Stopping(max_tokens=100),
-        want=Want(usage="each"),
+        stopping=StopConditions(max_tokens=100),
+        want=ResponseOptions(usage="each"),
     )
     got = await events(backend, asked)
     counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
     assert counts == sorted(counts)
     assert 512 < counts[-2] < counts[-1] <= 1600
-    assert {e.name for e in got if isinstance(e, CallStart)} == {"f"}
-    assert {e.text for e in got if isinstance(e, CallArguments)} == {"{", "}"}
-    assert not any(isinstance(e, Text) and e.text for e in got)
+    assert {e.name for e in got if isinstance(e, ToolCallStart)} == {"f"}
+    assert {e.text for e in got if isinstance(e, ToolCallDelta)} == {"{", "}"}
+    assert not any(isinstance(e, TextDelta) and e.text for e in got)
 
 
 async def test_errors_come_in_the_gateways_words(backend: TorchBackend) -> None:
     with pytest.raises(ContextTooLong):
         await events(backend, request(prompts=("x" * 500,)))
-    with pytest.raises(Unsupported):
-        await events(backend, EmbedRequest(model="m", inputs=("a",)))
+    with pytest.raises(UnsupportedFeature):
+        await events(backend, EmbeddingRequest(model="m", inputs=("a",)))
     with pytest.raises(DeadlineExceeded):
         await anext(backend.stream(request(), context(0.0)))
 
@@ -197,7 +204,7 @@ async def drained(stream: AsyncGenerator[Sequence[Event], None]) -> None:
         pass
 
 
-LONG = request(n=64, stopping=Stopping(max_tokens=120, ignore_eos=True))
+LONG = request(n=64, stopping=StopConditions(max_tokens=120, ignore_eos=True))
 
 
 async def test_leaving_frees_the_rows(backend: TorchBackend) -> None:
@@ -246,7 +253,7 @@ async def test_a_process_that_dies_is_started_anew(backend: TorchBackend) -> Non
             await drained(stream)
     assert not backend.ready
     got = await events(backend, request())
-    assert got[-1] == Done()
+    assert got[-1] == StreamEnd()
     assert backend.process is not before
 
 
@@ -332,7 +339,7 @@ class Orders:
 async def test_what_nobody_waits_for_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, orders = TorchBackend(path="package:nothing"), Orders()
 
-    async def available(context: Context) -> Orders:
+    async def available(context: RequestContext) -> Orders:
         del context
         return orders
 

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from backends.torch import conversion
-from backends.torch.conversion import converted
-from backends.torch.loading import load, load_weights
-from backends.torch.models import ModelError, find
+from backends.torch.conversion import convert_gguf
+from backends.torch.loading import load_pretrained, load_weights
+from backends.torch.models import ModelError, find_model
 from tests.torch.conftest import byte_tokenizer, tiny_llama
 from tests.torch.tiny_gguf import write_gguf
 
@@ -42,7 +42,7 @@ def in_another_process(code: str, *arguments: str, **how: Any) -> subprocess.Pop
 
 def test_what_is_converted_is_the_same_model(cache: Path, file: Path) -> None:
     told: list[str] = []
-    found = find(str(file), told.append)
+    found = find_model(str(file), told.append)
 
     assert found.task == "generate"
     assert Path(found.source).parent == cache
@@ -53,20 +53,20 @@ def test_what_is_converted_is_the_same_model(cache: Path, file: Path) -> None:
     model = load_weights(AutoModelForCausalLM, found, torch.device("cpu"), torch.float32)
     with torch.inference_mode():
         assert torch.equal(model(ids).logits, tiny_llama().eval()(ids).logits)
-    assert load(AutoTokenizer, found).encode("né") == byte_tokenizer().encode("né")
+    assert load_pretrained(AutoTokenizer, found).encode("né") == byte_tokenizer().encode("né")
 
     again: list[str] = []
-    assert find(str(file), again.append) == found
+    assert find_model(str(file), again.append) == found
     assert [text for text in again if "once" in text] == []
 
 
 def test_progress_of_a_large_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "_PIECE", 1)
+    monkeypatch.setattr(conversion, "_READ_BYTES", 1)
     told: list[str] = []
     file = tmp_path / "x.gguf"
     file.write_bytes(b"0123456789")
     with pytest.raises(ModelError, match="can't read"):
-        converted(file, tmp_path / "cache", told.append)
+        convert_gguf(file, tmp_path / "cache", told.append)
     assert [text.rpartition(": ")[2] for text in told if "%" in text] == [
         f"{done}0 % read" for done in (2, 3, 4, 5, 7, 8, 9)
     ]
@@ -83,9 +83,9 @@ def test_two_at_once_convert_once(cache: Path, file: Path, monkeypatch: pytest.M
         made.append(folder)
         report("done")
 
-    monkeypatch.setattr(conversion, "_convert", convert)
+    monkeypatch.setattr(conversion, "_convert_file", convert)
     found: list[Path] = []
-    first = threading.Thread(target=lambda: found.append(converted(file, cache, silent)))
+    first = threading.Thread(target=lambda: found.append(convert_gguf(file, cache, silent)))
     first.start()
     assert begun.wait(30)
 
@@ -94,7 +94,7 @@ def test_two_at_once_convert_once(cache: Path, file: Path, monkeypatch: pytest.M
         if "waiting" in text:
             go.set()
 
-    found.append(converted(file, cache, waits))
+    found.append(convert_gguf(file, cache, waits))
     first.join()
     assert "another process converts it: waiting" in told
     assert len(made) == 1
@@ -119,7 +119,7 @@ def test_a_crash_in_the_middle_leaves_no_model(cache: Path, file: Path) -> None:
     (left,) = [p for p in cache.iterdir() if p.is_dir()]
     assert left.name.startswith(".making-")
 
-    folder = converted(file, cache, silent)
+    folder = convert_gguf(file, cache, silent)
     assert [p for p in cache.iterdir() if p.is_dir()] == [folder]
     assert (folder / "config.json").read_text() != "half"
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_no_model_leaves_nothing(cache: Path, tmp_path: Path) -> 
     file = tmp_path / "x.gguf"
     file.write_bytes(b"no model at all, but long enough to be read as a header of one")
     with pytest.raises(ModelError, match=r"can't read x\.gguf"):
-        find(str(file), silent)
+        find_model(str(file), silent)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
 
 
@@ -140,19 +140,19 @@ def test_too_little_room_is_told_before_it_is_tried(
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Full)
     with pytest.raises(ModelError, match=r"too full to convert into .*: 0 MB are needed"):
-        find(str(file), silent)
+        find_model(str(file), silent)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
 
 
 def test_too_little_memory_is_told_before_it_is_tried(
     cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion, "free_memory", lambda _: 1_000_000)
+    monkeypatch.setattr(conversion, "get_free_memory", lambda _: 1_000_000)
     with pytest.raises(ModelError, match=r"to convert x\.gguf takes 1 MB of memory, and 1 MB are"):
-        find(str(file), silent)
+        find_model(str(file), silent)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
-    monkeypatch.setattr(conversion, "free_memory", lambda _: None)
-    assert find(str(file), silent).task == "generate"
+    monkeypatch.setattr(conversion, "get_free_memory", lambda _: None)
+    assert find_model(str(file), silent).task == "generate"
 
 
 def test_a_disk_that_fills_up_is_told(tmp_path: Path, file: Path) -> None:
@@ -177,4 +177,4 @@ def test_a_disk_that_fills_up_is_told(tmp_path: Path, file: Path) -> None:
 def test_a_cache_that_can_not_be_had_is_told(tmp_path: Path, file: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelError, match=r"x\.gguf can't be converted into"):
-        converted(file, tmp_path / "cache", silent)
+        convert_gguf(file, tmp_path / "cache", silent)

@@ -23,23 +23,37 @@ from transformers import (
     T5Model,
 )
 
-from backends.torch.embed import BUDGET, Embedder, Encoder, batched, load_encoder
-from backends.torch.models import Found
-from backends.torch.recipe import Recipe
-from backends.torch.settings import Settings
-from backends.torch.spec import Embed, Failed, Finished, News, Tokenize, Tokens, Vectors
+from backends.torch.embed import (
+    MAX_BATCH_TOKENS,
+    EmbeddingEngine,
+    EmbeddingModel,
+    load_encoder,
+    split_batches,
+)
+from backends.torch.models import ModelLocation
+from backends.torch.recipe import PoolingConfig
+from backends.torch.settings import TorchSettings
+from backends.torch.spec import (
+    EmbedCommand,
+    EmbeddingsEvent,
+    EngineEvent,
+    RequestFailedEvent,
+    RequestFinishedEvent,
+    TokenizeCommand,
+    TokensEvent,
+)
 from tests.torch.conftest import byte_tokenizer
 
 
-@given(st.lists(st.integers(1, BUDGET), max_size=50))
+@given(st.lists(st.integers(1, MAX_BATCH_TOKENS), max_size=50))
 def test_batches_hold_every_text_once_and_keep_the_budget(lengths: list[int]) -> None:
-    batches = batched(lengths)
+    batches = split_batches(lengths)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert all(max(lengths[i] for i in b) * len(b) <= BUDGET for b in batches)
+    assert all(max(lengths[i] for i in b) * len(b) <= MAX_BATCH_TOKENS for b in batches)
 
 
 @pytest.fixture(scope="module")
-def encoder(tokenizer: Any) -> Encoder:
+def encoder(tokenizer: Any) -> EmbeddingModel:
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=259,
@@ -50,13 +64,13 @@ def encoder(tokenizer: Any) -> Encoder:
         max_position_embeddings=64,
     )
     model: Any = BertModel(config)
-    return Encoder(model.eval(), tokenizer, Recipe(matryoshka_sizes=()), 64)
+    return EmbeddingModel(model.eval(), tokenizer, PoolingConfig(matryoshka_sizes=()), 64)
 
 
-def ask(encoder: Encoder, spec: Embed, now: float = 0.0) -> list[News]:
-    told: list[News] = []
+def ask(encoder: EmbeddingModel, spec: EmbedCommand, now: float = 0.0) -> list[EngineEvent]:
+    told: list[EngineEvent] = []
     clock = [0.0]
-    embedder = Embedder(encoder, 4, told.append, lambda: clock[0])
+    embedder = EmbeddingEngine(encoder, 4, told.append, lambda: clock[0])
     embedder.submit(spec)
     clock[0] = now
     while embedder.step():
@@ -65,95 +79,100 @@ def ask(encoder: Encoder, spec: Embed, now: float = 0.0) -> list[News]:
     return told
 
 
-def vectors(encoder: Encoder, spec: Embed) -> Any:
+def vectors(encoder: EmbeddingModel, spec: EmbedCommand) -> Any:
     first, finished = ask(encoder, spec)
-    assert isinstance(first, Vectors)
-    assert isinstance(finished, Finished)
+    assert isinstance(first, EmbeddingsEvent)
+    assert isinstance(finished, RequestFinishedEvent)
     return np.frombuffer(first.data, "<f4").reshape(-1, first.dimensions)
 
 
 TEXTS = ("a", "a longer text", "b", "a text of middle size", "é")
 
 
-def test_vectors_come_in_order_and_do_not_depend_on_neighbours(encoder: Encoder) -> None:
-    together = vectors(encoder, Embed(1, TEXTS))
-    alone = np.concatenate([vectors(encoder, Embed(1, (text,))) for text in TEXTS])
+def test_vectors_come_in_order_and_do_not_depend_on_neighbours(encoder: EmbeddingModel) -> None:
+    together = vectors(encoder, EmbedCommand(1, TEXTS))
+    alone = np.concatenate([vectors(encoder, EmbedCommand(1, (text,))) for text in TEXTS])
     assert np.allclose(together, alone, atol=1e-5)
     assert np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
 
 
-def test_a_large_request_takes_several_passes(encoder: Encoder) -> None:
+def test_a_large_request_takes_several_passes(encoder: EmbeddingModel) -> None:
     texts = tuple(chr(97 + n % 26) * n for n in range(1, 65))
-    assert len(batched([len(text) for text in texts])) > 1
-    together = vectors(encoder, Embed(1, texts))
+    assert len(split_batches([len(text) for text in texts])) > 1
+    together = vectors(encoder, EmbedCommand(1, texts))
     for n in (0, 1, 31, 63):
-        assert np.allclose(together[n], vectors(encoder, Embed(1, (texts[n],)))[0], atol=1e-5)
+        assert np.allclose(
+            together[n], vectors(encoder, EmbedCommand(1, (texts[n],)))[0], atol=1e-5
+        )
 
 
-def test_dimensions_are_cut_and_normalised_again(encoder: Encoder) -> None:
-    whole = vectors(encoder, Embed(1, TEXTS, normalize=False))
-    cut = vectors(encoder, Embed(1, TEXTS, dimensions=8))
+def test_dimensions_are_cut_and_normalised_again(encoder: EmbeddingModel) -> None:
+    whole = vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
+    cut = vectors(encoder, EmbedCommand(1, TEXTS, dimensions=8))
     expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
     assert np.allclose(cut, expected, atol=1e-5)
 
 
-def test_instruction_and_token_ids(encoder: Encoder) -> None:
-    plain = vectors(encoder, Embed(1, ("query: cat",)))
-    assert np.allclose(plain, vectors(encoder, Embed(1, ("cat",), instruction="query: ")))
-    assert np.allclose(plain, vectors(encoder, Embed(1, (tuple(b"query: cat"),))))
+def test_instruction_and_token_ids(encoder: EmbeddingModel) -> None:
+    plain = vectors(encoder, EmbedCommand(1, ("query: cat",)))
+    assert np.allclose(plain, vectors(encoder, EmbedCommand(1, ("cat",), instruction="query: ")))
+    assert np.allclose(plain, vectors(encoder, EmbedCommand(1, (tuple(b"query: cat"),))))
 
 
-def test_the_tokens_of_a_text(encoder: Encoder) -> None:
-    told: list[News] = []
-    Embedder(encoder, 4, told.append, float).tokenize(Tokenize(1, "aé"))
-    assert told == [Tokens(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
+def test_the_tokens_of_a_text(encoder: EmbeddingModel) -> None:
+    told: list[EngineEvent] = []
+    EmbeddingEngine(encoder, 4, told.append, float).tokenize(TokenizeCommand(1, "aé"))
+    assert told == [TokensEvent(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
 
 
-def test_too_long_fails_or_is_cut(encoder: Encoder) -> None:
-    (failed,) = ask(encoder, Embed(1, ("x" * 65,)))
-    assert isinstance(failed, Failed)
+def test_too_long_fails_or_is_cut(encoder: EmbeddingModel) -> None:
+    (failed,) = ask(encoder, EmbedCommand(1, ("x" * 65,)))
+    assert isinstance(failed, RequestFailedEvent)
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 65, 64)
-    vectors(encoder, Embed(1, ("x" * 65,), max_tokens=-1))
+    vectors(encoder, EmbedCommand(1, ("x" * 65,), max_tokens=-1))
     ids = tuple(range(100))
     assert np.allclose(
-        vectors(encoder, Embed(1, (ids,), max_tokens=5)), vectors(encoder, Embed(1, (ids[:5],)))
+        vectors(encoder, EmbedCommand(1, (ids,), max_tokens=5)),
+        vectors(encoder, EmbedCommand(1, (ids[:5],))),
     )
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        Embed(1, ()),
-        Embed(1, ((),)),
-        Embed(1, ((999,),)),
-        Embed(1, ("a",), dimensions=0),
-        Embed(1, ("a",), dimensions=33),
-        Embed(1, ((1, 2),), instruction="query: "),
+        EmbedCommand(1, ()),
+        EmbedCommand(1, ((),)),
+        EmbedCommand(1, ((999,),)),
+        EmbedCommand(1, ("a",), dimensions=0),
+        EmbedCommand(1, ("a",), dimensions=33),
+        EmbedCommand(1, ((1, 2),), instruction="query: "),
     ],
 )
-def test_what_is_wrong_is_told(encoder: Encoder, spec: Embed) -> None:
+def test_what_is_wrong_is_told(encoder: EmbeddingModel, spec: EmbedCommand) -> None:
     (failed,) = ask(encoder, spec)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailedEvent)
     assert failed.kind == "invalid"
 
 
-def test_deadline_cancel_and_queue(encoder: Encoder) -> None:
-    (failed,) = ask(encoder, Embed(1, ("a",), timeout=1.0), now=2.0)
-    assert isinstance(failed, Failed)
+def test_deadline_cancel_and_queue(encoder: EmbeddingModel) -> None:
+    (failed,) = ask(encoder, EmbedCommand(1, ("a",), timeout=1.0), now=2.0)
+    assert isinstance(failed, RequestFailedEvent)
     assert failed.kind == "deadline"
-    told: list[News] = []
-    embedder = Embedder(encoder, 1, told.append, lambda: 0.0)
+    told: list[EngineEvent] = []
+    embedder = EmbeddingEngine(encoder, 1, told.append, lambda: 0.0)
     for job in (1, 2, 3):
-        embedder.submit(Embed(job, ("a",)))
-    assert [one.kind for one in told if isinstance(one, Failed)] == ["overloaded"]
+        embedder.submit(EmbedCommand(job, ("a",)))
+    assert [one.kind for one in told if isinstance(one, RequestFailedEvent)] == ["overloaded"]
     embedder.cancel(1)
     while embedder.step():
         pass
-    assert [one.request_id for one in told if isinstance(one, Finished)] == [2]
+    assert [one.request_id for one in told if isinstance(one, RequestFinishedEvent)] == [2]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
-def test_a_pass_that_fails_takes_one_request_with_it(encoder: Encoder, error: Exception) -> None:
+def test_a_pass_that_fails_takes_one_request_with_it(
+    encoder: EmbeddingModel, error: Exception
+) -> None:
     class Failing:
         def __init__(self) -> None:
             self.config, self.device, self.calls = encoder.model.config, torch.device("cpu"), 0
@@ -164,16 +183,16 @@ def test_a_pass_that_fails_takes_one_request_with_it(encoder: Encoder, error: Ex
                 raise error
             return encoder.model(**tensors)
 
-    told: list[News] = []
-    embedder = Embedder(encoder._replace(model=Failing()), 4, told.append, lambda: 0.0)
-    embedder.submit(Embed(1, TEXTS))
-    embedder.submit(Embed(2, TEXTS))
+    told: list[EngineEvent] = []
+    embedder = EmbeddingEngine(encoder._replace(model=Failing()), 4, told.append, lambda: 0.0)
+    embedder.submit(EmbedCommand(1, TEXTS))
+    embedder.submit(EmbedCommand(2, TEXTS))
     while embedder.step():
         pass
     first, *rest = told
-    assert isinstance(first, Failed)
+    assert isinstance(first, RequestFailedEvent)
     assert (first.request_id, first.kind) == (1, "failed")
-    assert [type(one) for one in rest] == [Vectors, Finished]
+    assert [type(one) for one in rest] == [EmbeddingsEvent, RequestFinishedEvent]
 
 
 # --- held against transformers, by hand -----------------------------------------------------------
@@ -220,9 +239,9 @@ STEPS = [
 ]
 
 
-def opened(folder: Path, **settings: Any) -> Encoder:
-    given = Settings(str(folder), device="cpu", **settings)
-    return load_encoder(Found(str(folder), "embed"), given)
+def opened(folder: Path, **settings: Any) -> EmbeddingModel:
+    given = TorchSettings(str(folder), device="cpu", **settings)
+    return load_encoder(ModelLocation(str(folder), "embed"), given)
 
 
 def by_hand(model: Any, text: str, skip: int = 0) -> Any:
@@ -249,9 +268,9 @@ def test_a_model_of_a_folder(tmp_path: Path, pooling: Any, expected: Callable[[A
     model = small_bert()
     said = {"pooling_mode": pooling}
     encoder = opened(saved(tmp_path, model, modules=STEPS, **{"1_Pooling__config": said}))
-    found = vectors(encoder, Embed(1, TEXTS))
+    found = vectors(encoder, EmbedCommand(1, TEXTS))
     assert np.allclose(found, [unit(expected(by_hand(model, text))) for text in TEXTS], atol=1e-5)
-    plain = vectors(encoder, Embed(1, TEXTS, normalize=False))
+    plain = vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
     assert np.allclose(plain, [expected(by_hand(model, text)) for text in TEXTS], atol=1e-5)
     assert encoder.dimensions == plain.shape[1]
 
@@ -269,44 +288,48 @@ def test_prompts_stand_before_texts_and_may_be_left_out_of_the_mean(tmp_path: Pa
     )
     for asked, prompt in ((None, "t: "), ("query", "find: "), ("q: ", "q: ")):
         whole = by_hand(model, f"{prompt}cat")
-        found = vectors(opened(folder), Embed(1, ("cat",), instruction=asked))
+        found = vectors(opened(folder), EmbedCommand(1, ("cat",), instruction=asked))
         assert np.allclose(found, unit(whole.mean(0)), atol=1e-5)
     ids = (1, 2, 3)
-    plain = vectors(opened(folder), Embed(1, (ids,)))
+    plain = vectors(opened(folder), EmbedCommand(1, (ids,)))
 
     saved(folder, model, **{"1_Pooling__config": {**counts, "include_prompt": False}})
     encoder = opened(folder)
     # The token before the text and the seven of the prompt are left out.
     part = by_hand(model, "find: cat", 7)
-    found = vectors(encoder, Embed(1, ("cat",), instruction="query"))
+    found = vectors(encoder, EmbedCommand(1, ("cat",), instruction="query"))
     assert np.allclose(found, unit(part.mean(0)), atol=1e-5)
     nothing = by_hand(model, "find: ", 7)
-    found = vectors(encoder, Embed(1, ("",), instruction="query"))
+    found = vectors(encoder, EmbedCommand(1, ("",), instruction="query"))
     assert np.allclose(found, unit(nothing.mean(0)), atol=1e-5)
-    cut_off = vectors(encoder, Embed(1, ("cat",), instruction="query", max_tokens=4))
+    cut_off = vectors(encoder, EmbedCommand(1, ("cat",), instruction="query", max_tokens=4))
     states = by_hand(model, "fi")[-1]
     assert np.allclose(cut_off, unit(states), atol=1e-5)
-    assert np.array_equal(vectors(encoder, Embed(1, (ids,))), plain)
+    assert np.array_equal(vectors(encoder, EmbedCommand(1, (ids,))), plain)
 
 
 def test_a_text_that_is_cut_keeps_its_closing_token(tmp_path: Path) -> None:
     model = small_bert()
     encoder = opened(saved(tmp_path, model), context=10)
     expected = unit(by_hand(model, "x" * 8).mean(0))
-    assert np.allclose(vectors(encoder, Embed(1, ("x" * 50,), max_tokens=-1)), expected, atol=1e-5)
-    assert np.allclose(vectors(encoder, Embed(1, ("x" * 50,), max_tokens=99)), expected, atol=1e-5)
-    (failed,) = ask(encoder, Embed(1, ("x" * 9,)))
-    assert isinstance(failed, Failed)
+    assert np.allclose(
+        vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=-1)), expected, atol=1e-5
+    )
+    assert np.allclose(
+        vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=99)), expected, atol=1e-5
+    )
+    (failed,) = ask(encoder, EmbedCommand(1, ("x" * 9,)))
+    assert isinstance(failed, RequestFailedEvent)
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 11, 10)
-    (failed,) = ask(encoder, Embed(1, ("xxx",), max_tokens=2))
-    assert isinstance(failed, Failed)
+    (failed,) = ask(encoder, EmbedCommand(1, ("xxx",), max_tokens=2))
+    assert isinstance(failed, RequestFailedEvent)
     assert failed.message == "of a text at least 3 tokens stay"
 
 
 def test_texts_may_be_taken_in_small_letters(tmp_path: Path) -> None:
     model = small_bert()
     encoder = opened(saved(tmp_path, model, sentence_bert_config={"do_lower_case": True}))
-    found = vectors(encoder, Embed(1, ("A Cat",), instruction="FIND "))
+    found = vectors(encoder, EmbedCommand(1, ("A Cat",), instruction="FIND "))
     assert np.allclose(found, unit(by_hand(model, "find a cat").mean(0)), atol=1e-5)
 
 
@@ -327,13 +350,13 @@ def test_which_sizes_there_are(
 ) -> None:
     model = small_bert()
     encoder = opened(saved(tmp_path, model), matryoshka=matryoshka)
-    asked = Embed(1, ("cat",), dimensions=size)
+    asked = EmbedCommand(1, ("cat",), dimensions=size)
     if says is None:
         expected = unit(by_hand(model, "cat").mean(0)[:size])
         assert np.allclose(vectors(encoder, asked), expected, atol=1e-5)
     else:
         (failed,) = ask(encoder, asked)
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, RequestFailedEvent)
         assert (failed.kind, failed.param) == ("invalid", "dimensions")
         assert says in failed.message
 
@@ -351,7 +374,7 @@ def test_a_dense_layer_before_the_end(tmp_path: Path) -> None:
     save_file({"linear.weight": weight}, folder / "3_Dense" / "model.safetensors")
     encoder = opened(folder)
     expected = unit(weight.numpy() @ by_hand(model, "cat").mean(0))
-    assert np.allclose(vectors(encoder, Embed(1, ("cat",))), expected, atol=1e-5)
+    assert np.allclose(vectors(encoder, EmbedCommand(1, ("cat",))), expected, atol=1e-5)
     assert encoder.dimensions == 5
 
 
@@ -363,17 +386,17 @@ def test_other_families(tmp_path: Path) -> None:
     llama: Any = LlamaForCausalLM(LlamaConfig(**sizes))
     encoder = opened(saved(tmp_path / "llama", llama.eval()))
     expected = [unit(by_hand(llama.model, text)[-1]) for text in TEXTS]
-    assert np.allclose(vectors(encoder, Embed(1, TEXTS)), expected, atol=1e-5)
+    assert np.allclose(vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
 
     t5: Any = T5Model(
         T5Config(vocab_size=259, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     )
     encoder = opened(saved(tmp_path / "t5", t5.eval()), context=50)
     expected = [unit(by_hand(t5.encoder, text).mean(0)) for text in TEXTS]
-    assert np.allclose(vectors(encoder, Embed(1, TEXTS)), expected, atol=1e-5)
+    assert np.allclose(vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
 
     roberta: Any = RobertaModel(RobertaConfig(**sizes, pad_token_id=1))
     encoder = opened(saved(tmp_path / "roberta", roberta.eval()))
     assert encoder.max_length == 62
-    vectors(encoder, Embed(1, ("x" * 60,)))
-    assert isinstance(ask(encoder, Embed(1, ("x" * 61,)))[0], Failed)
+    vectors(encoder, EmbedCommand(1, ("x" * 60,)))
+    assert isinstance(ask(encoder, EmbedCommand(1, ("x" * 61,)))[0], RequestFailedEvent)

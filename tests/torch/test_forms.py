@@ -8,9 +8,16 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from backends.torch.grammar import LARGEST
-from backends.torch.scheduler import Limits
-from backends.torch.spec import Beams, Ended, Ending, Form, Generate, Input, Picking, Piece
+from backends.torch.grammar import MAX_GRAMMAR_LENGTH
+from backends.torch.scheduler import SchedulerConfig
+from backends.torch.spec import ChoiceEndEvent, GenerateCommand, TextEvent
+from backends.torch.wishes import (
+    BeamSearchParams,
+    EngineSamplingParams,
+    OutputFormat,
+    PromptInput,
+    StopParams,
+)
 
 Drive = Callable[..., Any]
 
@@ -40,15 +47,15 @@ PERSON = {
 }
 
 
-def schema(what: Any, **fields: Any) -> Form:
-    return Form("json", msgspec.json.encode(what).decode(), **fields)
+def schema(what: Any, **fields: Any) -> OutputFormat:
+    return OutputFormat("json", msgspec.json.encode(what).decode(), **fields)
 
 
-def asked(form: Form, *, job: int = 1, seed: int = 1, **fields: Any) -> Generate:
-    picking = fields.pop("picking", None) or Picking(temperature=1, seed=seed)
-    ending = fields.pop("ending", None) or Ending(max_tokens=400)
+def asked(form: OutputFormat, *, job: int = 1, seed: int = 1, **fields: Any) -> GenerateCommand:
+    picking = fields.pop("picking", None) or EngineSamplingParams(temperature=1, seed=seed)
+    ending = fields.pop("ending", None) or StopParams(max_tokens=400)
     fields = {"token_ids": True, "form": form, **fields}
-    return Generate(job, Input(prompts=("x",)), picking, ending, **fields)
+    return GenerateCommand(job, PromptInput(prompts=("x",)), picking, ending, **fields)
 
 
 # --- what comes of it ---------------------------------------------------------------------------
@@ -58,7 +65,7 @@ def test_every_text_is_valid_whatever_the_model(noisy: Drive) -> None:
     found = set()
     for seed in range(50):
         got = noisy().run(asked(schema(PERSON), seed=seed))
-        assert got.ended() == {0: Ended(1, 0, "eos")}
+        assert got.ended() == {0: ChoiceEndEvent(1, 0, "eos")}
         assert jsonschema_rs.is_valid(PERSON, msgspec.json.decode(got.text()))
         found.add(got.text())
     assert len(found) == 50
@@ -67,18 +74,18 @@ def test_every_text_is_valid_whatever_the_model(noisy: Drive) -> None:
 @pytest.mark.parametrize(
     ("form", "right"),
     [
-        (Form("regex", "[a-c]{3,6}(x|y/z)?"), "[a-c]{3,6}(x|y/z)?"),
-        (Form("regex", "^ab+$"), "ab+"),
-        (Form("choice", '["yes","no","\u00e9\\n\\"/"]'), 'yes|no|\u00e9\n"/'),
-        (Form("grammar", 'root ::= "a"+ end\nend ::= "b" | "c"'), "a+[bc]"),
+        (OutputFormat("regex", "[a-c]{3,6}(x|y/z)?"), "[a-c]{3,6}(x|y/z)?"),
+        (OutputFormat("regex", "^ab+$"), "ab+"),
+        (OutputFormat("choice", '["yes","no","\u00e9\\n\\"/"]'), 'yes|no|\u00e9\n"/'),
+        (OutputFormat("grammar", 'root ::= "a"+ end\nend ::= "b" | "c"'), "a+[bc]"),
         (
-            Form("grammar", "start: word\nword: /[a-z]{2}/ | DIGIT\nDIGIT: /[0-9]/"),
+            OutputFormat("grammar", "start: word\nword: /[a-z]{2}/ | DIGIT\nDIGIT: /[0-9]/"),
             "[a-z]{2}|[0-9]",
         ),
         (schema({"type": "object"}), r"\{.*\}"),
     ],
 )
-def test_every_kind_of_form(noisy: Drive, form: Form, right: str) -> None:
+def test_every_kind_of_form(noisy: Drive, form: OutputFormat, right: str) -> None:
     for seed in range(10):
         got = noisy().run(asked(form, seed=seed))
         ended = got.ended()[0].reason
@@ -94,12 +101,12 @@ def test_json_is_written_in_one_way(noisy: Drive) -> None:
 
 def test_nothing_of_it_shows_in_company(noisy: Drive) -> None:
     """Each row has a grammar of its own, or none; alone it says the same."""
-    forms = [schema(PERSON), Form("regex", "[a-z]{20}"), None, schema(PERSON)]
+    forms = [schema(PERSON), OutputFormat("regex", "[a-z]{20}"), None, schema(PERSON)]
     specs = [
         msgspec.structs.replace(asked(schema({}), job=i, seed=i), output_format=form)
         for i, form in enumerate(forms, 1)
     ]
-    together = noisy(Limits(max_chunk_tokens=32)).run(*specs)
+    together = noisy(SchedulerConfig(max_chunk_tokens=32)).run(*specs)
     for spec in specs:
         assert together.ids(spec.request_id) == noisy().run(spec).ids(spec.request_id)
     assert together.finished(1).max_batch == 4
@@ -108,17 +115,19 @@ def test_nothing_of_it_shows_in_company(noisy: Drive) -> None:
 def test_the_tiny_model_too(driven: Drive) -> None:
     form = schema({"type": "object", "properties": {"a": {"type": "integer", "maximum": 999}},
                    "required": ["a"], "additionalProperties": False})  # fmt: skip
-    got = driven().run(asked(form, picking=Picking(temperature=0)))
+    got = driven().run(asked(form, picking=EngineSamplingParams(temperature=0)))
     assert re.fullmatch(r'\{"a": -?[0-9]+\}', got.text())
 
 
 def test_a_row_that_gave_way_goes_on_where_it_was(driven: Drive) -> None:
-    form = Form("regex", "([a-z]{10} ){9}")
+    form = OutputFormat("regex", "([a-z]{10} ){9}")
     specs = [
-        msgspec.structs.replace(asked(form, job=i, seed=i), input=Input(prompts=("x" * 20 * i,)))
+        msgspec.structs.replace(
+            asked(form, job=i, seed=i), input=PromptInput(prompts=("x" * 20 * i,))
+        )
         for i in (1, 2, 3)
     ]
-    together = driven(Limits(cache_bytes=1)).run(*specs)
+    together = driven(SchedulerConfig(cache_bytes=1)).run(*specs)
     assert together.engine._scheduler.preemption_count > 0
     for spec in specs:
         assert together.ids(spec.request_id) == driven().run(spec).ids(spec.request_id)
@@ -128,43 +137,46 @@ def test_a_row_that_gave_way_goes_on_where_it_was(driven: Drive) -> None:
 
 
 def test_cut_by_length_it_says_so(noisy: Drive) -> None:
-    got = noisy().run(asked(schema(PERSON), ending=Ending(max_tokens=9)))
-    assert got.ended() == {0: Ended(1, 0, "length")}
+    got = noisy().run(asked(schema(PERSON), ending=StopParams(max_tokens=9)))
+    assert got.ended() == {0: ChoiceEndEvent(1, 0, "length")}
     assert len(got.ids()) == 9
     assert PERSON["type"] == "object"
     assert got.text().startswith('{"name": ')
 
 
 def test_a_stop_string_ends_it(noisy: Drive) -> None:
-    got = noisy().run(asked(schema(PERSON), ending=Ending(max_tokens=400, stop=('"age"',))))
-    assert got.ended() == {0: Ended(1, 0, "stop", '"age"')}
+    got = noisy().run(asked(schema(PERSON), ending=StopParams(max_tokens=400, stop=('"age"',))))
+    assert got.ended() == {0: ChoiceEndEvent(1, 0, "stop", '"age"')}
     assert '"age"' not in got.text()
 
 
 def test_it_goes_on_for_the_least_number_of_tokens(noisy: Drive) -> None:
-    letters = Form("regex", "a*")
+    letters = OutputFormat("regex", "a*")
     short = noisy().run(asked(letters, seed=2))
     assert len(short.ids()) < 30
-    long = noisy().run(asked(letters, seed=2, ending=Ending(max_tokens=90, min_tokens=30)))
+    long = noisy().run(asked(letters, seed=2, ending=StopParams(max_tokens=90, min_tokens=30)))
     assert len(long.text()) >= 30
     assert long.ended()[0].reason == "eos"
 
 
 def test_at_its_end_it_ends_in_any_case(noisy: Drive) -> None:
-    for ending in (Ending(max_tokens=90, min_tokens=30), Ending(max_tokens=90, ignore_eos=True)):
-        got = noisy().run(asked(Form("regex", "abc"), ending=ending))
+    for ending in (
+        StopParams(max_tokens=90, min_tokens=30),
+        StopParams(max_tokens=90, ignore_eos=True),
+    ):
+        got = noisy().run(asked(OutputFormat("regex", "abc"), ending=ending))
         assert (got.text(), got.ended()[0].reason) == ("abc", "eos")
 
 
 def test_without_an_end_of_text_it_goes_on_while_it_may(noisy: Drive) -> None:
-    ending = Ending(max_tokens=90, ignore_eos=True)
-    assert noisy().run(asked(Form("regex", "a*"), ending=ending)).text() == "a" * 90
-    late = noisy().run(asked(Form("regex", "a{5}|a{7}"), ending=ending))
+    ending = StopParams(max_tokens=90, ignore_eos=True)
+    assert noisy().run(asked(OutputFormat("regex", "a*"), ending=ending)).text() == "a" * 90
+    late = noisy().run(asked(OutputFormat("regex", "a{5}|a{7}"), ending=ending))
     assert (late.text(), late.ended()[0].reason) == ("a" * 7, "eos")
 
 
 def test_choices_have_grammars_of_their_own(noisy: Drive) -> None:
-    form = Form("regex", "[a-z]{3,9}")
+    form = OutputFormat("regex", "[a-z]{3,9}")
     got = noisy().run(asked(form, n=4, best_of=4, seed=3))
     texts = [got.text(choice=i) for i in range(4)]
     assert all(re.fullmatch("[a-z]{3,9}", text) for text in texts)
@@ -174,16 +186,16 @@ def test_choices_have_grammars_of_their_own(noisy: Drive) -> None:
 
 
 def test_logprobs_are_the_models_own(noisy: Drive) -> None:
-    got = noisy().run(asked(Form("choice", '["yes"]'), logprobs=2))
-    tokens = [token for piece in got.of(Piece) for token in piece.tokens]
+    got = noisy().run(asked(OutputFormat("choice", '["yes"]'), logprobs=2))
+    tokens = [token for piece in got.of(TextEvent) for token in piece.tokens]
     assert [token.data for token in tokens] == [b"y", b"e", b"s"]
     assert all(token.logprob < -1 and len(token.top) == 2 for token in tokens)
     assert all(token.top[0].logprob > token.logprob for token in tokens)
 
 
 def test_beams_have_grammars_of_their_own(noisy: Drive) -> None:
-    form = Form("regex", "[a-c]{4}(x|yy)")
-    got = noisy().run(asked(form, n=3, beams=Beams(3)))
+    form = OutputFormat("regex", "[a-c]{4}(x|yy)")
+    got = noisy().run(asked(form, n=3, beams=BeamSearchParams(3)))
     texts = [got.text(choice=i) for i in range(3)]
     assert all(re.fullmatch("[a-c]{4}(x|yy)", text) for text in texts)
     assert len(set(texts)) == 3
@@ -192,36 +204,38 @@ def test_beams_have_grammars_of_their_own(noisy: Drive) -> None:
 @pytest.mark.parametrize(
     "picking",
     [
-        Picking(temperature=0),
-        Picking(temperature=0, repetition_penalty=1.9, frequency_penalty=1.0),
-        Picking(temperature=2, top_k=3, seed=1),
-        Picking(temperature=1, top_p=0.1, seed=1),
-        Picking(temperature=1, min_p=0.9, seed=1),
-        Picking(temperature=1, typical_p=0.2, seed=1),
-        Picking(temperature=1, seed=1, logit_bias={120: 100.0}),
-        Picking(temperature=1, seed=1, bad_words=("a", "b", "0")),
+        EngineSamplingParams(temperature=0),
+        EngineSamplingParams(temperature=0, repetition_penalty=1.9, frequency_penalty=1.0),
+        EngineSamplingParams(temperature=2, top_k=3, seed=1),
+        EngineSamplingParams(temperature=1, top_p=0.1, seed=1),
+        EngineSamplingParams(temperature=1, min_p=0.9, seed=1),
+        EngineSamplingParams(temperature=1, typical_p=0.2, seed=1),
+        EngineSamplingParams(temperature=1, seed=1, logit_bias={120: 100.0}),
+        EngineSamplingParams(temperature=1, seed=1, bad_words=("a", "b", "0")),
     ],
 )
-def test_it_holds_with_every_way_to_pick(noisy: Drive, picking: Picking) -> None:
-    got = noisy().run(asked(Form("regex", "([a-c]|[0-2]){20}"), picking=picking))
+def test_it_holds_with_every_way_to_pick(noisy: Drive, picking: EngineSamplingParams) -> None:
+    got = noisy().run(asked(OutputFormat("regex", "([a-c]|[0-2]){20}"), picking=picking))
     assert re.fullmatch("([a-c]|[0-2]){20}", got.text())
 
 
 def test_where_no_token_is_left_the_request_fails(noisy: Drive) -> None:
-    form = Form("regex", "[a-c]{20}")
-    got = noisy().run(asked(form, n=3, best_of=3, picking=Picking(allowed_token_ids=(120, 121))),
+    form = OutputFormat("regex", "[a-c]{20}")
+    got = noisy().run(asked(form, n=3, best_of=3, picking=EngineSamplingParams(allowed_token_ids=(120, 121))),
                       asked(form, job=2))  # fmt: skip
     failed = got.failed()
     assert (failed.kind, failed.param) == ("invalid", "response_format")
     assert "no token may come" in failed.message
-    assert got.of(Ended) == []
+    assert got.of(ChoiceEndEvent) == []
     assert got.ended(2)[0].reason == "eos"
     assert got.engine.active_count == 0
 
 
 def test_a_search_that_finds_nothing_fails(noisy: Drive) -> None:
-    picking = Picking(allowed_token_ids=(120, 121))
-    got = noisy().run(asked(Form("regex", "[a-c]{20}"), n=2, beams=Beams(2), picking=picking))
+    picking = EngineSamplingParams(allowed_token_ids=(120, 121))
+    got = noisy().run(
+        asked(OutputFormat("regex", "[a-c]{20}"), n=2, beams=BeamSearchParams(2), picking=picking)
+    )
     assert (got.failed().kind, got.failed().param) == ("invalid", "response_format")
     assert "no token may come" in got.failed().message
 
@@ -244,24 +258,26 @@ def test_a_search_that_finds_nothing_fails(noisy: Drive) -> None:
         (schema({"type": "integer", "minimum": 3, "maximum": 2}), "invalid", "Unsatisfiable"),
         (schema([1]), "invalid", "no object"),
         (schema(False), "invalid", "no object"),
-        (Form("json", '{"a":' * 2000 + "1" + "}" * 2000), "invalid", "recursion"),
-        (Form("regex", "a(?=b)"), "invalid", "look-around"),
-        (Form("regex", "("), "invalid", "unclosed group"),
-        (Form("grammar", "start: other"), "invalid", "other"),
-        (Form("grammar", "nonsense"), "invalid", "::="),
-        (Form("grammar", 'start: "a" start'), "invalid", "no token may come"),
-        (Form("grammar", 'start: start "a"'), "unsupported", "too complex"),
-        (Form("choice", "[]"), "invalid", "nothing to choose"),
-        (Form("regex", "a" * (LARGEST + 1)), "invalid", "characters"),
+        (OutputFormat("json", '{"a":' * 2000 + "1" + "}" * 2000), "invalid", "recursion"),
+        (OutputFormat("regex", "a(?=b)"), "invalid", "look-around"),
+        (OutputFormat("regex", "("), "invalid", "unclosed group"),
+        (OutputFormat("grammar", "start: other"), "invalid", "other"),
+        (OutputFormat("grammar", "nonsense"), "invalid", "::="),
+        (OutputFormat("grammar", 'start: "a" start'), "invalid", "no token may come"),
+        (OutputFormat("grammar", 'start: start "a"'), "unsupported", "too complex"),
+        (OutputFormat("choice", "[]"), "invalid", "nothing to choose"),
+        (OutputFormat("regex", "a" * (MAX_GRAMMAR_LENGTH + 1)), "invalid", "characters"),
     ],
 )
-def test_what_can_not_be_held_to_is_refused(noisy: Drive, form: Form, kind: str, said: str) -> None:
+def test_what_can_not_be_held_to_is_refused(
+    noisy: Drive, form: OutputFormat, kind: str, said: str
+) -> None:
     got = noisy().run(asked(msgspec.structs.replace(form, param="guided_json")))
     failed = got.failed()
     assert (failed.kind, failed.param) == (kind, "guided_json")
     assert said in failed.message
     assert len(failed.message) < 300
-    assert got.of(Piece) == []
+    assert got.of(TextEvent) == []
     assert got.engine.waiting_count == 0
 
 

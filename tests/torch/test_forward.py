@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 
-from backends.torch.attention import Segment
-from backends.torch.forward import ATTENTION, Forward
-from backends.torch.kv import Kv, Pool
+from backends.torch.attention import BatchSegment
+from backends.torch.forward import ATTENTION_NAME, ModelRunner
+from backends.torch.kv import BlockPool, SequenceCache
 from backends.torch.models import ModelError
 
 SIZES: dict[str, Any] = {
@@ -39,35 +39,35 @@ def test_other_families_and_any_chunks(config: Any) -> None:
     text = torch.randint(0, 100, (1, 50), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         truth = build(config, "eager")(text).logits[0]
-    forward = Forward(build(config, ATTENTION))
+    forward = ModelRunner(build(config, ATTENTION_NAME))
     tokens = text[0].tolist()
     for cuts in ([50], [20, 30], [1] * 50, [7, 1, 30, 1, 11]):
-        pool = Pool(64)
-        kv, found = Kv(pool, 50), []
+        pool = BlockPool(64)
+        kv, found = SequenceCache(pool, 50), []
         start = 0
         for cut in cuts:
             # A second row beside it, so that the pass is a packed one.
-            other = Segment(Kv(pool, 5), tokens[:5])
-            logits = forward([Segment(kv, tokens[start : start + cut], cut), other])
+            other = BatchSegment(SequenceCache(pool, 5), tokens[:5])
+            logits = forward([BatchSegment(kv, tokens[start : start + cut], cut), other])
             found.append(logits[:-1])
             start += cut
         assert torch.allclose(torch.cat(found), truth, atol=1e-3)
 
 
 def test_a_copy_has_the_same_past_and_its_own_future(tiny: Any) -> None:
-    pool = Pool(9)
-    one = Kv(pool, 3)
-    tiny.runner([Segment(one, [1, 2, 3], 0)])
+    pool = BlockPool(9)
+    one = SequenceCache(pool, 3)
+    tiny.runner([BatchSegment(one, [1, 2, 3], 0)])
     other = one.fork()
     assert pool.used_blocks == 1
-    tiny.runner([Segment(other, [9] * 100, 0)])
-    expected = tiny.runner([Segment(Kv(pool, 3), [1, 2, 3, 4])])
-    assert torch.equal(tiny.runner([Segment(one, [4])]), expected)
+    tiny.runner([BatchSegment(other, [9] * 100, 0)])
+    expected = tiny.runner([BatchSegment(SequenceCache(pool, 3), [1, 2, 3, 4])])
+    assert torch.equal(tiny.runner([BatchSegment(one, [4])]), expected)
     assert (one.length, other.length, pool.layer_count) == (4, 103, 2)
 
 
 def test_a_pass_that_wants_nothing_gives_nothing(tiny: Any) -> None:
-    assert tiny.runner([Segment(Kv(Pool(1)), [1, 2, 3], 0)]).shape == (0, 259)
+    assert tiny.runner([BatchSegment(SequenceCache(BlockPool(1)), [1, 2, 3], 0)]).shape == (0, 259)
 
 
 class Recurrent(torch.nn.Module):
@@ -89,4 +89,4 @@ class Recurrent(torch.nn.Module):
 
 def test_a_family_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ModelError, match="not served"):
-        Forward(Recurrent(MistralConfig(**SIZES)))
+        ModelRunner(Recurrent(MistralConfig(**SIZES)))

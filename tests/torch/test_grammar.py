@@ -8,15 +8,21 @@ from typing import Any
 import pytest
 
 from backends.torch import guiding
-from backends.torch.grammar import KEPT, Grammars, Part
-from backends.torch.reading import Refused
-from backends.torch.spec import Form, Generate, Input, Picking, Piece
+from backends.torch.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarPart
+from backends.torch.reading import RequestRejectedError
+from backends.torch.spec import GenerateCommand, TextEvent
+from backends.torch.wishes import EngineSamplingParams, OutputFormat, PromptInput
 
 Drive = Callable[..., Any]
 
 
-def asked(form: Form | None, *, job: int = 1) -> Generate:
-    return Generate(job, Input(prompts=("x",)), Picking(temperature=1, seed=1), output_format=form)
+def asked(form: OutputFormat | None, *, job: int = 1) -> GenerateCommand:
+    return GenerateCommand(
+        job,
+        PromptInput(prompts=("x",)),
+        EngineSamplingParams(temperature=1, seed=1),
+        output_format=form,
+    )
 
 
 class Slow:
@@ -24,7 +30,7 @@ class Slow:
 
     def __init__(self, tokenizer: Any) -> None:
         self.go = threading.Event()
-        self._inner = Grammars(tokenizer, 259, frozenset({257}), lambda: None)
+        self._inner = GrammarCompiler(tokenizer, 259, frozenset({257}), lambda: None)
 
     def ask(self, source: Any) -> Any:
         return self._inner._threads.submit(self._compile, source)
@@ -42,13 +48,13 @@ def slow(got: Any, tokenizer: Any) -> Slow:
 def test_others_do_not_wait_for_a_grammar(noisy: Drive, tokenizer: Any) -> None:
     got = noisy()
     grammars = slow(got, tokenizer)
-    got.engine.submit(asked(Form("regex", "abc")))
+    got.engine.submit(asked(OutputFormat("regex", "abc")))
     got.engine.submit(asked(None, job=2))
     assert got.engine.waiting_count == 2
     while got.engine.step():
         pass
     assert got.finished(2)
-    assert got.of(Piece) == []
+    assert got.of(TextEvent) == []
     grammars.go.set()
     (future,) = got.engine._grammar_manager._waiting.values()
     future.result(30)
@@ -58,10 +64,10 @@ def test_others_do_not_wait_for_a_grammar(noisy: Drive, tokenizer: Any) -> None:
 def test_a_grammar_that_takes_too_long_is_refused(noisy: Drive, tokenizer: Any) -> None:
     got = noisy()
     grammars = slow(got, tokenizer)
-    got.engine.submit(asked(Form("regex", "abc")))
-    got.now = guiding.PATIENCE - 1
+    got.engine.submit(asked(OutputFormat("regex", "abc")))
+    got.now = guiding.COMPILE_TIMEOUT - 1
     assert not got.engine.step()
-    got.now = guiding.PATIENCE
+    got.now = guiding.COMPILE_TIMEOUT
     got.engine.step()
     assert (got.failed().kind, got.failed().param) == ("unsupported", "response_format")
     assert "within 10 s" in got.failed().message
@@ -72,7 +78,7 @@ def test_a_grammar_that_takes_too_long_is_refused(noisy: Drive, tokenizer: Any) 
 def test_who_leaves_while_it_is_prepared(noisy: Drive, tokenizer: Any) -> None:
     got = noisy()
     grammars = slow(got, tokenizer)
-    got.engine.submit(asked(Form("regex", "abc")))
+    got.engine.submit(asked(OutputFormat("regex", "abc")))
     got.engine.cancel(1)
     grammars.go.set()
     assert got.run().told == []
@@ -82,32 +88,32 @@ def test_who_leaves_while_it_is_prepared(noisy: Drive, tokenizer: Any) -> None:
 def test_too_many_at_once_are_overload(
     noisy: Drive, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guiding, "MOST", 2)
+    monkeypatch.setattr(guiding, "MAX_PENDING_REQUESTS", 2)
     got = noisy()
     grammars = slow(got, tokenizer)
     for job in (1, 2, 3):
-        got.engine.submit(asked(Form("regex", "abc"), job=job))
+        got.engine.submit(asked(OutputFormat("regex", "abc"), job=job))
     assert got.failed(3).kind == "overloaded"
     grammars.go.set()
 
 
-def grammars(tokenizer: Any, woken: threading.Event | None = None) -> Grammars:
+def grammars(tokenizer: Any, woken: threading.Event | None = None) -> GrammarCompiler:
     wake = (woken or threading.Event()).set
-    return Grammars(tokenizer, 259, frozenset({257}), wake)
+    return GrammarCompiler(tokenizer, 259, frozenset({257}), wake)
 
 
 def test_a_grammar_is_compiled_once_and_kept_for_a_while(tokenizer: Any) -> None:
     woken = threading.Event()
     cache = grammars(tokenizer, woken)
-    first = cache.compile_grammar((Part("form", "regex", "a"),))
+    first = cache.compile_grammar((GrammarPart("form", "regex", "a"),))
     assert not first.result(30).is_finished
     assert woken.wait(30)
-    assert cache.compile_grammar((Part("form", "regex", "a"),)) is first
-    assert cache.compile_grammar((Part("form", "json", "a"),)) is not first
-    for number in range(KEPT - 1):
-        cache.compile_grammar((Part("form", "regex", f"a{number}"),))
-    assert len(cache._cache) == KEPT
-    assert cache.compile_grammar((Part("form", "regex", "a"),)) is not first
+    assert cache.compile_grammar((GrammarPart("form", "regex", "a"),)) is first
+    assert cache.compile_grammar((GrammarPart("form", "json", "a"),)) is not first
+    for number in range(MAX_CACHED_GRAMMARS - 1):
+        cache.compile_grammar((GrammarPart("form", "regex", f"a{number}"),))
+    assert len(cache._cache) == MAX_CACHED_GRAMMARS
+    assert cache.compile_grammar((GrammarPart("form", "regex", "a"),)) is not first
 
 
 def test_a_tokenizer_that_can_not_be_read(tokenizer: Any) -> None:
@@ -116,14 +122,14 @@ def test_a_tokenizer_that_can_not_be_read(tokenizer: Any) -> None:
 
     found = grammars(Other())
     found.load_vocabulary()
-    with pytest.raises(Refused, match="tokenizer does not let"):
-        found.compile_grammar((Part("form", "regex", "a"),)).result(30)
+    with pytest.raises(RequestRejectedError, match="tokenizer does not let"):
+        found.compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
 
 
 def test_without_the_library_that_holds(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
-    with pytest.raises(Refused, match="without llguidance"):
-        grammars(tokenizer).compile_grammar((Part("form", "regex", "a"),)).result(30)
+    with pytest.raises(RequestRejectedError, match="without llguidance"):
+        grammars(tokenizer).compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
 
 
 def test_the_vocabulary_is_read_before_the_first_request(noisy: Drive) -> None:
@@ -131,7 +137,7 @@ def test_the_vocabulary_is_read_before_the_first_request(noisy: Drive) -> None:
     got.engine.warm_up()
     words = got.engine._grammar_compiler._token_table
     assert words.vocab_size == 259
-    got.run(asked(Form("regex", "a")))
+    got.run(asked(OutputFormat("regex", "a")))
     assert got.engine._grammar_compiler._token_table is words
 
 
@@ -152,7 +158,7 @@ def test_a_text_that_is_too_complex_to_follow(noisy: Drive) -> None:
             return False
 
     got = noisy()
-    got.engine.submit(asked(Form("regex", "abc")))
+    got.engine.submit(asked(OutputFormat("regex", "abc")))
     (future,) = got.engine._grammar_manager._waiting.values()
     future.result(30)._matcher = Broken()
     failed = got.run().failed()
@@ -163,9 +169,9 @@ def test_a_text_that_is_too_complex_to_follow(noisy: Drive) -> None:
 def test_what_goes_wrong_otherwise_is_told_without_its_words(
     noisy: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Grammars, source: Any) -> Any:
+    def broken(self: GrammarCompiler, source: Any) -> Any:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(Grammars, "_compile_grammar", broken)
-    failed = noisy().run(asked(Form("regex", "a"))).failed()
+    monkeypatch.setattr(GrammarCompiler, "_compile_grammar", broken)
+    failed = noisy().run(asked(OutputFormat("regex", "a"))).failed()
     assert (failed.kind, failed.message) == ("failed", "the local model failed: RuntimeError")

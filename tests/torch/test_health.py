@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from backends.torch.client import TorchBackend
-from backends.torch.process import Process
+from backends.torch.process import EngineProcess
 from gateway.core.errors import StreamBroken
-from gateway.core.types import Done, Event, Message, Templating, TextPart
+from gateway.core.events import Event, StreamEnd
+from gateway.core.request import Message, PromptOptions, TextPart
 from tests.torch.test_client import LONG, context, drained, events, request
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 
-async def answers_again(own: TorchBackend, before: Process) -> None:
+async def answers_again(own: TorchBackend, before: EngineProcess) -> None:
     """Another process has taken over."""
-    assert (await events(own, request()))[-1] == Done()
+    assert (await events(own, request()))[-1] == StreamEnd()
     assert own.process is not before
     assert own.read_stats()["restarts"] == 1
     assert before.exit_code is not None
@@ -28,7 +29,7 @@ async def answers_again(own: TorchBackend, before: Process) -> None:
 async def test_a_process_that_hangs_is_killed_and_started_anew(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.torch.process.SILENCE", 2.5)
+    monkeypatch.setattr("backends.torch.process.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
     async with aclosing(own.stream(LONG, context())) as stream:
@@ -60,7 +61,7 @@ async def test_a_step_that_never_ends_is_seen(
         await anext(stream)
         before = own.process
         assert before is not None
-        monkeypatch.setattr("backends.torch.process.LONGEST_STEP", -1.0)
+        monkeypatch.setattr("backends.torch.process.MAX_STEP_SECONDS", -1.0)
         with pytest.raises(StreamBroken):
             await on_and_on(own, stream)
         monkeypatch.undo()
@@ -76,11 +77,11 @@ SLOW = (
 
 async def test_long_work_is_no_hang(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that computes for seconds holds up the loop, and the heart beats on."""
-    monkeypatch.setattr("backends.torch.process.SILENCE", 2.5)
+    monkeypatch.setattr("backends.torch.process.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1, trust_templates=True)
     await own.start()
     said = (Message("user", (TextPart("hi"),)),)
-    asked = request(kind="chat", prompts=(), messages=said, templating=Templating(template=SLOW))
-    assert (await events(own, asked))[-1] == Done()
+    asked = request(kind="chat", prompts=(), messages=said, templating=PromptOptions(template=SLOW))
+    assert (await events(own, asked))[-1] == StreamEnd()
     assert own.read_stats()["restarts"] == 0
     await own.aclose()

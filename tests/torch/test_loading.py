@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, BertConfig
 
 from backends.torch import loading
 from backends.torch.loading import (
-    free_memory,
+    compute_weight_bytes,
+    get_free_memory,
     load_weights,
     pick_device,
     pick_dtype,
-    weight_bytes,
 )
-from backends.torch.models import Found, ModelError, Task
+from backends.torch.models import EngineTask, ModelError, ModelLocation
 from tests.torch.conftest import tiny_llama
 
 CPU = torch.device("cpu")
@@ -29,8 +29,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loaded(folder: Path, kind: Any = AutoModelForCausalLM, task: Task = "generate") -> Any:
-    return load_weights(kind, Found(str(folder), task), CPU, torch.float32)
+def loaded(folder: Path, kind: Any = AutoModelForCausalLM, task: EngineTask = "generate") -> Any:
+    return load_weights(kind, ModelLocation(str(folder), task), CPU, torch.float32)
 
 
 def refused(folder: Path, **how: Any) -> str:
@@ -64,7 +64,9 @@ def test_a_sharded_model_is_the_same(folder: Path, tmp_path_factory: Any) -> Non
     shards = tmp_path_factory.mktemp("shards")
     tiny_llama().save_pretrained(shards, max_shard_size="100KB")
     assert len(list(shards.glob("*.safetensors"))) > 2
-    assert weight_bytes(shards, torch.float32) == weight_bytes(folder, torch.float32)
+    assert compute_weight_bytes(shards, torch.float32) == compute_weight_bytes(
+        folder, torch.float32
+    )
     ids = torch.arange(9)[None]
     with torch.inference_mode():
         assert torch.equal(loaded(shards)(ids).logits, loaded(folder)(ids).logits)
@@ -91,7 +93,11 @@ def test_missing_weights_are_told_and_not_made_up(folder: Path) -> None:
     change(folder, num_hidden_layers=3)
     assert refused(folder).endswith(", …")
     assert load_weights(
-        AutoModelForCausalLM, Found(str(folder), "generate"), CPU, "auto", spare="model.layers."
+        AutoModelForCausalLM,
+        ModelLocation(str(folder), "generate"),
+        CPU,
+        "auto",
+        spare="model.layers.",
     )
 
 
@@ -138,32 +144,32 @@ def test_need_and_room_are_told_before_loading(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parameters = sum(weight.numel() for weight in tiny_llama().parameters())
-    assert weight_bytes(folder, torch.float32) == parameters * 4
-    assert weight_bytes(folder, torch.bfloat16) == parameters * 2
-    assert weight_bytes(folder, None) == parameters * 4
+    assert compute_weight_bytes(folder, torch.float32) == parameters * 4
+    assert compute_weight_bytes(folder, torch.bfloat16) == parameters * 2
+    assert compute_weight_bytes(folder, None) == parameters * 4
     save_file({"ids": torch.arange(3)}, folder / "model.safetensors")
-    assert weight_bytes(folder, torch.bfloat16) == 24
+    assert compute_weight_bytes(folder, torch.bfloat16) == 24
     tiny_llama().save_pretrained(folder)
-    monkeypatch.setattr(loading, "free_memory", lambda _: 100_000)
+    monkeypatch.setattr(loading, "get_free_memory", lambda _: 100_000)
     assert "need 0 MB on cpu, and 0 MB are free" in refused(folder)
-    monkeypatch.setattr(loading, "free_memory", lambda _: parameters * 4)
+    monkeypatch.setattr(loading, "get_free_memory", lambda _: parameters * 4)
     assert loaded(folder)
-    monkeypatch.setattr(loading, "free_memory", lambda _: None)
+    monkeypatch.setattr(loading, "get_free_memory", lambda _: None)
     assert loaded(folder)
 
 
 def test_free_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    free = free_memory(CPU)
+    free = get_free_memory(CPU)
     assert free is None or free > 1 << 20
-    assert free_memory(torch.device("meta")) is None
+    assert get_free_memory(torch.device("meta")) is None
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 9))
-    assert free_memory(torch.device("cuda")) == 5
-    assert loading._allowed(tmp_path) is None
+    assert get_free_memory(torch.device("cuda")) == 5
+    assert loading._read_cgroup_memory(tmp_path) is None
     (tmp_path / "memory.current").write_text("30\n")
     for most, left in (("max\n", None), ("100\n", 70), ("20\n", 0)):
         (tmp_path / "memory.max").write_text(most)
-        assert loading._allowed(tmp_path) == left
+        assert loading._read_cgroup_memory(tmp_path) == left
     table = tmp_path / "meminfo"
-    assert loading._available(table) is None
+    assert loading._read_available_memory(table) is None
     table.write_text("MemFree: 1 kB\nMemAvailable:    7 kB\n")
-    assert loading._available(table) == 7168
+    assert loading._read_available_memory(table) == 7168

@@ -6,54 +6,56 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.torch import mapping, spec
+from backends.torch import mapping, spec, wishes
 from backends.torch.client import TorchBackend
 from gateway.core import errors
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    EmbedRequest,
-    End,
-    GenerateRequest,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
+    PromptEcho,
+    StreamStart,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
     ImagePart,
-    Logprobs,
+    LogprobsOptions,
     Message,
     NamedTool,
-    PromptEcho,
-    Sampling,
-    Start,
-    Stopping,
-    Templating,
-    Text,
+    PromptOptions,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
-    Vector,
-    Want,
 )
 
-CHAT = GenerateRequest(
+CHAT = GenerationRequest(
     model="m", kind="chat", messages=(Message("developer", (TextPart("be brief"),)),)
 )
-TEXT = GenerateRequest(model="m", kind="completion", prompts=("a", (1, 2)))
+TEXT = GenerationRequest(model="m", kind="completion", prompts=("a", (1, 2)))
 
 
-def order(request: GenerateRequest) -> spec.Generate:
-    return mapping.generate(request, 1, 9.0, templates=False)
+def order(request: GenerationRequest) -> spec.GenerateCommand:
+    return mapping.build_generate_command(request, 1, 9.0, templates=False)
 
 
 def test_silence_stays_silence() -> None:
-    assert order(CHAT) == spec.Generate(
-        1, spec.Input(turns=(spec.Turn("system", "be brief"),)), timeout=9.0
+    assert order(CHAT) == spec.GenerateCommand(
+        1, wishes.PromptInput(turns=(wishes.ChatTurn("system", "be brief"),)), timeout=9.0
     )
 
 
 def test_everything_carried_arrives() -> None:
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.8, seed=2**64 - 1,
         repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3,
         logit_bias={1: 2.0}, allowed_token_ids=(1, 2), bad_words=("no",),
     )  # fmt: skip
-    stopping = Stopping(
+    stopping = StopConditions(
         max_tokens=5, min_tokens=2, stop=("x",), stop_token_ids=(7,), include_stop=True,
         ignore_eos=True, skip_special_tokens=False, truncate_prompt=9,
     )  # fmt: skip
@@ -61,71 +63,80 @@ def test_everything_carried_arrives() -> None:
         TEXT,
         sampling=sampling,
         stopping=stopping,
-        templating=Templating(mode="server", arguments={"x": msgspec.Raw(b"1")}),
+        templating=PromptOptions(mode="server", arguments={"x": msgspec.Raw(b"1")}),
         n=2,
         best_of=3,
-        logprobs=Logprobs(4),
+        logprobs=LogprobsOptions(4),
         echo=True,
         priority=3,
-        want=Want(token_ids=True),
+        want=ResponseOptions(token_ids=True),
     )
-    assert mapping.lost(request, {}, templates=False) == ()
+    assert mapping.find_unsupported_params(request, {}, templates=False) == ()
     got = order(request)
-    for name in set(spec.Picking.__struct_fields__) - {"watermark"}:
+    for name in set(wishes.EngineSamplingParams.__struct_fields__) - {"watermark"}:
         assert getattr(got.sampling, name) == getattr(sampling, name)
-    for name in spec.Ending.__struct_fields__:
+    for name in wishes.StopParams.__struct_fields__:
         assert getattr(got.stopping, name) == getattr(stopping, name)
-    assert got.input == spec.Input(
+    assert got.input == wishes.PromptInput(
         prompts=("a", (1, 2)), as_user_message=True, template_arguments=b'{"x":1}', truncate_to=9
     )
     assert (got.n, got.best_of, got.logprobs, got.prompt_logprobs) == (2, 3, 4, 4)
     assert (got.echo, got.priority, got.token_ids) == (True, 3, True)
-    assert spec.read_orders(spec.frame([got])[4:]) == [got]
+    assert spec.decode_commands(spec.encode_frame([got])[4:]) == [got]
 
 
 def test_greedy_truncation_and_templates() -> None:
     replace = msgspec.structs.replace
-    greedy = replace(CHAT, sampling=Sampling(do_sample=False, temperature=0.9))
+    greedy = replace(CHAT, sampling=SamplingParams(do_sample=False, temperature=0.9))
     assert order(greedy).sampling.temperature == 0
-    assert order(replace(CHAT, stopping=Stopping(overflow="truncate"))).input.truncate_to == -1
-    own = replace(CHAT, templating=Templating(template="t", continue_final=True))
+    assert (
+        order(replace(CHAT, stopping=StopConditions(overflow="truncate"))).input.truncate_to == -1
+    )
+    own = replace(CHAT, templating=PromptOptions(template="t", continue_final=True))
     assert order(own).input.template is None
-    trusted = mapping.generate(own, 1, 9.0, templates=True).input
+    trusted = mapping.build_generate_command(own, 1, 9.0, templates=True).input
     assert (trusted.template, trusted.continue_final) == ("t", True)
-    assert [loss.field for loss in mapping.lost(own, {}, templates=False)] == ["template"]
-    assert mapping.lost(own, {}, templates=True) == ()
+    assert [loss.field for loss in mapping.find_unsupported_params(own, {}, templates=False)] == [
+        "template"
+    ]
+    assert mapping.find_unsupported_params(own, {}, templates=True) == ()
 
 
 def test_a_watermark_is_as_the_settings_say() -> None:
-    own = spec.Watermark(key=7)
+    own = wishes.WatermarkSettings(key=7)
     for wanted, mark in ((True, own), (False, None), (None, None)):
-        request = msgspec.structs.replace(TEXT, sampling=Sampling(watermark=wanted))
-        assert mapping.lost(request, {}, templates=False) == ()
-        got = mapping.generate(request, 1, 9.0, templates=False, watermark=own)
+        request = msgspec.structs.replace(TEXT, sampling=SamplingParams(watermark=wanted))
+        assert mapping.find_unsupported_params(request, {}, templates=False) == ()
+        got = mapping.build_generate_command(request, 1, 9.0, templates=False, watermark=own)
         assert got.sampling.watermark == mark
 
 
-def searching(n: int | None = None, best_of: int | None = None, **sampling: Any) -> GenerateRequest:
-    return msgspec.structs.replace(TEXT, sampling=Sampling(**sampling), n=n, best_of=best_of)
+def searching(
+    n: int | None = None, best_of: int | None = None, **sampling: Any
+) -> GenerationRequest:
+    return msgspec.structs.replace(TEXT, sampling=SamplingParams(**sampling), n=n, best_of=best_of)
 
 
 @pytest.mark.parametrize(
     ("request_", "beams"),
     [
-        (searching(beam_width=4), spec.Beams(4)),
-        (searching(beam_width=4, n=2, best_of=4), spec.Beams(4)),
-        (searching(beam_width=2, n=3), spec.Beams(3)),
-        (searching(beam_width=4, length_penalty=0.0), spec.Beams(4, length_penalty=0.0)),
-        (searching(beam_width=4, diversity_penalty=0.5), spec.Beams(4, 4, 0.5)),
-        (searching(beam_width=4, diversity_penalty=0.0), spec.Beams(4)),
+        (searching(beam_width=4), wishes.BeamSearchParams(4)),
+        (searching(beam_width=4, n=2, best_of=4), wishes.BeamSearchParams(4)),
+        (searching(beam_width=2, n=3), wishes.BeamSearchParams(3)),
+        (
+            searching(beam_width=4, length_penalty=0.0),
+            wishes.BeamSearchParams(4, length_penalty=0.0),
+        ),
+        (searching(beam_width=4, diversity_penalty=0.5), wishes.BeamSearchParams(4, 4, 0.5)),
+        (searching(beam_width=4, diversity_penalty=0.0), wishes.BeamSearchParams(4)),
         (searching(beam_width=1, temperature=0.0), None),
         (searching(n=3, length_penalty=2.0, diversity_penalty=1.0), None),
     ],
 )
-def test_beams(request_: GenerateRequest, beams: spec.Beams | None) -> None:
-    assert mapping.lost(request_, {}, templates=False) == ()
+def test_beams(request_: GenerationRequest, beams: wishes.BeamSearchParams | None) -> None:
+    assert mapping.find_unsupported_params(request_, {}, templates=False) == ()
     assert order(request_).beams == beams
-    assert mapping.whole(request_) == (beams is not None)
+    assert mapping.returns_best_only(request_) == (beams is not None)
 
 
 def test_a_search_draws_nothing_and_says_so() -> None:
@@ -133,21 +144,23 @@ def test_a_search_draws_nothing_and_says_so() -> None:
         request = searching(
             beam_width=width, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.9, seed=1
         )
-        found = mapping.lost(request, {"sampling.temperature": "heat"}, templates=False)
+        found = mapping.find_unsupported_params(
+            request, {"sampling.temperature": "heat"}, templates=False
+        )
         assert {loss.field for loss in found} == {
             "heat", "top_p", "top_k", "min_p", "typical_p", "seed",
         }  # fmt: skip
         assert order(request).sampling.temperature == 0
     neutral = searching(beam_width=4, temperature=0.0, top_p=1.0, min_p=0.0, typical_p=1.0)
-    assert mapping.lost(neutral, {}, templates=False) == ()
-    none = msgspec.structs.replace(searching(beam_width=4), stopping=Stopping(max_tokens=0))
+    assert mapping.find_unsupported_params(neutral, {}, templates=False) == ()
+    none = msgspec.structs.replace(searching(beam_width=4), stopping=StopConditions(max_tokens=0))
     assert order(none).beams is None
 
 
 def test_the_best_of_several_come_at_the_end() -> None:
-    assert mapping.whole(searching(n=2, best_of=3))
-    assert not mapping.whole(searching(n=3, best_of=3))
-    assert not mapping.whole(searching())
+    assert mapping.returns_best_only(searching(n=2, best_of=3))
+    assert not mapping.returns_best_only(searching(n=3, best_of=3))
+    assert not mapping.returns_best_only(searching())
 
 
 def test_what_is_not_done_is_reported() -> None:
@@ -158,7 +171,7 @@ def test_what_is_not_done_is_reported() -> None:
         tool_choice=NamedTool("g"),
         suffix="end",
     )
-    found = mapping.lost(request, {"suffix": "behind"}, templates=False)
+    found = mapping.find_unsupported_params(request, {"suffix": "behind"}, templates=False)
     assert {(loss.field, loss.reason) for loss in found} == {
         ("messages", "dropped"),
         ("tools", "dropped"),
@@ -168,49 +181,51 @@ def test_what_is_not_done_is_reported() -> None:
 
 
 def test_embedding() -> None:
-    request = EmbedRequest(
+    request = EmbeddingRequest(
         model="e", inputs=("a",), instruction="i", dimensions=8, normalize=False, truncate=5
     )
-    assert mapping.lost(request, {}, templates=False) == ()
-    assert mapping.embed(request, 1, 9.0) == spec.Embed(1, ("a",), "i", 8, False, 5, 9.0)
-    cut = EmbedRequest(model="e", inputs=("a",), overflow="truncate")
-    assert mapping.embed(cut, 1, 9.0).max_tokens == -1
+    assert mapping.find_unsupported_params(request, {}, templates=False) == ()
+    assert mapping.build_embed_command(request, 1, 9.0) == spec.EmbedCommand(
+        1, ("a",), "i", 8, False, 5, 9.0
+    )
+    cut = EmbeddingRequest(model="e", inputs=("a",), overflow="truncate")
+    assert mapping.build_embed_command(cut, 1, 9.0).max_tokens == -1
 
 
 def test_news_become_events() -> None:
-    half = spec.Token(5, b"\xc3", -0.5, (spec.Alternative(6, b"a", -0.1),))
-    news: list[spec.News] = [
-        spec.Started(1, 7),
-        spec.Echo(1, 0, "p", (spec.Token(1, b"p", None),)),
-        spec.Piece(1, 2, "hi", 3, (5,), (half,)),
-        spec.Called(1, 2, 0, "call_1", "f", 9),
-        spec.Argued(1, 2, 0, "{}", 1),
-        spec.Ended(1, 2, "stop", "END"),
-        spec.Vectors(1, 4, 2, struct.pack("<4f", 1, 2, 3, 4)),
-        spec.Heartbeat(0, 0),
+    half = spec.EngineToken(5, b"\xc3", -0.5, (spec.TokenAlternative(6, b"a", -0.1),))
+    news: list[spec.EngineEvent] = [
+        spec.PrefillDoneEvent(1, 7),
+        spec.PromptEchoEvent(1, 0, "p", (spec.EngineToken(1, b"p", None),)),
+        spec.TextEvent(1, 2, "hi", 3, (5,), (half,)),
+        spec.ToolCallEvent(1, 2, 0, "call_1", "f", 9),
+        spec.ToolArgumentsEvent(1, 2, 0, "{}", 1),
+        spec.ChoiceEndEvent(1, 2, "stop", "END"),
+        spec.EmbeddingsEvent(1, 4, 2, struct.pack("<4f", 1, 2, 3, 4)),
+        spec.HeartbeatEvent(0, 0),
     ]
-    again = spec.read_news(spec.frame(news)[4:])
+    again = spec.decode_events(spec.encode_frame(news)[4:])
     assert again == news
-    events = [event for one in again for event in mapping.events(one)]
+    events = [event for one in again for event in mapping.map_engine_event(one)]
     start, echo, text, call, arguments, end, *vectors = events
-    assert start == Start(7)
+    assert start == StreamStart(7)
     assert isinstance(echo, PromptEcho)
     assert echo.logprobs[0].logprob is None
-    assert isinstance(text, Text)
+    assert isinstance(text, TextDelta)
     assert (text.text, text.index, text.tokens, text.token_ids) == ("hi", 2, 3, (5,))
     assert text.logprobs[0].data == b"\xc3"
     assert text.logprobs[0].token == "\ufffd"
     assert (text.logprobs[0].top[0].token, text.logprobs[0].top[0].data) == ("a", None)
-    assert (call, arguments) == (CallStart(2, 0, "call_1", "f"), CallArguments(2, 0, "{}"))
-    assert end == End("stop", 2, "END")
-    assert vectors == [Vector(4, (1.0, 2.0)), Vector(5, (3.0, 4.0))]
+    assert (call, arguments) == (ToolCallStart(2, 0, "call_1", "f"), ToolCallDelta(2, 0, "{}"))
+    assert end == ChoiceEnd("stop", 2, "END")
+    assert vectors == [Embedding(4, (1.0, 2.0)), Embedding(5, (3.0, 4.0))]
 
 
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
         ("invalid", errors.InvalidParameter),
-        ("unsupported", errors.Unsupported),
+        ("unsupported", errors.UnsupportedFeature),
         ("too_long", errors.ContextTooLong),
         ("overloaded", errors.Overloaded),
         ("deadline", errors.DeadlineExceeded),
@@ -218,21 +233,21 @@ def test_news_become_events() -> None:
     ],
 )
 def test_failures_are_errors_of_the_tree(
-    kind: spec.FailKind, error: type[errors.GatewayError]
+    kind: spec.FailureKind, error: type[errors.GatewayError]
 ) -> None:
-    got = mapping.error(spec.Failed(1, kind, "why", "field", 9, 8))
+    got = mapping.build_engine_error(spec.RequestFailedEvent(1, kind, "why", "field", 9, 8))
     assert type(got) is error
     assert got.message == "why"
 
 
 def test_a_frame_too_large_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes"):
-        spec.body_length(b"\xff\xff\xff\xff")
+        spec.read_body_length(b"\xff\xff\xff\xff")
 
 
 def test_who_asks_is_told_to_the_engine() -> None:
-    asked = GenerateRequest(model="m", kind="completion", prompts=("a",))
+    asked = GenerationRequest(model="m", kind="completion", prompts=("a",))
     backend = TorchBackend(path="x")
     order = backend._build_command(asked, 1, 5.0, "web-app")
-    assert isinstance(order, spec.Generate)
+    assert isinstance(order, spec.GenerateCommand)
     assert (order.tenant, order.timeout) == ("web-app", 5.0)

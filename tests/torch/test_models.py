@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import errors
 
 from backends.torch import models
-from backends.torch.models import ModelError, cache_root, find
+from backends.torch.models import ModelError, find_model, get_cache_root
 
 
 def silent(text: str) -> None:
@@ -26,7 +26,7 @@ def test_a_package_is_found_and_not_imported(
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (package / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     monkeypatch.syspath_prepend(tmp_path)
-    found = find("package:some_model", silent)
+    found = find_model("package:some_model", silent)
     assert (found.source, found.task) == (str(package / "model"), "generate")
     assert "some_model" not in sys.modules
 
@@ -46,12 +46,12 @@ def test_the_task_is_read_from_the_files(
     (tmp_path / "config.json").write_text(config)
     if modules is not None:
         (tmp_path / "modules.json").write_text(modules)
-    assert find(str(tmp_path), silent).task == task
+    assert find_model(str(tmp_path), silent).task == task
 
 
 def test_the_task_may_be_said(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    assert find(str(tmp_path), silent, "embed").task == "embed"
+    assert find_model(str(tmp_path), silent, "embed").task == "embed"
 
 
 class Hub:
@@ -78,8 +78,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 def test_a_name_on_the_hub_is_fetched_and_looked_at(hub: Hub, tmp_path: Path) -> None:
     told: list[str] = []
-    assert find("org/model", told.append) == models.Found(str(tmp_path), "embed")
-    find("model@v1.0", told.append)
+    assert find_model("org/model", told.append) == models.ModelLocation(str(tmp_path), "embed")
+    find_model("model@v1.0", told.append)
     assert hub.asked == [("org/model", None), ("model", "v1.0")]
     assert told[0] == "org/model is no folder here: asking the hub"
 
@@ -87,7 +87,7 @@ def test_a_name_on_the_hub_is_fetched_and_looked_at(hub: Hub, tmp_path: Path) ->
 def test_a_repository_without_a_model_is_told(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(ModelError, match=r"no config\.json"):
-        find("org/data", silent)
+        find_model("org/data", silent)
 
 
 def answered(kind: Any, status: int) -> Any:
@@ -108,7 +108,7 @@ def answered(kind: Any, status: int) -> Any:
 def test_why_the_hub_does_not_give_it(hub: Hub, error: Exception, says: str) -> None:
     hub.answer = error
     with pytest.raises(ModelError, match=says) as told:
-        find("org/model", silent)
+        find_model("org/model", silent)
     assert "and that" not in str(told.value)
 
 
@@ -159,26 +159,26 @@ def test_without_the_hub_its_cache_serves(tmp_path: Path) -> None:
 )
 def test_what_is_not_found_says_what_to_do(path: str, says: str) -> None:
     with pytest.raises(ModelError, match=says):
-        find(path, silent)
+        find_model(path, silent)
 
 
 def test_several_files_in_a_folder_want_a_choice(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
     with pytest.raises(ModelError, match=r"a\.gguf, b\.gguf"):
-        find(str(tmp_path), silent)
+        find_model(str(tmp_path), silent)
 
 
 def test_the_cache_may_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERLINGUA_CACHE", "/somewhere")
-    assert cache_root() == Path("/somewhere")
+    assert get_cache_root() == Path("/somewhere")
     monkeypatch.delenv("INTERLINGUA_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert cache_root() == Path("/cache/interlingua")
+    assert get_cache_root() == Path("/cache/interlingua")
 
 
 @pytest.mark.parametrize("text", ["[", "[]"])
 def test_a_configuration_that_can_not_be_read_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json can't be read"):
-        find(str(tmp_path), silent)
+        find_model(str(tmp_path), silent)

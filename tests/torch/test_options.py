@@ -15,10 +15,10 @@ import torch
 from tokenizers import processors
 
 from backends.torch import mapping, spec
-from backends.torch.assembly import Model
-from backends.torch.reading import Reader
-from backends.torch.spec import Echo, Ended, Piece, Started
-from gateway.core.types import GenerateRequest, Logprobs
+from backends.torch.assembly import LoadedModel
+from backends.torch.reading import InputProcessor
+from backends.torch.spec import ChoiceEndEvent, PrefillDoneEvent, PromptEchoEvent, TextEvent
+from gateway.core.request import GenerationRequest, LogprobsOptions
 from protocols.params import Param
 from tests.torch.conftest import Driven
 from tests.torch.ways import Way, ways
@@ -31,7 +31,7 @@ HOT: Final = 1.5
 MANY: Final = 8
 
 
-def _seeded(order: spec.Generate) -> spec.Generate:
+def _seeded(order: spec.GenerateCommand) -> spec.GenerateCommand:
     """The same, with a seed: by luck the first token may be the last."""
     if order.sampling.seed is not None:
         return order
@@ -41,7 +41,7 @@ def _seeded(order: spec.Generate) -> spec.Generate:
 class Bench:
     """Asks in one way, and shows what came of it."""
 
-    def __init__(self, way: Way, tiny: Model, scripted: Drive, reference: Any) -> None:
+    def __init__(self, way: Way, tiny: LoadedModel, scripted: Drive, reference: Any) -> None:
         self.way = way
         self.reference = reference
         self.model = tiny
@@ -49,19 +49,21 @@ class Bench:
         self.told: tuple[str, ...] = ()
         """The wire names of what was told as lost, of the last request."""
 
-    def request(self, options: Json) -> GenerateRequest:
+    def request(self, options: Json) -> GenerationRequest:
         """The request with these options, by field."""
         tokens = {"stopping.max_tokens": MANY, **options}
         wires = {self.way.wire(f) or f: v for f, v in tokens.items() if v is not None}
         request, names = self.way.asked(wires)
-        self.told = tuple(one.field for one in mapping.lost(request, names, templates=False))
+        self.told = tuple(
+            one.field for one in mapping.find_unsupported_params(request, names, templates=False)
+        )
         return request
 
-    def order(self, options: Json) -> spec.Generate:
+    def order(self, options: Json) -> spec.GenerateCommand:
         """What the engine is told: all of it, as it crosses between the processes."""
-        made = mapping.generate(self.request(options), 1, 60.0, templates=False)
-        (order,) = spec.read_orders(spec.frame([made])[4:])
-        assert isinstance(order, spec.Generate)
+        made = mapping.build_generate_command(self.request(options), 1, 60.0, templates=False)
+        (order,) = spec.decode_commands(spec.encode_frame([made])[4:])
+        assert isinstance(order, spec.GenerateCommand)
         return order
 
     def run(self, **options: Any) -> Any:
@@ -207,11 +209,11 @@ def best_of(bench: Bench) -> None:
     """The likeliest of four; MindIE returns all four."""
     given = {"best_of": 4, "sampling.temperature": HOT, "sampling.seed": 1}
     request = bench.request(given)
-    every = msgspec.structs.replace(request, n=4, best_of=None, logprobs=Logprobs(0))
-    order = mapping.generate(every, 1, 60.0, templates=False)
+    every = msgspec.structs.replace(request, n=4, best_of=None, logprobs=LogprobsOptions(0))
+    order = mapping.build_generate_command(every, 1, 60.0, templates=False)
     all_four = Driven(bench.model).run(msgspec.structs.replace(order, token_ids=True))
     found = {
-        sum(t.logprob or 0.0 for p in all_four.of(Piece) if p.choice == i for t in p.tokens): i
+        sum(t.logprob or 0.0 for p in all_four.of(TextEvent) if p.choice == i for t in p.tokens): i
         for i in range(4)
     }
     got = bench.run(**{name.replace(".", "__"): value for name, value in given.items()})
@@ -292,7 +294,7 @@ def min_tokens(bench: Bench) -> None:
 def stop(bench: Bench) -> None:
     script, options = list(b"one END two"), {"sampling__temperature": STILL}
     got = bench.said(script, stopping__stop="END", **options)
-    assert got.ended()[0] == Ended(1, 0, "stop", "END")
+    assert got.ended()[0] == ChoiceEndEvent(1, 0, "stop", "END")
     assert got.text() in ("one ", "one END")
 
 
@@ -306,7 +308,7 @@ def include_stop(bench: Bench) -> None:
 
 def stop_token_ids(bench: Bench) -> None:
     got = bench.said(list(b"abc"), stopping__stop_token_ids=[ord("c")])
-    assert (got.text(), got.ended()[0]) == ("ab", Ended(1, 0, "stop", ord("c")))
+    assert (got.text(), got.ended()[0]) == ("ab", ChoiceEndEvent(1, 0, "stop", ord("c")))
 
 
 def ignore_eos(bench: Bench) -> None:
@@ -325,7 +327,7 @@ def skip_special_tokens(bench: Bench) -> None:
 
 
 def truncate_prompt(bench: Bench) -> None:
-    (started,) = bench.run(stopping__truncate_prompt=3).of(Started)
+    (started,) = bench.run(stopping__truncate_prompt=3).of(PrefillDoneEvent)
     assert started.prompt_tokens == 3
 
 
@@ -333,10 +335,10 @@ def add_special_tokens(bench: Bench) -> None:
     tokenizer = copy.deepcopy(bench.model.tokenizer)
     begin = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 256)])
     tokenizer._tokenizer.post_processor = begin
-    reader = Reader(tokenizer, context=128, vocabulary=259, defaults={})
+    reader = InputProcessor(tokenizer, context=128, vocabulary=259, defaults={})
     bench.model = bench.model._replace(tokenizer=tokenizer, input_processor=reader)
     with_, without = (
-        bench.run(templating__add_special_tokens=on).of(Started)[0].prompt_tokens
+        bench.run(templating__add_special_tokens=on).of(PrefillDoneEvent)[0].prompt_tokens
         for on in (True, False)
     )
     assert with_ == without + 1
@@ -372,7 +374,7 @@ def chat_logprobs(bench: Bench) -> None:
 
 def _tops(bench: Bench, wanted: int, **options: Any) -> None:
     got = bench.run(**options)
-    tokens = [token for piece in got.of(Piece) for token in piece.tokens]
+    tokens = [token for piece in got.of(TextEvent) for token in piece.tokens]
     assert [token.id for token in tokens] == got.ids() != []
     assert {len(token.top) for token in tokens} == {wanted}
 
@@ -494,7 +496,7 @@ def test_no_option_is_left_out() -> None:
 
 @named(CASES)
 def test_an_option_reaches_the_tokens(
-    way: Way, row: Param, tiny: Model, scripted: Drive, reference: Any
+    way: Way, row: Param, tiny: LoadedModel, scripted: Drive, reference: Any
 ) -> None:
     alone = msgspec.structs.replace(
         way, rows=(row, *(other for other in way.rows if other.field != row.field))
@@ -503,7 +505,7 @@ def test_an_option_reaches_the_tokens(
 
 
 @named(TOLD)
-def test_what_is_not_done_is_told(way: Way, row: Param, tiny: Model, scripted: Drive) -> None:
+def test_what_is_not_done_is_told(way: Way, row: Param, tiny: LoadedModel, scripted: Drive) -> None:
     bench = Bench(way, tiny, scripted, None)
     bench.request({row.field: TOLD[row.field][0]})
     assert bench.told == (row.wire,)
@@ -516,13 +518,13 @@ def of(*begins: str) -> pytest.MarkDecorator:
 
 
 @of("openai", "databricks 2026 chat", "databricks 2026 completion")
-def test_biases_are_no_rows(way: Way, tiny: Model, scripted: Drive) -> None:
+def test_biases_are_no_rows(way: Way, tiny: LoadedModel, scripted: Drive) -> None:
     """They are no scalars, so the tables do not have them."""
     logit_bias(Bench(way, tiny, scripted, None))
 
 
 @of("triton vllm", "triton trtllm", "triton llmapi")
-def test_what_triton_asks_by_flags(way: Way, tiny: Model, scripted: Drive) -> None:
+def test_what_triton_asks_by_flags(way: Way, tiny: LoadedModel, scripted: Drive) -> None:
     """Tensors of their own, beside the parameters: what is told of a text besides the text."""
     inputs = way.dialect._profile.inputs
     body = msgspec.structs.replace(way, body=lambda options: {"text_input": "Hello", **options})
@@ -534,7 +536,7 @@ def test_what_triton_asks_by_flags(way: Way, tiny: Model, scripted: Drive) -> No
     assert logs
     for flag in logs:
         got = bench.run(**{flag: True})
-        assert all(token.logprob for piece in got.of(Piece) for token in piece.tokens)
-        assert sum(len(piece.tokens) for piece in got.of(Piece)) == len(got.ids()) > 0
+        assert all(token.logprob for piece in got.of(TextEvent) for token in piece.tokens)
+        assert sum(len(piece.tokens) for piece in got.of(TextEvent)) == len(got.ids()) > 0
     assert bench.run(**{exclude: False}).echo().text == "Hello"
-    assert bench.run(**{exclude: True}).of(Echo) == []
+    assert bench.run(**{exclude: True}).of(PromptEchoEvent) == []

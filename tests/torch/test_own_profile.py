@@ -6,21 +6,21 @@ import pytest
 from msgspec import Raw
 
 from backends.torch import mapping
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
     ImagePart,
-    JsonObject,
+    JsonObjectFormat,
     Message,
+    PromptOptions,
     ReasoningPart,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
 )
-from protocols.openai import OpenAI
+from protocols.openai.dialect import OpenAI
 from tests.unit.protocols.openai.test_own import REST, SAMPLING, STOPPING, chat, text
 
 WORKER = OpenAI("interlingua")
@@ -28,9 +28,9 @@ PARTS = (TextPart("hi"), ImagePart("https://x/y.png"))
 MORE: dict[str, dict[str, Any]] = {
     "tools": {"tools": (Tool("f", parameters=Raw(b"{}")),)},
     "custom tools": {"tools": (Tool("f", kind="custom"),)},
-    "output": {"output": JsonObject()},
-    "template": {"templating": Templating(template="T")},
-    "spaces": {"stopping": Stopping(spaces_between_special_tokens=True)},
+    "output": {"output": JsonObjectFormat()},
+    "template": {"templating": PromptOptions(template="T")},
+    "spaces": {"stopping": StopConditions(spaces_between_special_tokens=True)},
     "reasoning": {"messages": (Message("assistant", (ReasoningPart("so"), TextPart("a"))),)},
     "images": {"messages": (Message("user", PARTS),)},
     "insert_before": {"insert_before": "x"},
@@ -39,7 +39,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 def lost(request: Request) -> tuple[set[str], set[str]]:
     """The paths of what the engine does not do, and of what its profile says that it does not."""
-    engine = mapping.lost(request, {}, templates=False)
+    engine = mapping.find_unsupported_params(request, {}, templates=False)
     profile = WORKER.unsupported_parameters(request, {})
     return {one.path or one.field for one in engine}, {one.path or one.field for one in profile}
 
@@ -47,13 +47,13 @@ def lost(request: Request) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize("kind", [chat, text])
 def test_the_engine_loses_nothing_that_the_profile_promises(kind: Any) -> None:
     requests = [
-        *(kind(sampling=Sampling(**{name: value})) for name, value in SAMPLING.items()),
-        *(kind(stopping=Stopping(**{name: value})) for name, value in STOPPING.items()),
+        *(kind(sampling=SamplingParams(**{name: value})) for name, value in SAMPLING.items()),
+        *(kind(stopping=StopConditions(**{name: value})) for name, value in STOPPING.items()),
         *(kind(**{name: value}) for name, value in REST.items()),
         *(kind(**fields) for fields in MORE.values() if kind is chat or "messages" not in fields),
     ]
     for asked in requests:
-        assert isinstance(asked, GenerateRequest)
+        assert isinstance(asked, GenerationRequest)
         engine, profile = lost(asked)
         assert engine <= profile, asked
 
@@ -69,5 +69,5 @@ def test_the_engine_loses_nothing_that_the_profile_promises(kind: Any) -> None:
     ],
 )
 def test_vectors(fields: dict[str, Any]) -> None:
-    engine, profile = lost(EmbedRequest(model="m", inputs=("a",), **fields))
+    engine, profile = lost(EmbeddingRequest(model="m", inputs=("a",), **fields))
     assert engine == profile == set()

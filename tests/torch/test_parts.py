@@ -15,11 +15,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from backends.torch.attention import Segment
-from backends.torch.capped import Manner
-from backends.torch.forward import ATTENTION, Forward
-from backends.torch.kv import Kv, Pool
-from backends.torch.parts import Attention, Gated, join
+from backends.torch.attention import BatchSegment
+from backends.torch.capped import AttentionParams
+from backends.torch.forward import ATTENTION_NAME, ModelRunner
+from backends.torch.kv import BlockPool, SequenceCache
+from backends.torch.parts import FusedAttention, FusedGatedMlp, fuse_layers
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,
@@ -60,13 +60,13 @@ def test_the_usual_are_made_anew_and_give_the_same(config: Any, attentions: int)
     text = torch.randint(0, 100, (1, 50), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         truth = build(config, "eager")(text).logits[0]
-    forward = Forward(build(config, ATTENTION))
+    forward = ModelRunner(build(config, ATTENTION_NAME))
     kinds = [type(part) for part in forward._model.modules()]
-    assert (kinds.count(Attention), kinds.count(Gated)) == (attentions, 2)
-    tokens, pool = text[0].tolist(), Pool(9)
-    kv = Kv(pool, 30)
-    found = [forward([Segment(kv, tokens[:30], 30)])]
-    found += [forward([Segment(kv, [token])]) for token in tokens[30:]]
+    assert (kinds.count(FusedAttention), kinds.count(FusedGatedMlp)) == (attentions, 2)
+    tokens, pool = text[0].tolist(), BlockPool(9)
+    kv = SequenceCache(pool, 30)
+    found = [forward([BatchSegment(kv, tokens[:30], 30)])]
+    found += [forward([BatchSegment(kv, [token])]) for token in tokens[30:]]
     assert torch.allclose(torch.cat(found), truth, atol=2e-3)
 
 
@@ -109,7 +109,7 @@ class Crossed(nn.Module):
 )
 def test_what_is_otherwise_stays(part: nn.Module) -> None:
     model = nn.Sequential(part)
-    join(model)
+    fuse_layers(model)
     assert model[0] is part
 
 
@@ -131,44 +131,44 @@ class Placed(Odd):
         )
         query = query * (1 + self._far * options["position_ids"][0, :, None, None])
         heads = (one[0].transpose(0, 1) for one in (query, key, value))
-        out = options["packed"].attend(0, *heads, Manner(1.0))
+        out = options["packed"].attend(0, *heads, AttentionParams(1.0))
         return self.o_proj(out.reshape(hidden_states.shape)), None
 
 
 @pytest.mark.parametrize(
-    ("far", "times", "kind"), [(0.0, 1, Attention), (0.001, 1, Placed), (0.0, 2, Placed)]
+    ("far", "times", "kind"), [(0.0, 1, FusedAttention), (0.001, 1, Placed), (0.0, 2, Placed)]
 )
 def test_what_attends_otherwise_stays(far: float, times: int, kind: type) -> None:
     model = nn.Sequential(Placed(far, times))
-    join(model)
+    fuse_layers(model)
     assert type(model[0]) is kind
 
 
 def test_rows_go_through_the_kernel_together(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, shapes = Pool(64), []
-    rows = [Kv(pool, n) for n in (3, 9, 20, 31, 32, 40)]
+    pool, shapes = BlockPool(64), []
+    rows = [SequenceCache(pool, n) for n in (3, 9, 20, 31, 32, 40)]
     for kv in rows:
-        tiny.runner([Segment(kv, [1] * kv.prompt_length, 0)])
+        tiny.runner([BatchSegment(kv, [1] * kv.prompt_length, 0)])
 
     def seen(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         shapes.append(query.shape[0])
         return scaled_dot_product_attention(query, *rest, **options)
 
     monkeypatch.setattr("backends.torch.attention.scaled_dot_product_attention", seen)
-    tiny.runner([Segment(kv, [2]) for kv in rows])
+    tiny.runner([BatchSegment(kv, [2]) for kv in rows])
     assert shapes == [4, 2] * 2  # one block or two, in each of both layers
 
 
 def test_what_is_no_number_does_not_outlive_its_row(tiny: Any) -> None:
-    def answer(pool: Pool) -> torch.Tensor:
-        kv = Kv(pool, 3)
-        tiny.runner([Segment(kv, [1, 2, 3], 0)])
-        found: torch.Tensor = tiny.runner([Segment(kv, [4])])
+    def answer(pool: BlockPool) -> torch.Tensor:
+        kv = SequenceCache(pool, 3)
+        tiny.runner([BatchSegment(kv, [1, 2, 3], 0)])
+        found: torch.Tensor = tiny.runner([BatchSegment(kv, [4])])
         return found
 
-    expected, pool = answer(Pool(2)), Pool(2)
-    mad = Kv(pool, 64)
-    tiny.runner([Segment(mad, [5] * 64, 0)])
+    expected, pool = answer(BlockPool(2)), BlockPool(2)
+    mad = SequenceCache(pool, 64)
+    tiny.runner([BatchSegment(mad, [5] * 64, 0)])
     with torch.inference_mode():
         for part in (part for pair in pool._layers.values() for part in pair):
             part.fill_(float("nan"))

@@ -12,21 +12,17 @@ import pytest
 import pytest_asyncio
 
 from backends.torch.client import TorchBackend
-from gateway.core.context import Context, Deadline
-from gateway.core.types import (
-    EmbedRequest,
-    End,
-    Event,
-    GenerateRequest,
-    Logprobs,
+from gateway.core.context import Deadline, RequestContext
+from gateway.core.events import ChoiceEnd, Embedding, Event, TextDelta, Usage
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    LogprobsOptions,
     Message,
     Request,
-    Sampling,
-    Stopping,
-    Text,
+    SamplingParams,
+    StopConditions,
     TextPart,
-    Usage,
-    Vector,
 )
 
 pytestmark = [
@@ -38,20 +34,20 @@ pytestmark = [
 ]
 
 
-def context() -> Context:
-    return Context("x", Deadline(time.monotonic, 100.0), time.monotonic)
+def context() -> RequestContext:
+    return RequestContext("x", Deadline(time.monotonic, 100.0), time.monotonic)
 
 
-def chat(text: str, **fields: Any) -> GenerateRequest:
+def chat(text: str, **fields: Any) -> GenerationRequest:
     given: dict[str, Any] = {
         "model": "m",
         "kind": "chat",
         "messages": (Message("user", (TextPart(text),)),),
-        "sampling": Sampling(temperature=0),
-        "stopping": Stopping(max_tokens=32),
+        "sampling": SamplingParams(temperature=0),
+        "stopping": StopConditions(max_tokens=32),
         **fields,
     }
-    return GenerateRequest(**given)
+    return GenerationRequest(**given)
 
 
 async def batches(backend: TorchBackend, asked: Request) -> list[Sequence[Event]]:
@@ -60,7 +56,7 @@ async def batches(backend: TorchBackend, asked: Request) -> list[Sequence[Event]
 
 async def said(backend: TorchBackend, asked: Request) -> str:
     found = await batches(backend, asked)
-    return "".join(e.text for batch in found for e in batch if isinstance(e, Text))
+    return "".join(e.text for batch in found for e in batch if isinstance(e, TextDelta))
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -81,24 +77,28 @@ async def minilm() -> AsyncIterator[TorchBackend]:
 
 async def test_the_capital_of_france_streamed(smollm: TorchBackend) -> None:
     found = await batches(smollm, chat("What is the capital of France?"))
-    texts = [e for batch in found for e in batch if isinstance(e, Text)]
+    texts = [e for batch in found for e in batch if isinstance(e, TextDelta)]
     assert "Paris" in "".join(e.text for e in texts)
-    assert len([batch for batch in found if any(isinstance(e, Text) for e in batch)]) > 3
-    (end,) = [e for batch in found for e in batch if isinstance(e, End)]
+    assert len([batch for batch in found if any(isinstance(e, TextDelta) for e in batch)]) > 3
+    (end,) = [e for batch in found for e in batch if isinstance(e, ChoiceEnd)]
     assert end.finish_reason == "eos"
 
 
 async def test_seeds_reproduce_alone_and_in_company(smollm: TorchBackend) -> None:
-    def asked(seed: int) -> GenerateRequest:
-        return chat("Tell me a story.", sampling=Sampling(temperature=1, top_p=0.95, seed=seed))
+    def asked(seed: int) -> GenerationRequest:
+        return chat(
+            "Tell me a story.", sampling=SamplingParams(temperature=1, top_p=0.95, seed=seed)
+        )
 
     alone = [await said(smollm, asked(seed)) for seed in (1, 2)]
     assert alone[0] != alone[1]
     assert await said(smollm, asked(1)) == alone[0]
-    several = chat("Tell me a story.", n=3, sampling=Sampling(temperature=1, top_p=0.95, seed=1))
+    several = chat(
+        "Tell me a story.", n=3, sampling=SamplingParams(temperature=1, top_p=0.95, seed=1)
+    )
     found = await batches(smollm, several)
     choices = {
-        i: "".join(e.text for b in found for e in b if isinstance(e, Text) and e.index == i)
+        i: "".join(e.text for b in found for e in b if isinstance(e, TextDelta) and e.index == i)
         for i in range(3)
     }
     assert len(set(choices.values())) == 3
@@ -107,11 +107,11 @@ async def test_seeds_reproduce_alone_and_in_company(smollm: TorchBackend) -> Non
 async def test_stop_and_logprobs(smollm: TorchBackend) -> None:
     asked = chat(
         "What is the capital of France?",
-        stopping=Stopping(max_tokens=32, stop=("Paris",)),
-        logprobs=Logprobs(2),
+        stopping=StopConditions(max_tokens=32, stop=("Paris",)),
+        logprobs=LogprobsOptions(2),
     )
     found = await batches(smollm, asked)
-    texts = [e for batch in found for e in batch if isinstance(e, Text)]
+    texts = [e for batch in found for e in batch if isinstance(e, TextDelta)]
     assert "".join(e.text for e in texts) == "The capital of France is "
     tokens = [t for e in texts for t in e.logprobs]
     assert all(t.logprob is not None and t.logprob <= 0 and len(t.top) == 2 for t in tokens)
@@ -120,7 +120,7 @@ async def test_stop_and_logprobs(smollm: TorchBackend) -> None:
 
 
 async def test_leaving_frees_the_row(smollm: TorchBackend) -> None:
-    asked = chat("Count to a thousand.", stopping=Stopping(max_tokens=4000, ignore_eos=True))
+    asked = chat("Count to a thousand.", stopping=StopConditions(max_tokens=4000, ignore_eos=True))
     async with aclosing(smollm.stream(asked, context())) as stream:
         for _ in range(3):
             await anext(stream)
@@ -140,8 +140,8 @@ async def seen(process: Any, rows: int) -> None:
 
 async def test_embeddings_are_sensible(minilm: TorchBackend) -> None:
     texts = ("The cat sleeps on the sofa.", "A kitten naps on the couch.", "Shares fell on Monday.")
-    found = await batches(minilm, EmbedRequest(model="e", inputs=texts))
-    vectors = [e.values for batch in found for e in batch if isinstance(e, Vector)]
+    found = await batches(minilm, EmbeddingRequest(model="e", inputs=texts))
+    vectors = [e.values for batch in found for e in batch if isinstance(e, Embedding)]
     assert [len(v) for v in vectors] == [384] * 3
     assert all(math.isclose(math.hypot(*v), 1, abs_tol=1e-4) for v in vectors)
     near, far = (sum(a * b for a, b in zip(vectors[0], v, strict=True)) for v in vectors[1:])

@@ -12,19 +12,16 @@ import torch
 from transformers import LlamaConfig, WatermarkDetector, WatermarkingConfig
 
 from backends.torch.client import TorchBackend
-from gateway.core.context import Context, Deadline, Timeouts
-from gateway.core.types import (
-    End,
-    Event,
-    GenerateRequest,
-    Logprobs,
+from gateway.core.context import Deadline, RequestContext, Timeouts
+from gateway.core.events import ChoiceEnd, Event, TextDelta, Usage
+from gateway.core.request import (
+    GenerationRequest,
+    LogprobsOptions,
     Message,
-    Sampling,
-    Stopping,
-    Text,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
-    Usage,
-    Want,
 )
 
 pytestmark = [
@@ -46,26 +43,28 @@ async def smollm() -> AsyncIterator[TorchBackend]:
     await one.aclose()
 
 
-def chat(text: str, **fields: Any) -> GenerateRequest:
+def chat(text: str, **fields: Any) -> GenerationRequest:
     given: dict[str, Any] = {
         "model": "m",
         "kind": "chat",
         "messages": (Message("user", (TextPart(text),)),),
-        "stopping": Stopping(max_tokens=24),
-        "want": Want(token_ids=True),
+        "stopping": StopConditions(max_tokens=24),
+        "want": ResponseOptions(token_ids=True),
         **fields,
     }
-    return GenerateRequest(**given)
+    return GenerationRequest(**given)
 
 
-async def ask(backend: TorchBackend, asked: GenerateRequest) -> list[Event]:
+async def ask(backend: TorchBackend, asked: GenerationRequest) -> list[Event]:
     times = Timeouts(first_token=60.0, idle=60.0)
-    context = Context("x", Deadline(time.monotonic, 110.0), time.monotonic, times)
+    context = RequestContext("x", Deadline(time.monotonic, 110.0), time.monotonic, times)
     return [event async for batch in backend.stream(asked, context) for event in batch]
 
 
 def ids(events: list[Event], choice: int = 0) -> list[int]:
-    return [i for e in events if isinstance(e, Text) and e.index == choice for i in e.token_ids]
+    return [
+        i for e in events if isinstance(e, TextDelta) and e.index == choice for i in e.token_ids
+    ]
 
 
 def likelihood(events: list[Event], choice: int = 0) -> float:
@@ -73,7 +72,7 @@ def likelihood(events: list[Event], choice: int = 0) -> float:
     found = [
         token.logprob or 0.0
         for e in events
-        if isinstance(e, Text) and e.index == choice
+        if isinstance(e, TextDelta) and e.index == choice
         for token in e.logprobs
     ]
     return sum(found) / len(found)
@@ -82,11 +81,11 @@ def likelihood(events: list[Event], choice: int = 0) -> float:
 async def test_a_search_finds_likelier_texts_and_tells_them_at_its_end(
     smollm: TorchBackend,
 ) -> None:
-    question = chat("Name three colours.", logprobs=Logprobs())
-    greedy = await ask(smollm, chat_with(question, Sampling(temperature=0)))
-    found = await ask(smollm, chat_with(question, Sampling(beam_width=4), n=2))
-    assert [e.index for e in found if isinstance(e, Text)] == [0, 1]
-    assert {e.index for e in found if isinstance(e, End)} == {0, 1}
+    question = chat("Name three colours.", logprobs=LogprobsOptions())
+    greedy = await ask(smollm, chat_with(question, SamplingParams(temperature=0)))
+    found = await ask(smollm, chat_with(question, SamplingParams(beam_width=4), n=2))
+    assert [e.index for e in found if isinstance(e, TextDelta)] == [0, 1]
+    assert {e.index for e in found if isinstance(e, ChoiceEnd)} == {0, 1}
     assert ids(found, 0) != ids(found, 1)
     assert likelihood(found, 0) >= likelihood(found, 1)
     assert likelihood(found, 0) >= likelihood(greedy) - 1e-4
@@ -96,9 +95,11 @@ async def test_a_search_finds_likelier_texts_and_tells_them_at_its_end(
     assert told <= usage.completion_tokens <= told + 2
 
 
-def chat_with(request: GenerateRequest, sampling: Sampling, n: int = 1) -> GenerateRequest:
+def chat_with(
+    request: GenerationRequest, sampling: SamplingParams, n: int = 1
+) -> GenerationRequest:
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
-    return GenerateRequest(**{**fields, "sampling": sampling, "n": n})
+    return GenerationRequest(**{**fields, "sampling": sampling, "n": n})
 
 
 async def test_a_watermark_is_found_with_its_key_alone(smollm: TorchBackend) -> None:
@@ -107,11 +108,11 @@ async def test_a_watermark_is_found_with_its_key_alone(smollm: TorchBackend) -> 
         detector: Any = WatermarkDetector(LlamaConfig(vocab_size=49152), "cpu", told)
         return float(detector(torch.tensor([text]), return_dict=True).z_score[0])
 
-    long = Stopping(max_tokens=150, ignore_eos=True)
+    long = StopConditions(max_tokens=150, ignore_eos=True)
     asked = chat("Tell me a story about a lighthouse.", stopping=long)
     marked, plain = await asyncio.gather(
-        ask(smollm, chat_with(asked, Sampling(temperature=1.0, seed=5, watermark=True))),
-        ask(smollm, chat_with(asked, Sampling(temperature=1.0, seed=5))),
+        ask(smollm, chat_with(asked, SamplingParams(temperature=1.0, seed=5, watermark=True))),
+        ask(smollm, chat_with(asked, SamplingParams(temperature=1.0, seed=5))),
     )
     assert score(ids(marked), KEY) > 4
     assert score(ids(marked), 15485863) < 3
@@ -119,12 +120,14 @@ async def test_a_watermark_is_found_with_its_key_alone(smollm: TorchBackend) -> 
 
 
 async def test_a_seed_gives_the_same_text_in_any_company(smollm: TorchBackend) -> None:
-    hot = Sampling(temperature=0.9, top_p=0.9, typical_p=0.95, repetition_penalty=1.1, seed=11)
+    hot = SamplingParams(
+        temperature=0.9, top_p=0.9, typical_p=0.95, repetition_penalty=1.1, seed=11
+    )
     one = chat_with(chat("What is the sea?"), hot)
     others = [
-        chat_with(chat("Count."), Sampling(temperature=0)),
-        chat_with(chat("Why is it blue, and what is it made of?"), Sampling(beam_width=3)),
-        chat_with(chat("Sing."), Sampling(temperature=1.5, top_k=40, min_p=0.01)),
+        chat_with(chat("Count."), SamplingParams(temperature=0)),
+        chat_with(chat("Why is it blue, and what is it made of?"), SamplingParams(beam_width=3)),
+        chat_with(chat("Sing."), SamplingParams(temperature=1.5, top_k=40, min_p=0.01)),
     ]
     alone = ids(await ask(smollm, one))
     for at in range(3):

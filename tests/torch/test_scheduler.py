@@ -7,36 +7,39 @@ import msgspec
 import pytest
 
 from backends.torch.models import ModelError
-from backends.torch.queueing import TURN, Line
-from backends.torch.rows import Group, Job
-from backends.torch.sampler import Rules, pick
-from backends.torch.scheduler import Limits
-from backends.torch.spec import Ending, Failed, Finished, Generate, Input, Picking, Piece
+from backends.torch.queueing import TURN_TOKENS, FairQueue
+from backends.torch.rows import EngineRequest, SequenceGroup
+from backends.torch.sampler import SamplingRules, sample_tokens
+from backends.torch.scheduler import SchedulerConfig
+from backends.torch.spec import GenerateCommand, RequestFailedEvent, RequestFinishedEvent, TextEvent
+from backends.torch.wishes import EngineSamplingParams, PromptInput, StopParams
 from tests.torch.conftest import Driven, Scripted
 
 Drive = Callable[..., Any]
 Play = Callable[..., tuple[Driven, Scripted]]
 
 
-def asked(job: int, prompt: str = "x", **fields: Any) -> Generate:
-    ending = Ending(max_tokens=fields.pop("max_tokens", 24), ignore_eos=True)
-    greedy = Picking(temperature=0)
-    return Generate(job, Input(prompts=(prompt,)), greedy, ending, token_ids=True, **fields)
+def asked(job: int, prompt: str = "x", **fields: Any) -> GenerateCommand:
+    ending = StopParams(max_tokens=fields.pop("max_tokens", 24), ignore_eos=True)
+    greedy = EngineSamplingParams(temperature=0)
+    return GenerateCommand(
+        job, PromptInput(prompts=(prompt,)), greedy, ending, token_ids=True, **fields
+    )
 
 
-def waiting(line: Line, job: int, tokens: int = 1, **fields: Any) -> Job:
-    one = Job(asked(job, **fields), Rules(), 0, 0.0)
-    line.add(Group(one, 0, [0] * tokens, None))  # type: ignore[arg-type]
+def waiting(line: FairQueue, job: int, tokens: int = 1, **fields: Any) -> EngineRequest:
+    one = EngineRequest(asked(job, **fields), SamplingRules(), 0, 0.0)
+    line.add(SequenceGroup(one, 0, [0] * tokens, None))  # type: ignore[arg-type]
     return one
 
 
-def order(line: Line) -> list[int]:
+def order(line: FairQueue) -> list[int]:
     return [line.pop().request.command.request_id for _ in range(len(line))]
 
 
 def begun(driven: Driven) -> list[int]:
     """The jobs in the order of their first pieces."""
-    pieces = (one for one in driven.told if isinstance(one, Piece))
+    pieces = (one for one in driven.told if isinstance(one, TextEvent))
     return list(dict.fromkeys(piece.request_id for piece in pieces))
 
 
@@ -44,7 +47,7 @@ def begun(driven: Driven) -> list[int]:
 
 
 def test_the_more_urgent_go_first_and_equals_in_turn() -> None:
-    line = Line()
+    line = FairQueue()
     for job, priority in ((1, 128), (2, 5), (3, 128), (4, 5)):
         waiting(line, job, priority=priority)
     assert order(line) == [2, 4, 1, 3]
@@ -52,35 +55,35 @@ def test_the_more_urgent_go_first_and_equals_in_turn() -> None:
 
 
 def test_tenants_take_turns_by_tokens() -> None:
-    line = Line()
+    line = FairQueue()
     for job in range(1, 7):
-        waiting(line, job, TURN, tenant="greedy")
-    waiting(line, 11, TURN, tenant="modest")
-    waiting(line, 12, TURN // 2, tenant="small")
-    waiting(line, 13, TURN // 2, tenant="small")
+        waiting(line, job, TURN_TOKENS, tenant="greedy")
+    waiting(line, 11, TURN_TOKENS, tenant="modest")
+    waiting(line, 12, TURN_TOKENS // 2, tenant="small")
+    waiting(line, 13, TURN_TOKENS // 2, tenant="small")
     assert order(line) == [1, 11, 12, 13, 2, 3, 4, 5, 6]
 
 
 def test_a_long_prompt_waits_until_its_turns_pay_for_it() -> None:
-    line = Line()
-    waiting(line, 1, 10 * TURN, tenant="long")
+    line = FairQueue()
+    waiting(line, 1, 10 * TURN_TOKENS, tenant="long")
     for job in range(2, 22):
-        waiting(line, job, TURN, tenant="short")
+        waiting(line, job, TURN_TOKENS, tenant="short")
     assert order(line).index(1) in range(8, 11)
 
 
 def test_who_leaves_the_line_holds_up_nobody() -> None:
-    line = Line()
+    line = FairQueue()
     jobs = [waiting(line, job, tenant=str(job % 2)) for job in range(1, 6)]
     line.remove(jobs[0])
     line.remove(jobs[1])
-    line.remove(Job(asked(9, priority=3), Rules(), 0, 0.0))
+    line.remove(EngineRequest(asked(9, priority=3), SamplingRules(), 0, 0.0))
     assert len(line) == 3
     assert sorted(order(line)) == [3, 4, 5]
 
 
 def test_a_crowd_does_not_keep_another_tenant_from_its_turn(scripted: Play) -> None:
-    got, _ = scripted("abc", Limits(max_sequences=1))
+    got, _ = scripted("abc", SchedulerConfig(max_sequences=1))
     crowd = [asked(job, "y" * 200, tenant="crowd", max_tokens=2) for job in range(1, 9)]
     got.run(*crowd, asked(20, tenant="other", max_tokens=2))
     assert begun(got).index(20) <= 2
@@ -92,26 +95,31 @@ def test_a_crowd_does_not_keep_another_tenant_from_its_turn(scripted: Play) -> N
 def test_rows_give_way_when_memory_runs_out_and_nobody_sees_it(driven: Drive) -> None:
     specs = [asked(job, chr(96 + job) * 30, max_tokens=90) for job in range(1, 5)]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
-    got = driven(Limits(cache_bytes=0)).run(*specs)
+    got = driven(SchedulerConfig(cache_bytes=0)).run(*specs)
     assert [got.ids(spec.request_id) for spec in specs] == alone
     assert got.engine.stats.preemptions > 0
     assert got.engine.block_pool.used_blocks == 0
     # The last to come gives way: nobody overtakes.
-    assert [one.request_id for one in got.told if isinstance(one, Finished)] == [1, 2, 3, 4]
+    assert [one.request_id for one in got.told if isinstance(one, RequestFinishedEvent)] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_the_less_urgent_give_way(driven: Drive) -> None:
     early = [asked(job, chr(96 + job) * 30, max_tokens=90) for job in (1, 2)]
-    got = driven(Limits(cache_bytes=0)).run(*early, steps=20)
+    got = driven(SchedulerConfig(cache_bytes=0)).run(*early, steps=20)
     got.run(asked(3, "c" * 30, max_tokens=90, priority=1))
-    assert next(one.request_id for one in got.told if isinstance(one, Finished)) != 2
+    assert next(one.request_id for one in got.told if isinstance(one, RequestFinishedEvent)) != 2
     assert got.engine.stats.preemptions > 0
 
 
 def test_a_row_that_finds_no_room_gives_way_itself(driven: Drive) -> None:
     specs = [asked(1, "a" * 30, max_tokens=60), asked(2, "b" * 60, max_tokens=60)]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
-    got = driven(Limits(cache_bytes=0)).run(*specs)
+    got = driven(SchedulerConfig(cache_bytes=0)).run(*specs)
     assert [got.ids(spec.request_id) for spec in specs] == alone
     assert got.engine.stats.preemptions == 1
 
@@ -121,9 +129,9 @@ def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) 
     high = asked(2, "c" * 120, priority=1, max_tokens=8)
     alone = driven().run(low), driven().run(high)
     for limits in (
-        Limits(cache_bytes=0),
-        Limits(cache_bytes=11 * 32 * 512, max_chunk_tokens=32),
-        Limits(max_sequences=4),
+        SchedulerConfig(cache_bytes=0),
+        SchedulerConfig(cache_bytes=11 * 32 * 512, max_chunk_tokens=32),
+        SchedulerConfig(max_sequences=4),
     ):
         got = driven(limits).run(low, steps=1)
         got.run(high)
@@ -131,7 +139,10 @@ def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) 
             alone[0].ids(1, choice) for choice in range(4)
         ]
         assert got.ids(2) == alone[1].ids(2)
-        assert [one.request_id for one in got.told if isinstance(one, Finished)] == [2, 1]
+        assert [one.request_id for one in got.told if isinstance(one, RequestFinishedEvent)] == [
+            2,
+            1,
+        ]
         assert got.engine.stats.preemptions > 0
 
 
@@ -142,19 +153,21 @@ def test_who_is_yet_to_be_read_gives_way_to_who_came_before(driven: Drive) -> No
         asked(3, "b" * 20, max_tokens=8),
     ]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
-    got = driven(Limits(cache_bytes=10 * 32 * 512, max_chunk_tokens=32)).run(specs[0], steps=1)
+    got = driven(SchedulerConfig(cache_bytes=10 * 32 * 512, max_chunk_tokens=32)).run(
+        specs[0], steps=1
+    )
     got.run(*specs[1:])
     assert [got.ids(spec.request_id) for spec in specs] == alone
     assert got.engine.stats.preemptions > 0
 
 
 def test_more_choices_than_anyone_may_have(driven: Drive) -> None:
-    failed = driven(Limits(max_batch_tokens=4)).run(asked(1, n=5, best_of=5)).failed(1)
+    failed = driven(SchedulerConfig(max_batch_tokens=4)).run(asked(1, n=5, best_of=5)).failed(1)
     assert (failed.kind, failed.param) == ("invalid", "n")
 
 
 def test_samples_wait_for_credit(scripted: Play) -> None:
-    got, _ = scripted("a" * 20, Limits(max_sequences=1))
+    got, _ = scripted("a" * 20, SchedulerConfig(max_sequences=1))
     got.run(asked(1, n=2, best_of=2, credit=8, max_tokens=8))
     assert (got.text(1, 0), got.text(1, 1)) == ("a" * 8, "")
     got.run(asked(2, max_tokens=3))
@@ -165,7 +178,7 @@ def test_samples_wait_for_credit(scripted: Play) -> None:
 
 
 def test_who_takes_nothing_gives_way_to_who_waits(scripted: Play) -> None:
-    got, _ = scripted("a" * 100, Limits(max_sequences=1))
+    got, _ = scripted("a" * 100, SchedulerConfig(max_sequences=1))
     got.run(asked(1, credit=10, max_tokens=60))
     assert len(got.ids(1)) == 10
     got.run(asked(2))
@@ -177,7 +190,7 @@ def test_who_takes_nothing_gives_way_to_who_waits(scripted: Play) -> None:
 
 def test_samples_share_the_blocks_of_their_prompt(driven: Drive) -> None:
     spec = asked(1, "p" * 70, n=8, best_of=8, max_tokens=10)
-    got = driven(Limits(cache_bytes=14 * 32 * 512)).run(spec, steps=3)
+    got = driven(SchedulerConfig(cache_bytes=14 * 32 * 512)).run(spec, steps=3)
     assert got.engine.active_count == 8
     # Two whole blocks for all of them, and one each of their own; there is no room to move.
     assert 2 + 8 <= got.engine.block_pool.used_blocks <= 2 + 8 + 2
@@ -208,7 +221,7 @@ def test_a_known_beginning_is_not_read_again(driven: Drive) -> None:
 
 
 def test_a_cancelled_request_leaves_no_block(driven: Drive) -> None:
-    got = driven(Limits(max_sequences=2, max_chunk_tokens=32))
+    got = driven(SchedulerConfig(max_sequences=2, max_chunk_tokens=32))
     got.run(asked(1, "p" * 100, n=4, best_of=4), asked(2, "q" * 100), steps=2)
     assert got.engine.block_pool.used_blocks > 0
     got.engine.cancel(1)
@@ -236,7 +249,7 @@ def test_of_rows_that_fail_together_the_youngest_goes(scripted: Play) -> None:
     got.run(*(asked(job, max_tokens=6) for job in (1, 2, 3)), steps=2)
     forward.most = 2
     got.run()
-    assert [one.request_id for one in got.told if isinstance(one, Failed)] == [3]
+    assert [one.request_id for one in got.told if isinstance(one, RequestFailedEvent)] == [3]
     assert (got.text(1), got.text(2)) == ("abcdef", "abcdef")
 
 
@@ -257,9 +270,9 @@ def test_a_draw_that_fails_costs_one_request(
     def injected(logits: Any, rows: Any) -> list[int]:
         kept = logits.clone()
         failing(logits, rows)
-        return pick(kept, rows)
+        return sample_tokens(kept, rows)
 
-    monkeypatch.setattr("backends.torch.choosing.pick", injected)
+    monkeypatch.setattr("backends.torch.choosing.sample_tokens", injected)
     got = driven().run(*specs)
     assert got.failed(2).message == "the local model failed: MemoryError"
     assert (got.ids(1), got.ids(3)) == (alone[0], alone[2])
@@ -268,7 +281,7 @@ def test_a_draw_that_fails_costs_one_request(
 
 def test_memory_that_cannot_be_had_is_told_at_once(scripted: Play) -> None:
     with pytest.raises(ModelError, match="keys and values"):
-        scripted("abc", Limits(), most=0)
+        scripted("abc", SchedulerConfig(), most=0)
 
 
 def test_figures_of_a_step(scripted: Play) -> None:

@@ -8,20 +8,17 @@ import msgspec
 import pytest
 import torch
 
-from backends.torch.assembly import Model
-from backends.torch.kv import BLOCK
-from backends.torch.scheduler import Limits
-from backends.torch.spec import (
-    Beams,
-    Ended,
-    Ending,
-    Failed,
-    Form,
-    Generate,
-    Input,
-    Picking,
-    Piece,
-    Watermark,
+from backends.torch.assembly import LoadedModel
+from backends.torch.kv import BLOCK_SIZE
+from backends.torch.scheduler import SchedulerConfig
+from backends.torch.spec import ChoiceEndEvent, GenerateCommand, RequestFailedEvent, TextEvent
+from backends.torch.wishes import (
+    BeamSearchParams,
+    EngineSamplingParams,
+    OutputFormat,
+    PromptInput,
+    StopParams,
+    WatermarkSettings,
 )
 
 Drive = Callable[..., Any]
@@ -31,20 +28,22 @@ FILL = 258
 
 def asked(
     width: int = 4, *, job: int = 1, prompt: str = "Hello", n: int | None = None, **fields: Any
-) -> Generate:
+) -> GenerateCommand:
     search = {
         one: fields.pop(one)
         for one in ("groups", "diversity_penalty", "length_penalty")
         if one in fields
     }
     given: dict[str, Any] = {
-        "picking": Picking(temperature=0),
-        "ending": Ending(max_tokens=STEPS, ignore_eos=True),
+        "picking": EngineSamplingParams(temperature=0),
+        "ending": StopParams(max_tokens=STEPS, ignore_eos=True),
         "n": width if n is None else n,
         "token_ids": True,
         **fields,
     }
-    return Generate(job, Input(prompts=(prompt,)), beams=Beams(width, **search), **given)
+    return GenerateCommand(
+        job, PromptInput(prompts=(prompt,)), beams=BeamSearchParams(width, **search), **given
+    )
 
 
 def found(driven: Any, job: int = 1) -> list[list[int]]:
@@ -74,9 +73,9 @@ def theirs(
     return texts
 
 
-def narrow(model: Model, blocks: int) -> Limits:
+def narrow(model: LoadedModel, blocks: int) -> SchedulerConfig:
     """Memory for so many blocks."""
-    return Limits(cache_bytes=blocks * BLOCK * model.runner.cache_bytes_per_token)
+    return SchedulerConfig(cache_bytes=blocks * BLOCK_SIZE * model.runner.cache_bytes_per_token)
 
 
 # --- what is found ------------------------------------------------------------------------------
@@ -87,7 +86,7 @@ def test_the_texts_are_those_of_transformers(
     driven: Drive, reference: Any, tokenizer: Any, width: int
 ) -> None:
     for prompt in ("Hello", "some longer prompt, read in chunks"):
-        got = driven(Limits(max_chunk_tokens=32)).run(asked(width, prompt=prompt))
+        got = driven(SchedulerConfig(max_chunk_tokens=32)).run(asked(width, prompt=prompt))
         assert found(got) == theirs(reference, tokenizer, width, prompt)
         assert all(end.reason == "length" for end in got.ended().values())
 
@@ -100,14 +99,16 @@ def test_ends_and_length_penalty_are_those_of_transformers(
     ends = tuple({text[at] for text, at in zip(plain, (2, 4, 6, 3), strict=True)})
     lengths = set()
     for penalty in (1.0, -2.0, 3.0):
-        ending = Ending(max_tokens=STEPS, stop_token_ids=ends, ignore_eos=True, include_stop=True)
+        ending = StopParams(
+            max_tokens=STEPS, stop_token_ids=ends, ignore_eos=True, include_stop=True
+        )
         got = driven().run(asked(4, ending=ending, length_penalty=penalty))
         wanted = theirs(reference, tokenizer, 4, eos_token_id=list(ends), length_penalty=penalty)
         assert found(got) == wanted
         lengths.add(tuple(map(len, wanted)))
         for choice, text in enumerate(wanted):
-            stopped = Ended(1, choice, "stop", text[-1]) if text[-1] in ends else None
-            assert got.ended()[choice] == (stopped or Ended(1, choice, "length"))
+            stopped = ChoiceEndEvent(1, choice, "stop", text[-1]) if text[-1] in ends else None
+            assert got.ended()[choice] == (stopped or ChoiceEndEvent(1, choice, "length"))
     assert len(lengths) > 1
 
 
@@ -116,7 +117,7 @@ def test_penalties_bias_and_bans_steer_the_search(
 ) -> None:
     plain = theirs(reference, tokenizer, 3)
     barred, liked = plain[0][2], 65
-    picking = Picking(
+    picking = EngineSamplingParams(
         temperature=0,
         repetition_penalty=0.6,
         logit_bias={liked: 2.5},
@@ -133,14 +134,18 @@ def test_penalties_bias_and_bans_steer_the_search(
         sequence_bias=[[[liked], 2.5]],
         bad_words_ids=[[barred], [32, barred]],
     )
-    few = driven().run(asked(3, picking=Picking(temperature=0, allowed_token_ids=(65, 66))))
+    few = driven().run(
+        asked(3, picking=EngineSamplingParams(temperature=0, allowed_token_ids=(65, 66)))
+    )
     assert {token for text in found(few) for token in text} == {65, 66}
 
 
 def test_the_watermark_steers_the_search(driven: Drive, reference: Any, tokenizer: Any) -> None:
     from transformers import WatermarkingConfig  # noqa: PLC0415
 
-    got = driven().run(asked(3, picking=Picking(temperature=0, watermark=Watermark())))
+    got = driven().run(
+        asked(3, picking=EngineSamplingParams(temperature=0, watermark=WatermarkSettings()))
+    )
     wanted = theirs(reference, tokenizer, 3, watermarking_config=WatermarkingConfig())
     assert found(got) == wanted != theirs(reference, tokenizer, 3)
 
@@ -181,7 +186,7 @@ def test_n_of_them_are_told_each_in_one_piece(driven: Drive) -> None:
     every = driven().run(asked(5))
     got = driven().run(asked(5, n=2))
     assert found(got) == found(every)[:2]
-    assert len(got.of(Piece)) == 2
+    assert len(got.of(TextEvent)) == 2
     assert got.finished().completion_tokens == 2 * STEPS
     assert got.finished().max_batch == 5
     assert got.engine.active_count == 0
@@ -189,10 +194,10 @@ def test_n_of_them_are_told_each_in_one_piece(driven: Drive) -> None:
 
 
 def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: Any) -> None:
-    picking = Picking(temperature=0, repetition_penalty=1.5)
+    picking = EngineSamplingParams(temperature=0, repetition_penalty=1.5)
     got = driven().run(asked(3, picking=picking, logprobs=2, n=2))
     prompt = tokenizer.encode("Hello")
-    for piece in got.of(Piece):
+    for piece in got.of(TextEvent):
         with torch.inference_mode():
             truth = reference(torch.tensor([[*prompt, *piece.ids]])).logits[0].log_softmax(-1)
         assert [token.id for token in piece.tokens] == list(piece.ids)
@@ -205,17 +210,17 @@ def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: A
 def test_a_stop_string_ends_a_beam(driven: Drive) -> None:
     plain = driven().run(asked(4)).text()
     stop = plain[3:5]
-    got = driven().run(asked(4, ending=Ending(max_tokens=STEPS, ignore_eos=True, stop=(stop,))))
+    got = driven().run(asked(4, ending=StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,))))
     texts = [got.text(choice=i) for i in range(4)]
     assert all(stop not in text for text in texts)
-    assert Ended(1, texts.index(plain[:3]), "stop", stop) in got.ended().values()
-    late = Ending(max_tokens=STEPS, ignore_eos=True, stop=(stop,), min_tokens=STEPS)
+    assert ChoiceEndEvent(1, texts.index(plain[:3]), "stop", stop) in got.ended().values()
+    late = StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,), min_tokens=STEPS)
     assert driven().run(asked(4, ending=late)).text() == plain
 
 
 def test_min_tokens_hold_back_the_end(driven: Drive, tokenizer: Any, reference: Any) -> None:
     first = theirs(reference, tokenizer, 3)[0][0]
-    soon = Ending(max_tokens=STEPS, stop_token_ids=(first,), ignore_eos=True, include_stop=True)
+    soon = StopParams(max_tokens=STEPS, stop_token_ids=(first,), ignore_eos=True, include_stop=True)
     assert [first] in found(driven().run(asked(3, ending=soon)))
     late = msgspec.structs.replace(soon, min_tokens=6)
     got = found(driven().run(asked(3, ending=late)))
@@ -224,7 +229,7 @@ def test_min_tokens_hold_back_the_end(driven: Drive, tokenizer: Any, reference: 
 
 def test_echo_and_several_prompts(driven: Drive) -> None:
     spec = msgspec.structs.replace(
-        asked(3, n=2, echo=True), input=Input(prompts=("Hello", "other"))
+        asked(3, n=2, echo=True), input=PromptInput(prompts=("Hello", "other"))
     )
     got = driven().run(spec)
     assert found(got)[:2] == found(driven().run(asked(3, n=2)))
@@ -235,7 +240,7 @@ def test_echo_and_several_prompts(driven: Drive) -> None:
 
 
 def test_beams_hold_to_a_form_and_repeat_what_few_texts_there_are(driven: Drive) -> None:
-    form = Form("choice", '["yes","no"]')
+    form = OutputFormat("choice", '["yes","no"]')
     got = driven().run(asked(4, form=form, n=3))
     texts = [got.text(choice=i) for i in range(3)]
     assert set(texts) == {"yes", "no"}
@@ -244,8 +249,8 @@ def test_beams_hold_to_a_form_and_repeat_what_few_texts_there_are(driven: Drive)
 
 
 def test_a_form_that_the_other_parameters_forbid(driven: Drive) -> None:
-    form = Form("choice", '["yes","no"]')
-    picking = Picking(temperature=0, allowed_token_ids=(65,))
+    form = OutputFormat("choice", '["yes","no"]')
+    picking = EngineSamplingParams(temperature=0, allowed_token_ids=(65,))
     got = driven().run(asked(2, form=form, picking=picking))
     assert got.failed().kind == "invalid"
     assert got.engine.active_count == 0
@@ -256,27 +261,30 @@ def test_a_form_that_the_other_parameters_forbid(driven: Drive) -> None:
 
 def test_neighbours_do_not_matter(driven: Drive) -> None:
     alone = found(driven().run(asked(4)))
-    hot = Generate(
+    hot = GenerateCommand(
         2,
-        Input(prompts=("a neighbour",)),
-        Picking(temperature=1, seed=3),
-        Ending(max_tokens=30, ignore_eos=True),
+        PromptInput(prompts=("a neighbour",)),
+        EngineSamplingParams(temperature=1, seed=3),
+        StopParams(max_tokens=30, ignore_eos=True),
         n=3,
         best_of=3,
         token_ids=True,
     )
     other = asked(3, job=3, prompt="third", groups=3, diversity_penalty=1.0)
-    got = driven(Limits(max_sequences=8)).run(hot, asked(4), other)
+    got = driven(SchedulerConfig(max_sequences=8)).run(hot, asked(4), other)
     assert found(got) == alone
     assert found(got, 2) == found(driven().run(hot), 2)
     assert found(got, 3) == found(driven().run(other), 3)
 
 
 def test_beams_wait_until_there_is_room_for_all(driven: Drive) -> None:
-    one = Generate(
-        2, Input(prompts=("x",)), Picking(temperature=0), Ending(max_tokens=9, ignore_eos=True)
+    one = GenerateCommand(
+        2,
+        PromptInput(prompts=("x",)),
+        EngineSamplingParams(temperature=0),
+        StopParams(max_tokens=9, ignore_eos=True),
     )
-    got = driven(Limits(max_sequences=4))
+    got = driven(SchedulerConfig(max_sequences=4))
     got.engine.submit(one)
     got.engine.step()
     got.run(asked(4))
@@ -286,29 +294,29 @@ def test_beams_wait_until_there_is_room_for_all(driven: Drive) -> None:
 
 
 def test_who_takes_nothing_makes_room_for_beams(driven: Drive) -> None:
-    lazy = Generate(
+    lazy = GenerateCommand(
         2,
-        Input(prompts=("x",)),
-        Picking(temperature=0),
-        Ending(max_tokens=9, ignore_eos=True),
+        PromptInput(prompts=("x",)),
+        EngineSamplingParams(temperature=0),
+        StopParams(max_tokens=9, ignore_eos=True),
         initial_credit=2,
     )
-    got = driven(Limits(max_sequences=4)).run(lazy, asked(4))
+    got = driven(SchedulerConfig(max_sequences=4)).run(lazy, asked(4))
     assert set(got.ended()) == {0, 1, 2, 3}
     got.engine.credit(2, 100)
     assert got.run().ended(2)[0].reason == "length"
 
 
 def test_more_beams_than_places_are_refused(driven: Drive) -> None:
-    got = driven(Limits(max_sequences=4)).run(asked(5))
+    got = driven(SchedulerConfig(max_sequences=4)).run(asked(5))
     assert (got.failed().kind, got.failed().param) == ("invalid", "best_of")
 
 
 @pytest.mark.parametrize("name", ["length_penalty", "diversity_penalty"])
 def test_penalties_without_measure_are_refused(driven: Drive, name: str) -> None:
-    def failed(value: float) -> list[Failed]:
+    def failed(value: float) -> list[RequestFailedEvent]:
         penalty: dict[str, Any] = {name: value}
-        found: list[Failed] = driven().run(asked(2, **penalty)).of(Failed)
+        found: list[RequestFailedEvent] = driven().run(asked(2, **penalty)).of(RequestFailedEvent)
         return found
 
     for value in (1e9, -1e9, float("nan")):
@@ -318,16 +326,16 @@ def test_penalties_without_measure_are_refused(driven: Drive, name: str) -> None
 
 
 @pytest.mark.parametrize("blocks", [4, 6, 8])
-def test_short_memory_changes_nothing(driven: Drive, tiny: Model, blocks: int) -> None:
+def test_short_memory_changes_nothing(driven: Drive, tiny: LoadedModel, blocks: int) -> None:
     """Beams and others lose their places to one another, and find all they had again."""
-    long = Ending(max_tokens=50, ignore_eos=True)
+    long = StopParams(max_tokens=50, ignore_eos=True)
     specs = [
         asked(2, job=1, prompt="first", ending=long),
         asked(2, job=2, prompt="second", ending=long),
-        Generate(
+        GenerateCommand(
             3,
-            Input(prompts=("third",)),
-            Picking(temperature=0),
+            PromptInput(prompts=("third",)),
+            EngineSamplingParams(temperature=0),
             long,
             token_ids=True,
             n=2,
@@ -341,12 +349,14 @@ def test_short_memory_changes_nothing(driven: Drive, tiny: Model, blocks: int) -
     assert short.engine.block_pool.used_blocks == 0
 
 
-def test_beams_are_no_longer_than_their_share_of_the_memory(driven: Drive, tiny: Model) -> None:
+def test_beams_are_no_longer_than_their_share_of_the_memory(
+    driven: Drive, tiny: LoadedModel
+) -> None:
     got = driven(narrow(tiny, 4)).run(
-        asked(2, ending=Ending(max_tokens=100, ignore_eos=True), prompt="12345")
+        asked(2, ending=StopParams(max_tokens=100, ignore_eos=True), prompt="12345")
     )
-    assert [len(text) for text in found(got)] == [2 * BLOCK - 5] * 2
-    refused = driven(narrow(tiny, 4)).run(asked(3, prompt="x" * BLOCK))
+    assert [len(text) for text in found(got)] == [2 * BLOCK_SIZE - 5] * 2
+    refused = driven(narrow(tiny, 4)).run(asked(3, prompt="x" * BLOCK_SIZE))
     assert refused.failed().kind == "too_long"
 
 
@@ -365,7 +375,7 @@ def test_a_group_that_is_done_leaves_the_others_to_go_on(driven: Drive) -> None:
     given: dict[str, Any] = {"groups": 2, "diversity_penalty": 50.0, "length_penalty": 0.0}
     plain = found(driven().run(asked(2, **given)))
     end = plain[0][2]
-    ending = Ending(max_tokens=STEPS, ignore_eos=True, stop_token_ids=(end,), include_stop=True)
+    ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop_token_ids=(end,), include_stop=True)
     got = driven()
     got.engine.submit(asked(2, ending=ending, **given))
     rows = []
@@ -378,20 +388,20 @@ def test_a_group_that_is_done_leaves_the_others_to_go_on(driven: Drive) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 110])
 def test_searches_in_a_crowd_find_what_they_find_alone(
-    driven: Drive, tiny: Model, seed: int
+    driven: Drive, tiny: LoadedModel, seed: int
 ) -> None:
     """Little memory and few places, priorities, and clients that leave."""
     chance = random.Random(seed)
-    ending = Ending(max_tokens=20, ignore_eos=True)
+    ending = StopParams(max_tokens=20, ignore_eos=True)
     specs = []
     for job in range(1, 13):
         width = chance.choice([1, 2, 3, 5])
-        beams = None if width == 1 else Beams(width, chance.choice([1, width]), 0.5)
+        beams = None if width == 1 else BeamSearchParams(width, chance.choice([1, width]), 0.5)
         specs.append(
-            Generate(
+            GenerateCommand(
                 job,
-                Input(prompts=("ab" * chance.randint(1, 20),)),
-                Picking(temperature=0.8 if width == 1 else 0.0, seed=7),
+                PromptInput(prompts=("ab" * chance.randint(1, 20),)),
+                EngineSamplingParams(temperature=0.8 if width == 1 else 0.0, seed=7),
                 ending,
                 n=1 if width == 1 else 2,
                 token_ids=True,

@@ -28,11 +28,12 @@ from transformers import (
     SmolLM3Config,
 )
 
-from backends.torch.assembly import Model, assemble
-from backends.torch.forward import ATTENTION, Forward, load_forward
-from backends.torch.models import Found, ModelError
-from backends.torch.scheduler import Limits
-from backends.torch.spec import Ending, Finished, Generate, Input, Picking, Piece
+from backends.torch.assembly import LoadedModel, assemble_model
+from backends.torch.forward import ATTENTION_NAME, ModelRunner, load_forward
+from backends.torch.models import ModelError, ModelLocation
+from backends.torch.scheduler import SchedulerConfig
+from backends.torch.spec import GenerateCommand, RequestFinishedEvent, TextEvent
+from backends.torch.wishes import EngineSamplingParams, PromptInput, StopParams
 from tests.torch.conftest import Driven
 
 COUNT = 24
@@ -118,30 +119,30 @@ def truth(family: str) -> list[tuple[list[int], list[float]]]:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def served(request: pytest.FixtureRequest, tokenizer: Any) -> tuple[str, Model]:
+def served(request: pytest.FixtureRequest, tokenizer: Any) -> tuple[str, LoadedModel]:
     family = request.param
-    return family, assemble(Forward(build(family, ATTENTION)), tokenizer)
+    return family, assemble_model(ModelRunner(build(family, ATTENTION_NAME)), tokenizer)
 
 
-def asked(job: int, prompt: list[int]) -> Generate:
-    return Generate(
+def asked(job: int, prompt: list[int]) -> GenerateCommand:
+    return GenerateCommand(
         job,
-        Input(prompts=(tuple(prompt),)),
-        Picking(temperature=0),
-        Ending(max_tokens=COUNT, ignore_eos=True),
+        PromptInput(prompts=(tuple(prompt),)),
+        EngineSamplingParams(temperature=0),
+        StopParams(max_tokens=COUNT, ignore_eos=True),
         logprobs=0,
         token_ids=True,
     )
 
 
 def told(driven: Driven, job: int) -> tuple[list[int], list[float | None]]:
-    pieces = driven.of(Piece, job)
-    assert driven.of(Finished, job)
+    pieces = driven.of(TextEvent, job)
+    assert driven.of(RequestFinishedEvent, job)
     ids = [i for piece in pieces for i in piece.ids]
     return ids, [token.logprob for piece in pieces for token in piece.tokens]
 
 
-def test_the_same_tokens_as_transformers(served: tuple[str, Model]) -> None:
+def test_the_same_tokens_as_transformers(served: tuple[str, LoadedModel]) -> None:
     family, model = served
     alone: list[tuple[list[int], list[float | None]]] = []
     for prompt, (ids, scores) in zip(prompts(), truth(family), strict=True):
@@ -150,7 +151,7 @@ def test_the_same_tokens_as_transformers(served: tuple[str, Model]) -> None:
         assert torch.allclose(torch.tensor(alone[-1][1]), torch.tensor(scores), atol=1e-3)
     for chunk in (256, 7):
         batch = [asked(job, prompt) for job, prompt in enumerate(prompts())]
-        together = Driven(model, Limits(max_chunk_tokens=chunk)).run(*batch)
+        together = Driven(model, SchedulerConfig(max_chunk_tokens=chunk)).run(*batch)
         found = [told(together, job) for job in range(len(batch))]
         if family in MIXTURES:
             assert [ids for ids, _ in found] == [ids for ids, _ in alone]
@@ -169,4 +170,4 @@ def test_the_same_tokens_as_transformers(served: tuple[str, Model]) -> None:
 def test_families_that_are_not_served_are_told_before_loading(tmp_path: Path, config: Any) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="can't be kept in our rows"):
-        load_forward(Found(str(tmp_path), "generate"), "cpu", "auto", None)
+        load_forward(ModelLocation(str(tmp_path), "generate"), "cpu", "auto", None)

@@ -8,25 +8,25 @@ import msgspec
 import pytest
 
 from backends.torch.assembly import load_model
-from backends.torch.models import Found, ModelError
-from backends.torch.spec import Ending, Function, Input, Turn
-from backends.torch.templates import template_at
+from backends.torch.models import ModelError, ModelLocation
+from backends.torch.templates import load_template
+from backends.torch.wishes import ChatTurn, FunctionDefinition, PromptInput, StopParams
 
 Drive = Callable[..., Any]
-HI = (Turn("user", "hi"),)
+HI = (ChatTurn("user", "hi"),)
 
 
 def test_a_file_and_a_folder(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("own", "utf-8")
-    assert template_at(str(tmp_path / "own.jinja")) == "own"
+    assert load_template(str(tmp_path / "own.jinja")) == "own"
     described = tmp_path / "tokenizer_config.json"
     described.write_bytes(msgspec.json.encode({"chat_template": "one"}))
-    assert template_at(str(tmp_path)) == "one"
+    assert load_template(str(tmp_path)) == "one"
     several = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     described.write_bytes(msgspec.json.encode({"chat_template": several}))
-    assert template_at(str(tmp_path)) == {"default": "a", "tool_use": "b"}
+    assert load_template(str(tmp_path)) == {"default": "a", "tool_use": "b"}
     (tmp_path / "chat_template.jinja").write_text("apart", "utf-8")
-    assert template_at(str(tmp_path)) == "apart"
+    assert load_template(str(tmp_path)) == "apart"
 
 
 @pytest.mark.parametrize("described", [None, b"{}", b"no", b'{"chat_template":[1]}'])
@@ -34,7 +34,7 @@ def test_where_there_is_none(tmp_path: Path, described: bytes | None) -> None:
     if described is not None:
         (tmp_path / "tokenizer_config.json").write_bytes(described)
     with pytest.raises(ModelError, match="no chat template in"):
-        template_at(str(tmp_path))
+        load_template(str(tmp_path))
 
 
 def test_the_configurations_takes_the_place_of_the_models(
@@ -42,13 +42,13 @@ def test_the_configurations_takes_the_place_of_the_models(
 ) -> None:
     own = tmp_path / "own.jinja"
     own.write_text("[{{ messages[0].content }}]", "utf-8")
-    model = load_model(Found(str(tiny_folder), "generate"), "cpu", "auto", None, str(own))
-    (ids,) = model.input_processor.tokenize_prompts(Input(turns=HI), Ending())
+    model = load_model(ModelLocation(str(tiny_folder), "generate"), "cpu", "auto", None, str(own))
+    (ids,) = model.input_processor.tokenize_prompts(PromptInput(turns=HI), StopParams())
     assert model.tokenizer.decode(ids) == "[hi]"
 
 
 def text(got: Any, **fields: Any) -> str:
-    (ids,) = got.engine._input_processor.tokenize_prompts(Input(**fields), Ending())
+    (ids,) = got.engine._input_processor.tokenize_prompts(PromptInput(**fields), StopParams())
     found: str = got.engine._tokenizer.decode(ids)
     return found
 
@@ -57,7 +57,7 @@ def test_a_requests_takes_the_place_of_both(noisy: Drive) -> None:
     assert text(noisy(), turns=HI) == "<user>hi<assistant>"
     own = "{{ tools[0].function.name }}: {{ messages[0].content }}, {{ mood }}"
     arguments = b'{"mood": "gay", "tools": [], "chat_template": "x"}'
-    functions = (Function("f"),)
+    functions = (FunctionDefinition("f"),)
     assert text(noisy(), turns=HI, functions=functions, template=own, arguments=arguments) == (
         "f: hi, gay"
     )
@@ -67,11 +67,11 @@ def test_one_of_several_is_for_functions(noisy: Drive) -> None:
     got = noisy()
     got.engine._tokenizer.chat_template = {"default": "plain", "tool_use": "with {{ tools }}"}
     assert text(got, turns=HI) == "plain"
-    assert text(got, turns=HI, functions=(Function("f"),)).startswith("with [")
+    assert text(got, turns=HI, functions=(FunctionDefinition("f"),)).startswith("with [")
 
 
 def test_what_an_assistant_began_goes_on(noisy: Drive) -> None:
-    turns = (*HI, Turn("assistant", "Well, I"))
+    turns = (*HI, ChatTurn("assistant", "Well, I"))
     assert text(noisy(), turns=turns, continue_final=True) == "<user>hi<assistant>Well, I"
     assert text(noisy(), turns=turns) == "<user>hi<assistant>Well, I<assistant>"
     assert text(noisy(), turns=HI, generation_prompt=False) == "<user>hi"

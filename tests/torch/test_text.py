@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from backends.torch.text import Detokenizer, Taken, TokenBytes, Transcript
+from backends.torch.text import Detokenizer, OutputText, OutputToken, TokenBytes
 
 
 def decode_bytes(ids: Any) -> str:
@@ -17,10 +17,10 @@ def decode_bytes(ids: Any) -> str:
 
 def sent(data: bytes, stops: tuple[str, ...], *, include: bool = False) -> tuple[str, int, Any]:
     """What goes out if each byte is a token; the number of tokens; the stop that was found."""
-    script = Transcript(Detokenizer(decode_bytes, []), stops, include=include)
+    script = OutputText(Detokenizer(decode_bytes, []), stops, include=include)
     text, tokens = "", 0
     for byte in data:
-        script.add_token(Taken(byte, None), scan=True)
+        script.add_token(OutputToken(byte, None), scan=True)
         if script.stopped is not None:
             break
         if release := script.pop_ready():
@@ -72,9 +72,9 @@ def test_every_piece_is_whole_characters(text: str) -> None:
 
 
 def test_an_end_that_may_be_a_stop_is_held_back() -> None:
-    script = Transcript(Detokenizer(decode_bytes, []), ("STOP",), include=False)
+    script = OutputText(Detokenizer(decode_bytes, []), ("STOP",), include=False)
     for byte in b"abST":
-        script.add_token(Taken(byte, None), scan=True)
+        script.add_token(OutputToken(byte, None), scan=True)
     release = script.pop_ready()
     assert release is not None
     assert (release.text, [t.id for t in release.tokens]) == ("ab", [97, 98])

@@ -11,20 +11,20 @@ from transformers import (
     WatermarkLogitsProcessor,
 )
 
-from backends.torch.sampler import Drawn, Past, Rules, pick
-from backends.torch.spec import Watermark
-from backends.torch.watermark import mark
+from backends.torch.sampler import SamplingInput, SamplingRules, TokenHistory, sample_tokens
+from backends.torch.watermark import apply_watermark
+from backends.torch.wishes import WatermarkSettings
 
 V = 300
 HOWS = [
-    Watermark(),
-    Watermark(key=42, ratio=0.5, bias=3.5, width=3),
-    Watermark(scheme="selfhash"),
-    Watermark(scheme="selfhash", width=4, key=2**31 - 1),
+    WatermarkSettings(),
+    WatermarkSettings(key=42, ratio=0.5, bias=3.5, width=3),
+    WatermarkSettings(scheme="selfhash"),
+    WatermarkSettings(scheme="selfhash", width=4, key=2**31 - 1),
 ]
 
 
-def config(how: Watermark) -> dict[str, Any]:
+def config(how: WatermarkSettings) -> dict[str, Any]:
     """As transformers is told it."""
     return {
         "greenlist_ratio": how.ratio,
@@ -40,24 +40,26 @@ def lines(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_the_mark_is_that_of_transformers(how: Watermark) -> None:
+def test_the_mark_is_that_of_transformers(how: WatermarkSettings) -> None:
     theirs = WatermarkLogitsProcessor(V, "cpu", **config(how))
     for at, line in enumerate(lines(8)):
         past = [(at * 37 + i * 11) % V for i in range(at)]
         expected = theirs(torch.tensor([past], dtype=torch.long), line[None])[0]
         mine = line.clone()
-        mark(mine, how, past[-how.width :])
+        apply_watermark(mine, how, past[-how.width :])
         assert torch.equal(mine, expected)
         assert bool((mine != line).has_values()) == (at >= how.width)
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_the_detector_finds_it(how: Watermark) -> None:
-    def text(marked: Watermark | None, seed: int) -> list[int]:
+def test_the_detector_finds_it(how: WatermarkSettings) -> None:
+    def text(marked: WatermarkSettings | None, seed: int) -> list[int]:
         output: list[int] = [1, 2, 3, 4]
-        rules = Rules(watermark=marked, top_p=0.95)
+        rules = SamplingRules(watermark=marked, top_p=0.95)
         for at, line in enumerate(lines(120, seed)):
-            output += pick(line[None].clone(), [Drawn(rules, at, Past((), output))])
+            output += sample_tokens(
+                line[None].clone(), [SamplingInput(rules, at, TokenHistory((), output))]
+            )
         return output
 
     detector: Any = WatermarkDetector(
@@ -72,10 +74,10 @@ def test_the_detector_finds_it(how: Watermark) -> None:
 
 
 def test_what_was_left_out_stays_out() -> None:
-    how = Watermark(bias=1000.0)
-    row = Drawn(Rules(watermark=how, top_k=1), 0, Past([5], []))
+    how = WatermarkSettings(bias=1000.0)
+    row = SamplingInput(SamplingRules(watermark=how, top_k=1), 0, TokenHistory([5], []))
     for line in lines(20):
-        assert pick(line[None].clone(), [row]) == [int(line.argmax())]
-    greedy = Drawn(Rules(watermark=how, temperature=0), 0, Past([5], []))
-    chosen = [pick(line[None].clone(), [greedy])[0] for line in lines(20)]
+        assert sample_tokens(line[None].clone(), [row]) == [int(line.argmax())]
+    greedy = SamplingInput(SamplingRules(watermark=how, temperature=0), 0, TokenHistory([5], []))
+    chosen = [sample_tokens(line[None].clone(), [greedy])[0] for line in lines(20)]
     assert chosen != lines(20).argmax(-1).tolist()

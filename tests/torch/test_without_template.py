@@ -6,32 +6,33 @@ from typing import Any
 import pytest
 import torch
 
-from backends.torch.assembly import Model
-from backends.torch.reading import Reader
-from backends.torch.spec import Ending, Generate, Input, Turn
+from backends.torch.assembly import LoadedModel
+from backends.torch.reading import InputProcessor
+from backends.torch.spec import GenerateCommand
+from backends.torch.wishes import ChatTurn, PromptInput, StopParams
 from tests.torch.conftest import Driven
 
 
 @pytest.fixture
-def driven(tiny: Model) -> Driven:
+def driven(tiny: LoadedModel) -> Driven:
     plain: Any = copy.deepcopy(tiny.tokenizer)
     plain.chat_template = None
-    reader = Reader(plain, context=128, vocabulary=259, defaults={"temperature": 0.0})
+    reader = InputProcessor(plain, context=128, vocabulary=259, defaults={"temperature": 0.0})
     return Driven(tiny._replace(tokenizer=plain, input_processor=reader))
 
 
 def test_a_conversation_is_refused(driven: Driven) -> None:
-    failed = driven.run(Generate(1, Input((Turn("user", "hi"),)))).failed()
+    failed = driven.run(GenerateCommand(1, PromptInput((ChatTurn("user", "hi"),)))).failed()
     assert (failed.kind, failed.param) == ("unsupported", "messages")
     assert failed.message == "this model has no chat template; it takes prompts"
 
 
 @pytest.mark.parametrize("wrap", [False, True])
 def test_prompts_are_taken_as_they_are(driven: Driven, reference: Any, wrap: bool) -> None:
-    asked = Generate(
+    asked = GenerateCommand(
         1,
-        Input(prompts=("hi",), as_user_message=wrap),
-        stopping=Ending(max_tokens=1),
+        PromptInput(prompts=("hi",), as_user_message=wrap),
+        stopping=StopParams(max_tokens=1),
         token_ids=True,
     )
     with torch.inference_mode():

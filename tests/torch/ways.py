@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from gateway.core.ports import Call, Endpoint
-from gateway.core.types import GenerateRequest
+from gateway.core.ports import ClientRequest, Endpoint
+from gateway.core.request import GenerationRequest
 from protocols import DIALECTS
 from protocols.params import Param
 
@@ -86,14 +86,14 @@ class Way(Struct, frozen=True):
         """Whether all of these can be said."""
         return all(self.wire(field) is not None for field in fields)
 
-    def asked(self, options: Json) -> tuple[GenerateRequest, Mapping[str, str]]:
+    def asked(self, options: Json) -> tuple[GenerationRequest, Mapping[str, str]]:
         """The request with these options, by wire name; and the names for reports of loss."""
         params = dict.fromkeys(("model", "name", "served", "version"), "m")
         body = json.dumps(self.body(options)).encode()
         headers = {"content-type": "application/json"}
-        call = Call(self.endpoint, params, headers, "", body, self.endpoint.path)
+        call = ClientRequest(self.endpoint, params, headers, "", body, self.endpoint.path)
         request = self.dialect.decode_request(call)
-        assert isinstance(request, GenerateRequest)
+        assert isinstance(request, GenerationRequest)
         return request, self.dialect.field_names(call)
 
     @property

@@ -7,17 +7,17 @@ file        a file that lists them
 merging     all of it, and the admin's word, made one set
 """
 
-from backends.pool.discovery.file import File
-from backends.pool.discovery.merging import Discovery
-from backends.pool.discovery.names import Dns, DnsSettings, Template
-from backends.pool.discovery.source import DiscoveryFailed, Source
+from backends.pool.discovery.file import FileSource
+from backends.pool.discovery.merging import WorkerDiscovery
+from backends.pool.discovery.names import DnsSettings, DnsSource, WorkerTemplate
+from backends.pool.discovery.source import DiscoveryError, WorkerSource
 
 __all__ = [
-    "Discovery",
-    "DiscoveryFailed",
-    "Dns",
+    "WorkerDiscovery",
+    "DiscoveryError",
+    "DnsSource",
     "DnsSettings",
-    "File",
-    "Source",
-    "Template",
+    "FileSource",
+    "WorkerSource",
+    "WorkerTemplate",
 ]

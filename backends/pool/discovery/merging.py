@@ -8,27 +8,27 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from backends.pool.discovery.source import DiscoveryFailed, Source
-from backends.upstream import Worker
+from backends.pool.discovery.source import DiscoveryError, WorkerSource
+from backends.upstream import WorkerConfig
 
 log = logging.getLogger("interlingua")
 
-_FIRST_PAUSE: Final = 1.0
-_MOST: Final = 10_000
-_SHOWN: Final = 20
+_FIRST_RETRY_DELAY: Final = 1.0
+_MAX_WORKERS: Final = 10_000
+_MAX_LOGGED_URLS: Final = 20
 
 
-class _Watched(Struct, eq=False):
+class _SourceState(Struct, eq=False):
     """A source: whom it named last, and how often in a row it has failed since."""
 
-    source: Source
-    workers: Mapping[str, Worker] = {}
+    source: WorkerSource
+    workers: Mapping[str, WorkerConfig] = {}
     failures: int = 0
     error: str = ""
     checked: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Discovery:
+class WorkerDiscovery:
     """Keeps the set of a pool's workers, and tells it to ``replace`` whenever it changes.
 
     The set holds the static ``workers``, those that each source named when it last named any, and
@@ -40,18 +40,18 @@ class Discovery:
     def __init__(
         self,
         name: str,
-        workers: Sequence[Worker],
-        sources: Sequence[Source],
-        replace: Callable[[Sequence[Worker]], object],
+        workers: Sequence[WorkerConfig],
+        sources: Sequence[WorkerSource],
+        replace: Callable[[Sequence[WorkerConfig]], object],
         *,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._name = name
-        self._static = _by_url(workers)
-        self._source_states = [_Watched(source) for source in sources]
+        self._static = _index_by_url(workers)
+        self._source_states = [_SourceState(source) for source in sources]
         self._on_change = replace
         self._sleep = sleep
-        self._added_by_admin: dict[str, Worker] = {}
+        self._added_by_admin: dict[str, WorkerConfig] = {}
         self._removed_by_admin: set[str] = set()
         self._current = dict(self._static)
         self._task: asyncio.Task[None] | None = None
@@ -59,7 +59,7 @@ class Discovery:
         """How often a source has failed, or named nobody."""
 
     @property
-    def workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[WorkerConfig]:
         """The set as it is now."""
         return tuple(self._current.values())
 
@@ -87,15 +87,15 @@ class Discovery:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def add(self, worker: Worker) -> bool:
+    def add(self, worker: WorkerConfig) -> bool:
         """Add a worker, or put it in the place of the one with its URL; whether it is a new one.
 
         Raises ValueError where there are too many.
         """
-        url = _key(worker.url)
+        url = _normalize_url(worker.url)
         new = url not in self._current
-        if new and len(self._current) >= _MOST:
-            raise ValueError(f"there are {_MOST} workers already")
+        if new and len(self._current) >= _MAX_WORKERS:
+            raise ValueError(f"there are {_MAX_WORKERS} workers already")
         self._added_by_admin[url] = worker
         self._removed_by_admin.discard(url)
         self._merge_workers("the admin")
@@ -107,7 +107,7 @@ class Discovery:
         It stays away until it is added again, or until nobody names it any more and then somebody
         does. Raises ValueError for the last one.
         """
-        url = _key(url)
+        url = _normalize_url(url)
         if url not in self._current:
             return False
         if len(self._current) == 1:
@@ -122,29 +122,29 @@ class Discovery:
             for one in self._source_states:
                 tasks.create_task(self._watch_source(one))
 
-    async def _watch_source(self, one: _Watched) -> None:
+    async def _watch_source(self, one: _SourceState) -> None:
         while True:
             try:
                 found = await one.source.list_workers()
                 if not found:
-                    raise DiscoveryFailed("it names no worker")
+                    raise DiscoveryError("it names no worker")
                 self._store_result(one, found)
-            except DiscoveryFailed as error:
+            except DiscoveryError as error:
                 self._record_failure(one, str(error))
             except Exception as error:  # noqa: BLE001 - as below
                 # A fault of ours in one source must not keep the others from being looked at.
                 self._record_failure(one, f"a source broke: {type(error).__name__}", error)
             one.checked.set()
-            await self._sleep(_pause(one))
+            await self._sleep(_get_next_delay(one))
 
-    def _store_result(self, one: _Watched, found: Sequence[Worker]) -> None:
+    def _store_result(self, one: _SourceState, found: Sequence[WorkerConfig]) -> None:
         if one.failures:
             log.warning("%s: workers are told of again", self._name)
         one.failures, one.error = 0, ""
-        one.workers = _by_url(found[:_MOST])
+        one.workers = _index_by_url(found[:_MAX_WORKERS])
         self._merge_workers("discovery")
 
-    def _record_failure(self, one: _Watched, why: str, fault: Exception | None = None) -> None:
+    def _record_failure(self, one: _SourceState, why: str, fault: Exception | None = None) -> None:
         self.failures += 1
         if why != one.error:
             said = "%s: workers can't be told of, so those known stay: %s"
@@ -153,7 +153,7 @@ class Discovery:
 
     def _merge_workers(self, who: str) -> None:
         """Make the set anew, and tell of it where it changed."""
-        named: dict[str, Worker] = {}
+        named: dict[str, WorkerConfig] = {}
         for group in (
             self._added_by_admin,
             self._static,
@@ -167,31 +167,33 @@ class Discovery:
             return
         gone, come = self._current.keys() - now.keys(), now.keys() - self._current.keys()
         if gone:
-            log.warning("%s: %s took away %s", self._name, who, _listed(gone))
+            log.warning("%s: %s took away %s", self._name, who, _format_urls(gone))
         if come:
-            log.warning("%s: %s brought %s", self._name, who, _listed(come))
+            log.warning("%s: %s brought %s", self._name, who, _format_urls(come))
         self._current = now
         self._on_change(self.workers)
 
 
-def _pause(one: _Watched) -> float:
+def _get_next_delay(one: _SourceState) -> float:
     """Seconds until the next look: soon after a failure, then ever later."""
     every = one.source.interval
-    return min(every, _FIRST_PAUSE * 2.0 ** min(one.failures - 1, 10)) if one.failures else every
+    return (
+        min(every, _FIRST_RETRY_DELAY * 2.0 ** min(one.failures - 1, 10)) if one.failures else every
+    )
 
 
-def _by_url(workers: Sequence[Worker]) -> dict[str, Worker]:
-    found: dict[str, Worker] = {}
+def _index_by_url(workers: Sequence[WorkerConfig]) -> dict[str, WorkerConfig]:
+    found: dict[str, WorkerConfig] = {}
     for worker in workers:
-        found.setdefault(_key(worker.url), worker)
+        found.setdefault(_normalize_url(worker.url), worker)
     return found
 
 
-def _listed(urls: Collection[str]) -> str:
-    shown = sorted(urls)[:_SHOWN]
+def _format_urls(urls: Collection[str]) -> str:
+    shown = sorted(urls)[:_MAX_LOGGED_URLS]
     more = len(urls) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _key(url: str) -> str:
+def _normalize_url(url: str) -> str:
     return url.rstrip("/")

@@ -10,30 +10,30 @@ from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
-from backends.aside import Aside
+from backends.aside import BackgroundCall
 from backends.pool import dns
-from backends.pool.discovery.nameserver import Nameservers
-from backends.pool.discovery.source import DiscoveryFailed
-from backends.upstream import Worker
+from backends.pool.discovery.nameserver import StubResolver
+from backends.pool.discovery.source import DiscoveryError
+from backends.upstream import WorkerConfig
 
-_NO_SUCH_NAME: Final = 3
-_SOONEST: Final = 1.0
-_AT_A_TIME: Final = 8
-_SERVICE = re.compile(r"\A(_[^.]*\.)*")
-_FAMILIES: Final[tuple[dns.Kind, ...]] = ("A", "AAAA")
+_NXDOMAIN: Final = 3
+_MIN_INTERVAL: Final = 1.0
+_MAX_CONCURRENT_QUERIES: Final = 8
+_SERVICE_PREFIX = re.compile(r"\A(_[^.]*\.)*")
+_ADDRESS_TYPES: Final[tuple[dns.RecordType, ...]] = ("A", "AAAA")
 
 GetAddrInfo = Callable[..., Sequence[tuple[Any, ...]]]
 """As ``socket.getaddrinfo``."""
 
 
-class Resolver(Protocol):
+class DnsResolver(Protocol):
     """Asks the DNS, as Nameservers do."""
 
-    async def query(self, name: str, kind: dns.Kind) -> dns.Answer:
+    async def query(self, name: str, kind: dns.RecordType) -> dns.DnsAnswer:
         """An answer, be it that there is none. Raises DiscoveryFailed."""
 
 
-class Template(Struct, frozen=True):
+class WorkerTemplate(Struct, frozen=True):
     """What the workers of one name have in common. ``path`` is the end of their base URL."""
 
     scheme: Literal["http", "https"] = "http"
@@ -45,11 +45,11 @@ class Template(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Template({self.scheme!r}, {self.path!r})"
 
-    def make_worker(self, host: str, port: int, share: int = 1) -> Worker:
+    def make_worker(self, host: str, port: int, share: int = 1) -> WorkerConfig:
         """The worker at an address or a name, with ``share`` times the weight."""
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         url = f"{self.scheme}://{place}{self.path}"
-        return Worker(url, self.weight * share, self.max_concurrency, self.bearer)
+        return WorkerConfig(url, self.weight * share, self.max_concurrency, self.bearer)
 
 
 class DnsSettings(Struct, frozen=True):
@@ -69,14 +69,14 @@ class DnsSettings(Struct, frozen=True):
     nameserver: str | None = None
 
 
-class _Found(Struct):
+class _ResolvedWorkers(Struct):
     """Workers, and for how many seconds they hold."""
 
-    workers: Sequence[Worker]
+    workers: Sequence[WorkerConfig]
     ttl: float = math.inf
 
 
-class Dns:
+class DnsSource:
     """A Source. Raises ValueError for settings that make no sense.
 
     A worker found by its address is asked by its address, which no certificate names: https works
@@ -87,26 +87,26 @@ class Dns:
     def __init__(
         self,
         settings: DnsSettings,
-        template: Template | None = None,
+        template: WorkerTemplate | None = None,
         *,
         getaddrinfo: GetAddrInfo = socket.getaddrinfo,
-        resolver: Resolver | None = None,
+        resolver: DnsResolver | None = None,
     ) -> None:
-        self._template = template or Template()
+        self._template = template or WorkerTemplate()
         self._settings = settings
-        self._name, self._port = _read_name(settings)
+        self._name, self._port = _parse_name(settings)
         if settings.record == "a" and self._template.scheme == "https":
             raise ValueError(
                 f"{settings.name!r}: https needs a name to verify, and DNS gives addresses; "
                 "list the workers by their names, or find them by SRV records"
             )
         self._template.make_worker("name", 1)  # raises for a path that no URL has
-        self._resolver = resolver or Nameservers(settings.nameserver)
+        self._resolver = resolver or StubResolver(settings.nameserver)
         self._uses_system_resolver = settings.record == "a" and settings.nameserver is None
-        self._system_lookup = Aside(
+        self._system_lookup = BackgroundCall(
             lambda: getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
         )
-        self._answered_types: set[dns.Kind] = set()
+        self._answered_types: set[dns.RecordType] = set()
         self._every = settings.every
 
     @property
@@ -114,7 +114,7 @@ class Dns:
         """In how many seconds to look again."""
         return self._every
 
-    async def list_workers(self) -> Sequence[Worker]:
+    async def list_workers(self) -> Sequence[WorkerConfig]:
         """See Source."""
         self._every = self._settings.every
         within = self._settings.within
@@ -122,13 +122,13 @@ class Dns:
             async with asyncio.timeout(within):
                 found = await self._resolve_workers()
         except TimeoutError:
-            raise DiscoveryFailed(f"{self._name}: no answer in {within:g} s") from None
+            raise DiscoveryError(f"{self._name}: no answer in {within:g} s") from None
         if not found.workers:
-            raise DiscoveryFailed(f"{self._name}: DNS tells no address that a worker can have")
-        self._every = min(self._every, max(found.ttl, _SOONEST))
+            raise DiscoveryError(f"{self._name}: DNS tells no address that a worker can have")
+        self._every = min(self._every, max(found.ttl, _MIN_INTERVAL))
         return found.workers
 
-    async def _resolve_workers(self) -> _Found:
+    async def _resolve_workers(self) -> _ResolvedWorkers:
         if self._settings.record == "srv":
             return await self._resolve_services()
         addresses, ttl = await (
@@ -136,15 +136,16 @@ class Dns:
             if self._uses_system_resolver
             else self._resolve_addresses(self._name)
         )
-        return _Found(
-            [self._template.make_worker(one, self._port) for one in _usable(addresses)], ttl
+        return _ResolvedWorkers(
+            [self._template.make_worker(one, self._port) for one in _filter_addresses(addresses)],
+            ttl,
         )
 
     async def _resolve_with_system(self) -> tuple[list[str], float]:
         try:
             found = await self._system_lookup.wait_result()
         except (OSError, UnicodeError) as error:
-            raise DiscoveryFailed(f"{self._name}: {error}") from None
+            raise DiscoveryError(f"{self._name}: {error}") from None
         return [str(address[0]) for *_, address in found], math.inf
 
     async def _resolve_addresses(self, name: str) -> tuple[list[str], float]:
@@ -154,15 +155,15 @@ class Dns:
         set that lacks those which are merely not told of just now must not pass for the whole.
         """
         answers = await asyncio.gather(
-            *(self._resolver.query(name, kind) for kind in _FAMILIES), return_exceptions=True
+            *(self._resolver.query(name, kind) for kind in _ADDRESS_TYPES), return_exceptions=True
         )
         found: list[str] = []
         ttl = math.inf
         failures: list[BaseException] = []
-        for kind, answer in zip(_FAMILIES, answers, strict=True):
+        for kind, answer in zip(_ADDRESS_TYPES, answers, strict=True):
             if isinstance(answer, BaseException):
                 failures.append(answer)
-                if kind in self._answered_types or not isinstance(answer, DiscoveryFailed):
+                if kind in self._answered_types or not isinstance(answer, DiscoveryError):
                     raise answer
             elif answer.ttl is not None:
                 self._answered_types.add(kind)
@@ -172,11 +173,11 @@ class Dns:
             raise failures[0]
         return found, ttl
 
-    async def _resolve_services(self) -> _Found:
+    async def _resolve_services(self) -> _ResolvedWorkers:
         answer = await self._resolver.query(self._name, "SRV")
-        if answer.code == _NO_SUCH_NAME:
-            raise DiscoveryFailed(f"{self._name}: {answer.error_text}")
-        told = [one.value for one in answer.records if isinstance(one.value, dns.Service)]
+        if answer.code == _NXDOMAIN:
+            raise DiscoveryError(f"{self._name}: {answer.error_text}")
+        told = [one.value for one in answer.records if isinstance(one.value, dns.ServiceTarget)]
         told = [one for one in told if one.target and one.port]
         first = min((one.priority for one in told), default=0)
         places = [one for one in told if one.priority == first]
@@ -188,14 +189,14 @@ class Dns:
         else:
             hosts, sooner = await self._resolve_targets(places, answer.additional_addresses)
             ttl = min(ttl, sooner)
-        return _Found(list(self._make_workers(places, hosts)), ttl)
+        return _ResolvedWorkers(list(self._make_workers(places, hosts)), ttl)
 
     def _is_allowed_target(self, target: str) -> bool:
-        domain = _SERVICE.sub("", self._name)
-        return dns.is_name(target) and (target == domain or target.endswith(f".{domain}"))
+        domain = _SERVICE_PREFIX.sub("", self._name)
+        return dns.is_dns_name(target) and (target == domain or target.endswith(f".{domain}"))
 
     async def _resolve_targets(
-        self, places: Sequence[dns.Service], more: Sequence[dns.Record]
+        self, places: Sequence[dns.ServiceTarget], more: Sequence[dns.DnsRecord]
     ) -> tuple[dict[str, list[str]], float]:
         """The addresses of each target: told along with the service, or else asked for."""
         hosts: dict[str, list[str]] = {one.target: [] for one in places}
@@ -204,10 +205,10 @@ class Dns:
             if record.name in hosts:
                 hosts[record.name].append(str(record.value))
                 ttl = min(ttl, record.ttl)
-        turns = asyncio.Semaphore(_AT_A_TIME)
+        turns = asyncio.Semaphore(_MAX_CONCURRENT_QUERIES)
 
         async def ask(target: str) -> float:
-            if not dns.is_name(target):
+            if not dns.is_dns_name(target):
                 return math.inf
             async with turns:
                 hosts[target], seconds = await self._resolve_addresses(target)
@@ -222,32 +223,32 @@ class Dns:
         return hosts, ttl
 
     def _make_workers(
-        self, places: Sequence[dns.Service], hosts: dict[str, list[str]]
-    ) -> Iterable[Worker]:
+        self, places: Sequence[dns.ServiceTarget], hosts: dict[str, list[str]]
+    ) -> Iterable[WorkerConfig]:
         """Weights are made as small as their ratios allow, to stand beside those of others."""
         unit = math.gcd(*(one.weight for one in places)) or 1
         by_name = self._template.scheme == "https"
         for one in sorted(places, key=lambda one: (one.target, one.port)):
             found = hosts.get(one.target, [])
-            for host in found if by_name else _usable(found):
+            for host in found if by_name else _filter_addresses(found):
                 yield self._template.make_worker(host, one.port, max(one.weight // unit, 1))
 
 
-def _read_name(settings: DnsSettings) -> tuple[str, int]:
+def _parse_name(settings: DnsSettings) -> tuple[str, int]:
     """The name, and its port: 0 for a service."""
     text = settings.name
     name, colon, port = text.rpartition(":")
     if settings.record == "srv":
-        if not dns.is_name(text):
+        if not dns.is_dns_name(text):
             raise ValueError(f"{text!r} is not the name of a service, such as _http._tcp.host")
         return text.lower().rstrip("."), 0
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0  # noqa: PLR2004
-    if not colon or not dns.is_name(name) or not 0 < number < 1 << 16:
+    if not colon or not dns.is_dns_name(name) or not 0 < number < 1 << 16:
         raise ValueError(f"{text!r} is not a name and its port, such as workers.local:8000")
     return name.lower().rstrip("."), number
 
 
-def _usable(addresses: Iterable[str]) -> list[str]:
+def _filter_addresses(addresses: Iterable[str]) -> list[str]:
     """Those that a worker can have, each once, in an order of their own.
 
     A link-local address may be that of a cloud's metadata, which would be handed prompts and keys.

@@ -19,29 +19,29 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
 from gateway.core.context import Clock
-from gateway.limits.ports import Grant, LenderFailed, Policy, Wish
+from gateway.limits.ports import LeaseGrant, LeaseRequest, LeaseStoreUnavailable, StoreFailurePolicy
 
-LASTS: Final = 2.0
+LEASE_SECONDS: Final = 2.0
 """Seconds that a loan lasts: what a process that died held is lent to others after them."""
-WITHIN: Final = 0.25
+STORE_TIMEOUT: Final = 0.25
 """Seconds in which one call ends, well or not; after one that did not end well none follows."""
-REST: Final = 4.0
+STORE_RETRY_DELAY: Final = 4.0
 """Seconds for which none is made after one that failed, at most; at least half as long."""
-AT_ONCE: Final = 50
+MAX_LEASES_PER_CALL: Final = 50
 """The counters of one call: until it is made and read, this process does nothing else."""
 _SCRIPT: Final = Path(__file__).with_name("lend.lua").read_text("utf-8")
-_DIGEST: Final = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
-_LONGEST: Final = 200
+_SCRIPT_SHA1: Final = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
+_MAX_ERROR_TEXT: Final = 200
 
 log = logging.getLogger("interlingua")
 
 
-class Shared(Struct, frozen=True):
+class RedisLimitSettings(Struct, frozen=True):
     """Where limits are shared, and by whom."""
 
     url: str
     """With the password: it is shown to nobody."""
-    policy: Policy = "local"
+    policy: StoreFailurePolicy = "local"
     replicas: int = 1
     """Processes."""
     prefix: str = "interlingua"
@@ -50,17 +50,19 @@ class Shared(Struct, frozen=True):
     """A file with who signed the server's certificate; None for whom the system trusts."""
 
 
-class Store:
-    """Lends what a Redis says is left; see ``gateway.limits.ports.Lender``."""
+class RedisLeaseStore:
+    """Lends what a Redis says is left; see ``gateway.limits.ports.LeaseStore``."""
 
-    def __init__(self, shared: Shared, borrower: str, *, clock: Clock, draw: Clock) -> None:
+    def __init__(
+        self, shared: RedisLimitSettings, borrower: str, *, clock: Clock, draw: Clock
+    ) -> None:
         """``borrower`` is this process and no other. ``draw`` gives a number in [0, 1)."""
         more: Any = {} if shared.ca is None else {"ssl_ca_certs": shared.ca}
         self._redis: Any = Redis.from_url(
             shared.url,
             protocol=2,
-            socket_timeout=WITHIN,
-            socket_connect_timeout=WITHIN,
+            socket_timeout=STORE_TIMEOUT,
+            socket_connect_timeout=STORE_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             **more,
         )
@@ -76,18 +78,20 @@ class Store:
         self.up = True
         """Whether the last one went well."""
 
-    async def request_leases(self, wishes: Sequence[Wish]) -> Sequence[Grant]:
+    async def request_leases(self, wishes: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
         """Ask for all of them."""
         if self._clock() < self._next_attempt_at:
-            raise LenderFailed
-        grants: list[Grant] = []
+            raise LeaseStoreUnavailable
+        grants: list[LeaseGrant] = []
         try:
-            for first in range(0, len(wishes), AT_ONCE):
-                async with asyncio.timeout(WITHIN):
-                    grants += _grants(await self._call_script(wishes[first : first + AT_ONCE]))
+            for first in range(0, len(wishes), MAX_LEASES_PER_CALL):
+                async with asyncio.timeout(STORE_TIMEOUT):
+                    grants += _parse_grants(
+                        await self._call_script(wishes[first : first + MAX_LEASES_PER_CALL])
+                    )
         except Exception as error:  # noqa: BLE001 - whatever its client raises, limits go on
             self._record_failure(error)
-            raise LenderFailed from None
+            raise LeaseStoreUnavailable from None
         if not self.up:
             log.info("limits are shared again")
         self.up = True
@@ -98,31 +102,34 @@ class Store:
         with suppress(RedisError, OSError):
             await self._redis.aclose()
 
-    async def _call_script(self, wishes: Sequence[Wish]) -> Sequence[Any]:
+    async def _call_script(self, wishes: Sequence[LeaseRequest]) -> Sequence[Any]:
         keys = [f"{self._prefix}:{wish.name}" for wish in wishes]
-        told = [part for wish in wishes for part in _told(wish)]
-        call = (len(keys), *keys, self._borrower_id, LASTS, *told)
+        told = [part for wish in wishes for part in _build_script_arguments(wish)]
+        call = (len(keys), *keys, self._borrower_id, LEASE_SECONDS, *told)
         reply: Sequence[Any]
         try:
-            reply = await self._redis.evalsha(_DIGEST, *call)
+            reply = await self._redis.evalsha(_SCRIPT_SHA1, *call)
         except NoScriptError:
             reply = await self._redis.eval(_SCRIPT, *call)
         return reply
 
     def _record_failure(self, error: Exception) -> None:
         self.errors += 1
-        self._next_attempt_at = self._clock() + REST * (1 + self._draw()) / 2
+        self._next_attempt_at = self._clock() + STORE_RETRY_DELAY * (1 + self._draw()) / 2
         if self.up:
-            why = str(error)[:_LONGEST] or f"it did not answer within {WITHIN * 1000:g} ms"
+            why = (
+                str(error)[:_MAX_ERROR_TEXT]
+                or f"it did not answer within {STORE_TIMEOUT * 1000:g} ms"
+            )
             log.warning("limits are not shared, since the Redis can't be asked: %s", why)
         self.up = False
 
 
-def _told(wish: Wish) -> tuple[str | float, ...]:
+def _build_script_arguments(wish: LeaseRequest) -> tuple[str | float, ...]:
     limit = wish.limit
     return limit.kind, limit.amount, limit.period, wish.requested, wish.retained, wish.used
 
 
-def _grants(reply: Sequence[Any]) -> list[Grant]:
+def _parse_grants(reply: Sequence[Any]) -> list[LeaseGrant]:
     pairs = zip(reply[::2], reply[1::2], strict=True)
-    return [Grant(granted, LASTS, float(wait)) for granted, wait in pairs]
+    return [LeaseGrant(granted, LEASE_SECONDS, float(wait)) for granted, wait in pairs]

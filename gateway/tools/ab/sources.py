@@ -11,13 +11,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, field
 
-from gateway.figures import Arm as StatsKey
-from gateway.figures import Figures as RequestStats
-from gateway.figures import alike as group_by_labels
-from gateway.figures import answered as answered_key
-from gateway.figures import left as diverted_key
+from gateway.figures import RequestStats, StatsKey, group_by_labels
+from gateway.figures import build_diverted_key as diverted_key
+from gateway.figures import build_stats_key as answered_key
 from gateway.prometheus_text import parse_families, parse_labels
-from gateway.telemetry import Record
+from gateway.telemetry import RequestRecord
 from gateway.tools.ab.statistics import BucketSample, ExactSample
 
 _BATCH: Final = 500
@@ -45,7 +43,7 @@ _Variant = tuple[str, str]
 _Cumulative = defaultdict[tuple[_Variant, str], Counter[float]]
 """The number of values up to each edge, by variant and attribute of RequestStats."""
 
-_decode_record = msgspec.json.Decoder(Record).decode
+_decode_record = msgspec.json.Decoder(RequestRecord).decode
 
 
 class SourceError(Exception):
@@ -121,7 +119,7 @@ def read_access_log(lines: Iterable[bytes], query: UsageQuery) -> Evidence:
 
 def _read_records(
     lines: Iterable[bytes], query: UsageQuery, evidence: Evidence
-) -> Iterator[Record]:
+) -> Iterator[RequestRecord]:
     for line in lines:
         evidence.lines += 1
         record = _parse_record(line)
@@ -133,7 +131,7 @@ def _read_records(
             yield record
 
 
-def _parse_record(line: bytes) -> Record | None:
+def _parse_record(line: bytes) -> RequestRecord | None:
     """The record of a request, which has a path; other lines of a log have none."""
     try:
         record = _decode_record(line)
@@ -142,7 +140,7 @@ def _parse_record(line: bytes) -> Record | None:
     return record if record.path else None
 
 
-def _count_group(evidence: Evidence, records: Sequence[Record], query: UsageQuery) -> None:
+def _count_group(evidence: Evidence, records: Sequence[RequestRecord], query: UsageQuery) -> None:
     """Count records with equal labels."""
     first = records[0]
     if first.model:
@@ -160,7 +158,7 @@ def _count_group(evidence: Evidence, records: Sequence[Record], query: UsageQuer
             _stats_of(evidence, key, query).diversions += len(records)
 
 
-def _exclusion_reason(record: Record) -> str:
+def _exclusion_reason(record: RequestRecord) -> str:
     if record.diverted:
         return "answered by a fallback"
     if record.sticky == "pinned":

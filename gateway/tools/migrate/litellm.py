@@ -14,9 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.config import units
-from gateway.config.complaints import Complaints, ConfigError
-from gateway.config.complaints import written as format_path
-from gateway.config.document import compose, decode
+from gateway.config.complaints import ConfigError, IssueCollector, format_path
+from gateway.config.document import compose_yaml, decode_utf8
 from gateway.tools.migrate.providers import (
     CLIENT_PROTOCOL,
     MOCK_BACKEND,
@@ -642,7 +641,7 @@ def _no_alias(name: str, model: str, parts: ConfigParts) -> str | None:
     if name in parts.names:
         return "there is a model of this name"
     try:
-        units.alias(name)
+        units.parse_alias(name)
     except ValueError as error:
         return f"{name!r} {error}"
     return None
@@ -718,8 +717,10 @@ class Migration(Struct, frozen=True):
 
 def migrate(data: bytes, filename: str) -> Migration:
     """Rewrite LiteLLM's file. Raises ConfigError if the file can't be read."""
-    complaints, notes = Complaints(filename), NoteCollector()
-    root = SourceValue(compose(decode(data, filename), complaints), (), complaints).mapping()
+    complaints, notes = IssueCollector(filename), NoteCollector()
+    root = SourceValue(
+        compose_yaml(decode_utf8(data, filename), complaints), (), complaints
+    ).mapping()
     router, module, server = (_section(root, name, complaints) for name in _SETTING_SECTIONS)
     settings = SettingsReader(router, module, server, notes)
     strategy = settings.strategy()
@@ -744,14 +745,14 @@ def migrate(data: bytes, filename: str) -> Migration:
     return Migration(text, tuple(sorted(notes.notes)))
 
 
-def _section(of: SourceMapping, name: str, complaints: Complaints) -> SourceMapping:
+def _section(of: SourceMapping, name: str, complaints: IssueCollector) -> SourceMapping:
     """A section of the file; an empty mapping if there is none."""
     given = of.pop(name)
     return SourceMapping(of.source, {}, complaints) if given is None else given.mapping()
 
 
 def _groups(
-    root: SourceMapping, members: DeploymentReader, complaints: Complaints
+    root: SourceMapping, members: DeploymentReader, complaints: IssueCollector
 ) -> list[ModelGroup]:
     """The deployments of the model list, grouped by name."""
     credentials = _credentials(root, members.notes)

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.config import units
-from gateway.config.dialects import Dialects
+from gateway.config.dialects import ProtocolRegistry
 from gateway.tools.migrate.yaml_file import Env, NoteCollector, SourceValue, UnsupportedEntry
 from protocols import DIALECTS
 
@@ -154,10 +154,14 @@ def _find_provider(model: SourceValue, said: SourceValue | None) -> tuple[Provid
 def _parse_base(where: SourceValue, text: str, provider: Provider) -> tuple[str, bool]:
     """A worker's base URL, and whether the protocol's path followed. Raises UnsupportedEntry."""
     try:
-        url = str(units.UNITS["worker"].parse(text))
+        url = str(units.SCALAR_TYPES["worker"].parse(text))
     except ValueError as error:
         raise UnsupportedEntry(where, f"the address {error}") from None
-    roots = Dialects(DIALECTS).create_adapter(provider.dialect, provider.profile, {}).path_prefixes
+    roots = (
+        ProtocolRegistry(DIALECTS)
+        .create_adapter(provider.dialect, provider.profile, {})
+        .path_prefixes
+    )
     for root in filter(None, roots):
         if url.endswith(root):
             return url.removesuffix(root), True

@@ -14,10 +14,9 @@ import yaml
 from msgspec import Struct
 
 from gateway.config import units
-from gateway.config.complaints import Complaints, Mark, Steps
-from gateway.config.complaints import written as format_path
-from gateway.config.document import at
-from gateway.config.pairs import pairs
+from gateway.config.complaints import ConfigPath, IssueCollector, SourcePosition, format_path
+from gateway.config.document import get_position
+from gateway.config.pairs import read_mapping
 
 ValueT = TypeVar("ValueT")
 NoteKind = Literal["left out", "changed", "needless"]
@@ -75,10 +74,10 @@ class NoteCollector:
 class SourceValue:
     """A value of the file and its position. It is read by YAML 1.1, as LiteLLM does."""
 
-    def __init__(self, node: yaml.Node, path: Steps, complaints: Complaints) -> None:
+    def __init__(self, node: yaml.Node, path: ConfigPath, complaints: IssueCollector) -> None:
         self.node = node
         self.path = path
-        self.mark: Mark = at(node.start_mark)
+        self.mark: SourcePosition = get_position(node.start_mark)
         self._complaints = complaints
 
     @property
@@ -103,7 +102,7 @@ class SourceValue:
 
     def mapping(self) -> "SourceMapping":
         """The value as a mapping; if it is not one, an empty mapping, and an error."""
-        found = pairs(self.node, "a mapping", self._complaints, self.path)
+        found = read_mapping(self.node, "a mapping", self._complaints, self.path)
         return SourceMapping(self, found or {}, self._complaints)
 
     @property
@@ -119,7 +118,7 @@ class SourceMapping:
         self,
         given: SourceValue,
         found: Mapping[str, tuple[yaml.Node, yaml.Node]],
-        complaints: Complaints,
+        complaints: IssueCollector,
     ) -> None:
         self.source = given
         self._left = {
@@ -201,7 +200,7 @@ def read_duration(given: SourceValue | None, notes: NoteCollector) -> str | None
 
 def read_model_name(given: SourceValue, notes: NoteCollector) -> str | None:
     """Read the public name of a model; None and a note if it is not valid here."""
-    return read_text(given, notes, units.model)
+    return read_text(given, notes, units.parse_model_name)
 
 
 def read_text(

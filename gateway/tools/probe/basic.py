@@ -9,18 +9,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.core.errors import ContextTooLong, GatewayError
-from gateway.core.ports import Learning
-from gateway.core.types import (
-    GenerateRequest,
-    Message,
-    PromptEcho,
-    Role,
-    Start,
-    Stopping,
-    Text,
-    TextPart,
-    Usage,
-)
+from gateway.core.events import PromptEcho, StreamStart, TextDelta, Usage
+from gateway.core.ports import ModelMetadataReader
+from gateway.core.request import GenerationRequest, Message, Role, StopConditions, TextPart
 from gateway.tools.probe.client import (
     NotOffered,
     Probe,
@@ -51,7 +42,7 @@ async def _health(worker: WorkerClient) -> str:
 
 
 async def _capacity(worker: WorkerClient) -> str:
-    if not isinstance(worker.adapter, Learning):
+    if not isinstance(worker.adapter, ModelMetadataReader):
         raise NotOffered("the protocol has no metadata endpoints")
     model = worker.target.model or worker.target.embedder or ""
     response = [await worker.fetch(wire) for wire in worker.adapter.metadata_requests(model)]
@@ -83,7 +74,7 @@ async def _stream(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
     said = response.choice
     expect(said.text.strip() or said.reasoning, "the text is empty")
-    pieces = sum(isinstance(event, Text) for event in response.events)
+    pieces = sum(isinstance(event, TextDelta) for event in response.events)
     if pieces == 1:
         worker.quirks.append("a stream has its text in one chunk")
     return f"{pieces} pieces in {len(response.chunks)} reads"
@@ -116,7 +107,7 @@ async def _usage_stream(worker: WorkerClient) -> str:
     response = await worker.send(_usage_request(worker, stream=True))
     counted = _check_usage(response)
     places = [i for i, event in enumerate(response.events) if isinstance(event, Usage)]
-    last = max(i for i, event in enumerate(response.events) if isinstance(event, Text))
+    last = max(i for i, event in enumerate(response.events) if isinstance(event, TextDelta))
     return f"{counted}; {'before' if places[0] < last else 'after'} the last text"
 
 
@@ -130,7 +121,7 @@ async def _usage_same(worker: WorkerClient) -> str:
     return f"{got[0]} (prompt, completion)"
 
 
-def _usage_request(worker: WorkerClient, *, stream: bool) -> GenerateRequest:
+def _usage_request(worker: WorkerClient, *, stream: bool) -> GenerationRequest:
     """Raises NotOffered where the protocol has no place for usage."""
     request = worker.text_request(COUNT, stream=stream)
     if not reports_usage(worker.adapter, request):
@@ -166,7 +157,7 @@ async def _no_echo(worker: WorkerClient) -> str:
 async def _single_start(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
     expect(response.answer.choices, "there is no choice")
-    starts = sum(isinstance(event, Start) for event in response.events)
+    starts = sum(isinstance(event, StreamStart) for event in response.events)
     expect(starts <= 1, f"it begins {starts} times")
     return "one beginning, one end"
 
@@ -202,7 +193,7 @@ async def _unknown_field(worker: WorkerClient) -> str:
 
 
 async def _single_token(worker: WorkerClient) -> str:
-    request = worker.text_request(COUNT, stream=True, stopping=Stopping(max_tokens=1))
+    request = worker.text_request(COUNT, stream=True, stopping=StopConditions(max_tokens=1))
     choice = (await worker.send(request)).choice
     return f"{choice.text!r}, {choice.finish_reason}"
 
@@ -289,7 +280,7 @@ async def _answered_or_refused(worker: WorkerClient, text: str) -> str:
 
 
 async def _oversized_prompt(worker: WorkerClient) -> str:
-    request = worker.text_request("word " * _OVERSIZED_WORDS, stopping=Stopping(max_tokens=1))
+    request = worker.text_request("word " * _OVERSIZED_WORDS, stopping=StopConditions(max_tokens=1))
     response = await worker.send(request)
     try:
         usage = response.answer.usage

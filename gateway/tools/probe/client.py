@@ -10,43 +10,39 @@ import httpx
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gateway.core.aggregate import Answer, ChoiceAnswer, Fold, folded
-from gateway.core.context import Context, Deadline
+from gateway.core.aggregate import ResponseAccumulator, UnaryChoice, UnaryResponse, aggregate
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import (
     ClientError,
     GatewayError,
     InvalidParameter,
-    Malformed,
+    MalformedRequest,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
 )
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
 from gateway.core.ports import (
-    About,
-    Call,
-    Cancelling,
-    Decoder,
-    Dialect,
-    WireRequest,
-    WorkerDialect,
+    ClientAdapter,
+    ClientRequest,
+    ResponseContext,
+    ResponseDecoder,
+    SupportsCancel,
+    UpstreamAdapter,
+    UpstreamRequest,
 )
-from gateway.core.types import (
-    Done,
-    EmbedRequest,
-    End,
-    Event,
-    GenerateRequest,
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
     Message,
     Request,
-    Sampling,
-    Stopping,
-    Text,
+    SamplingParams,
+    StopConditions,
     TextPart,
-    Usage,
 )
-from gateway.paths import Mount, Paths
+from gateway.paths import AdapterMount, PathRouter
 
 _MAX_BODY: Final = 8 << 20
 """Bytes of a response body."""
@@ -95,7 +91,7 @@ class WorkerResponse(Struct):
     chunks: list[bytes] = field(default_factory=list[bytes])
     events: list[Event] = field(default_factory=list[Event])
     error: GatewayError | None = None
-    result: Answer | None = None
+    result: UnaryResponse | None = None
     port: int | None = None
     """The local port, which identifies the connection."""
 
@@ -107,14 +103,14 @@ class WorkerResponse(Struct):
     @property
     def is_refused(self) -> bool:
         """Whether it is a client error, by its status or its error code."""
-        if self.error is None or isinstance(self.error, RateLimited):
+        if self.error is None or isinstance(self.error, RateLimitExceeded):
             return False
         return self.status in range(400, 500) or isinstance(self.error, ClientError)
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> UnaryResponse:
         """The answer. Raises UnexpectedResponse, WorkerRefused or Inconclusive without one."""
-        if isinstance(self.error, RateLimited | Overloaded):
+        if isinstance(self.error, RateLimitExceeded | Overloaded):
             raise Inconclusive(f"the worker is busy ({self.status})")
         if self.is_refused:
             raise WorkerRefused(self.summary)
@@ -123,7 +119,7 @@ class WorkerResponse(Struct):
         return self.result
 
     @property
-    def choice(self) -> ChoiceAnswer:
+    def choice(self) -> UnaryChoice:
         """The only choice. Raises as ``answer`` does."""
         choices = self.answer.choices
         if len(choices) != 1:
@@ -145,7 +141,7 @@ class WorkerClient:
     def __init__(
         self,
         http: httpx.AsyncClient,
-        adapter: WorkerDialect,
+        adapter: UpstreamAdapter,
         target: WorkerTarget,
         *,
         needs: Sequence[str] = (),
@@ -167,33 +163,36 @@ class WorkerClient:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def text_request(self, text: str, **more: Any) -> GenerateRequest:
+    def text_request(self, text: str, **more: Any) -> GenerationRequest:
         """A request with ``text``, greedy and short unless ``more`` says otherwise."""
         if self.target.mode == "prompt":
             return self.prompt_request(text, **more)
         return self.chat_request(Message("user", (TextPart(text),)), **more)
 
-    def chat_request(self, *messages: Message, **more: Any) -> GenerateRequest:
+    def chat_request(self, *messages: Message, **more: Any) -> GenerationRequest:
         """A chat request. Raises NotOffered if texts are to be sent as prompts."""
         if self.target.mode == "prompt":
             raise NotOffered("texts are sent as prompts (--prompts)")
         return self._request(kind="chat", messages=messages, **more)
 
-    def prompt_request(self, *prompts: str | tuple[int, ...], **more: Any) -> GenerateRequest:
+    def prompt_request(self, *prompts: str | tuple[int, ...], **more: Any) -> GenerationRequest:
         """A completion request."""
         return self._request(kind="completion", prompts=prompts, **more)
 
-    def _request(self, **fields: Any) -> GenerateRequest:
+    def _request(self, **fields: Any) -> GenerationRequest:
         if self.target.model is None:
             raise NotOffered("no text model given (--model)")
-        usual = {"sampling": Sampling(temperature=0.0), "stopping": Stopping(max_tokens=48)}
-        return GenerateRequest(model=self.target.model, **(usual | fields))
+        usual = {
+            "sampling": SamplingParams(temperature=0.0),
+            "stopping": StopConditions(max_tokens=48),
+        }
+        return GenerationRequest(model=self.target.model, **(usual | fields))
 
-    def embedding_request(self, *inputs: str, **more: Any) -> EmbedRequest:
+    def embedding_request(self, *inputs: str, **more: Any) -> EmbeddingRequest:
         """An embeddings request. Raises NotOffered without a model for it."""
         if self.target.embedder is None:
             raise NotOffered("no embedding model given (--embedder)")
-        return EmbedRequest(model=self.target.embedder, inputs=inputs, **more)
+        return EmbeddingRequest(model=self.target.embedder, inputs=inputs, **more)
 
     # --- responses --------------------------------------------------------------------------------
 
@@ -213,7 +212,7 @@ class WorkerClient:
                 raise Inconclusive(f"the plain request: {error}") from None
         return self._baselines[text]
 
-    def encode(self, request: Request) -> WireRequest:
+    def encode(self, request: Request) -> UpstreamRequest:
         """The HTTP request. Raises NotOffered if the protocol can't express a needed field."""
         try:
             for loss in self.adapter.unsupported_parameters(request, {}):
@@ -221,12 +220,12 @@ class WorkerClient:
                     why = f" ({loss.detail})" if loss.detail else ""
                     raise NotOffered(f"the protocol can't carry {loss.path}: {loss.reason}{why}")
             return self.adapter.encode_request(request)
-        except Unsupported as error:
+        except UnsupportedFeature as error:
             raise NotOffered(error.message) from None
 
     async def send_encoded(
         self,
-        wire: WireRequest,
+        wire: UpstreamRequest,
         request: Request,
         until: Callable[[WorkerResponse], bool] | None = None,
     ) -> WorkerResponse:
@@ -248,7 +247,7 @@ class WorkerClient:
             response.error = error
         return response
 
-    async def fetch(self, wire: WireRequest) -> WorkerResponse:
+    async def fetch(self, wire: UpstreamRequest) -> WorkerResponse:
         """Send these bytes; do not decode the response, whatever its status."""
         response = WorkerResponse()
         with suppress(StreamBroken):
@@ -262,19 +261,19 @@ class WorkerClient:
         response = await self.send_encoded(
             self.encode(request), request, lambda got: bool(got.events)
         )
-        if isinstance(self.adapter, Cancelling) and response.error is None:
+        if isinstance(self.adapter, SupportsCancel) and response.error is None:
             await self.fetch(self.adapter.encode_cancel(request))
         return response
 
     def _with_client_id(self, request: Request) -> Request:
         """The request with an id of its own, if the protocol cancels requests by id."""
-        if not isinstance(self.adapter, Cancelling):
+        if not isinstance(self.adapter, SupportsCancel):
             return request
         return replace(request, client_id=f"probe-{id(self):x}-{next(self._request_numbers)}")
 
     @asynccontextmanager
     async def _open(
-        self, wire: WireRequest, response: WorkerResponse
+        self, wire: UpstreamRequest, response: WorkerResponse
     ) -> AsyncIterator[httpx.Response]:
         headers = [("Accept-Encoding", "identity"), *wire.headers]
         if self.target.key is not None:
@@ -318,7 +317,7 @@ async def _read_body(http_response: httpx.Response, response: WorkerResponse) ->
 async def _read_stream(
     http_response: httpx.Response,
     response: WorkerResponse,
-    decoder: Decoder,
+    decoder: ResponseDecoder,
     until: Callable[[WorkerResponse], bool] | None,
 ) -> None:
     async for chunk in _read_chunks(http_response, response):
@@ -329,12 +328,12 @@ async def _read_stream(
     response.result = fold_events(response.events)
 
 
-def fold_events(events: Sequence[Event]) -> Answer:
+def fold_events(events: Sequence[Event]) -> UnaryResponse:
     """The answer from the events of a body. Raises StreamBroken."""
-    fold = Fold()
+    fold = ResponseAccumulator()
     fold.add(events)
-    if not any(isinstance(event, Done) for event in events):
-        fold.add([Done()])
+    if not any(isinstance(event, StreamEnd) for event in events):
+        fold.add([StreamEnd()])
     return fold.result()
 
 
@@ -371,13 +370,13 @@ class Probe(Struct, frozen=True):
 # --- what the protocol itself can express ---------------------------------------------------------
 
 _INVALID: Final = (
-    Malformed("the body is no JSON"),
+    MalformedRequest("the body is no JSON"),
     InvalidParameter("a field is of another type", param="prompt", problem="type"),
 )
-_EVENTS: Final[tuple[Event, ...]] = (Text("hi"), End("eos"), Usage(3, 1), Done())
+_EVENTS: Final[tuple[Event, ...]] = (TextDelta("hi"), ChoiceEnd("eos"), Usage(3, 1), StreamEnd())
 
 
-def reports_usage(adapter: WorkerDialect, request: GenerateRequest) -> bool:
+def reports_usage(adapter: UpstreamAdapter, request: GenerationRequest) -> bool:
     """Whether a response to ``request`` can hold usage."""
     client = _client_adapter(adapter)
     if client is None:
@@ -390,7 +389,7 @@ def reports_usage(adapter: WorkerDialect, request: GenerateRequest) -> bool:
     return any(isinstance(event, Usage) for event in read)
 
 
-def error_statuses(adapter: WorkerDialect) -> frozenset[int]:
+def error_statuses(adapter: UpstreamAdapter) -> frozenset[int]:
     """The statuses of the protocol for a request that can't be decoded."""
     client = _client_adapter(adapter)
     if client is None:
@@ -398,22 +397,24 @@ def error_statuses(adapter: WorkerDialect) -> frozenset[int]:
     return frozenset(client.encode_error(fault, None).status for fault in _INVALID)
 
 
-def _client_adapter(adapter: WorkerDialect) -> Dialect | None:
+def _client_adapter(adapter: UpstreamAdapter) -> ClientAdapter | None:
     """The same adapter if clients speak the protocol, too: then it can write a response."""
-    return cast("Dialect", adapter) if hasattr(adapter, "peek") else None
+    return cast("ClientAdapter", adapter) if hasattr(adapter, "peek") else None
 
 
-def _encode_response(client: Dialect, adapter: WorkerDialect, request: GenerateRequest) -> bytes:
+def _encode_response(
+    client: ClientAdapter, adapter: UpstreamAdapter, request: GenerationRequest
+) -> bytes:
     wire = adapter.encode_request(request)
-    match = Paths([Mount(client)]).find_endpoint(wire.method, wire.path)
+    match = PathRouter([AdapterMount(client)]).find_endpoint(wire.method, wire.path)
     headers = {name.lower(): value for name, value in wire.headers}
-    call = Call(match.endpoint, match.params, headers, "", wire.body, wire.path)
-    context = Context("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
-    about = About("probe", 1, request.model, "1", request.model, context.clock)
+    call = ClientRequest(match.endpoint, match.params, headers, "", wire.body, wire.path)
+    context = RequestContext("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
+    about = ResponseContext("probe", 1, request.model, "1", request.model, context.clock)
     encoder = client.create_encoder(call, client.decode_request(call), about)
     if request.stream:
         return encoder.encode_events(_EVENTS)
-    return encoder.encode_unary(folded(_EVENTS)).body
+    return encoder.encode_unary(aggregate(_EVENTS)).body
 
 
 def _frozen_clock() -> float:

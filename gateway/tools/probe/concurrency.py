@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.types import Stopping
+from gateway.core.request import StopConditions
 from gateway.tools.probe.client import (
     Inconclusive,
     NotOffered,
@@ -83,7 +83,7 @@ def _text(response: WorkerResponse) -> str:
 
 async def _disconnect(worker: WorkerClient) -> str:
     """A client that leaves costs the next one nothing."""
-    stopping = Stopping(max_tokens=_PLENTY)
+    stopping = StopConditions(max_tokens=_PLENTY)
     asked = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
     for _ in range(3):
         response = await worker.send_and_disconnect(asked)
@@ -94,7 +94,7 @@ async def _disconnect(worker: WorkerClient) -> str:
 
 
 async def _simultaneous_disconnects(worker: WorkerClient) -> str:
-    stopping = Stopping(max_tokens=_PLENTY)
+    stopping = StopConditions(max_tokens=_PLENTY)
     asked = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
     left = await run_concurrently(*(worker.send_and_disconnect(asked) for _ in range(_AT_ONCE)))
     response = await worker.send(worker.text_request("Say hi."))

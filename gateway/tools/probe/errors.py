@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from gateway.core.ports import WireRequest
-from gateway.core.types import Sampling, Stopping
+from gateway.core.ports import UpstreamRequest
+from gateway.core.request import SamplingParams, StopConditions
 from gateway.tools.probe.client import (
     NotOffered,
     Probe,
@@ -52,7 +52,7 @@ async def _truncated_body(worker: WorkerClient) -> str:
 
 async def _wrong_value(worker: WorkerClient, was: Any, becomes: Any, *, must: bool) -> str:
     """A field that holds ``was`` holds another thing; ``must``: nothing good can come of it."""
-    sampling, stopping = Sampling(temperature=_TEMPERATURE), Stopping(max_tokens=_LIMIT)
+    sampling, stopping = SamplingParams(temperature=_TEMPERATURE), StopConditions(max_tokens=_LIMIT)
     request = worker.text_request("Say hi.", sampling=sampling, stopping=stopping)
     response = await worker.send_encoded(
         _replace_value(worker.encode(request), was, becomes), request
@@ -63,7 +63,7 @@ async def _wrong_value(worker: WorkerClient, was: Any, becomes: Any, *, must: bo
     return _check_refused(worker, response)
 
 
-def _replace_value(wire: WireRequest, was: Any, becomes: Any) -> WireRequest:
+def _replace_value(wire: UpstreamRequest, was: Any, becomes: Any) -> UpstreamRequest:
     fields = msgspec.json.decode(wire.body)
     changed = _substitute(fields, was, becomes)
     if changed == fields:
@@ -103,7 +103,7 @@ async def _number_as_text(worker: WorkerClient) -> str:
 
 async def _huge_limit(worker: WorkerClient) -> str:
     """Left as soon as something is said: a model need not go on for ever."""
-    request = worker.text_request("Say hi.", stream=True, stopping=Stopping(max_tokens=_HUGE))
+    request = worker.text_request("Say hi.", stream=True, stopping=StopConditions(max_tokens=_HUGE))
     response = await worker.send_and_disconnect(request)
     if response.error is None:
         return "taken"
@@ -119,7 +119,7 @@ async def _method(worker: WorkerClient) -> str:
 
 
 async def _path(worker: WorkerClient) -> str:
-    response = await worker.fetch(WireRequest("/interlingua/no/such/path", b"", method="GET"))
+    response = await worker.fetch(UpstreamRequest("/interlingua/no/such/path", b"", method="GET"))
     expect(response.status in range(400, 500), f"it is answered {response.status}")
     return f"{response.status}"
 

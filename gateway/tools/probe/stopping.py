@@ -3,8 +3,9 @@
 from functools import partial
 from typing import Any, Final
 
-from gateway.core.aggregate import ChoiceAnswer
-from gateway.core.types import GenerateRequest, Sampling, Stopping, Text
+from gateway.core.aggregate import UnaryChoice
+from gateway.core.events import TextDelta
+from gateway.core.request import GenerationRequest, SamplingParams, StopConditions
 from gateway.tools.probe.basic import ACCENTS, COUNT
 from gateway.tools.probe.client import (
     Inconclusive,
@@ -33,7 +34,7 @@ _PLENTY: Final = 200
 async def _max_tokens(worker: WorkerClient, most: int, *, stream: bool) -> str:
     base = await worker.baseline(COUNT)
     response = await worker.send(
-        worker.text_request(COUNT, stream=stream, stopping=Stopping(max_tokens=most))
+        worker.text_request(COUNT, stream=stream, stopping=StopConditions(max_tokens=most))
     )
     choice = response.choice
     used = _completion_tokens(response)
@@ -46,7 +47,7 @@ async def _max_tokens(worker: WorkerClient, most: int, *, stream: bool) -> str:
 async def _length_reason(worker: WorkerClient, *, stream: bool) -> str:
     base = await worker.baseline(COUNT)
     response = await worker.send(
-        worker.text_request(COUNT, stream=stream, stopping=Stopping(max_tokens=1))
+        worker.text_request(COUNT, stream=stream, stopping=StopConditions(max_tokens=1))
     )
     if len(base) <= len(response.choice.text):
         return f"the whole answer is that short: {response.choice.finish_reason}"
@@ -55,7 +56,7 @@ async def _length_reason(worker: WorkerClient, *, stream: bool) -> str:
 
 async def _own_end(worker: WorkerClient) -> str:
     response = await worker.send(
-        worker.text_request("Say hi.", stopping=Stopping(max_tokens=_PLENTY))
+        worker.text_request("Say hi.", stopping=StopConditions(max_tokens=_PLENTY))
     )
     choice, used = response.choice, _completion_tokens(response)
     if used is not None and used >= _PLENTY:
@@ -71,7 +72,7 @@ async def _own_end(worker: WorkerClient) -> str:
 
 
 async def _same_reason(worker: WorkerClient) -> str:
-    stopping = Stopping(max_tokens=2)
+    stopping = StopConditions(max_tokens=2)
     whole = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice.finish_reason
     stream = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, stream=True))
@@ -80,7 +81,7 @@ async def _same_reason(worker: WorkerClient) -> str:
     return whole
 
 
-def _check_reason(worker: WorkerClient, choice: ChoiceAnswer, *wanted: str) -> str:
+def _check_reason(worker: WorkerClient, choice: UnaryChoice, *wanted: str) -> str:
     if choice.finish_reason == "unknown":
         worker.quirks.append("the finish reason is missing or unknown")
         return "no finish reason"
@@ -104,19 +105,21 @@ async def _stop(worker: WorkerClient, *, stream: bool = False, several: bool = F
     stops = ("\u2603 never", stop, base[-2:]) if several else (stop,)
     first = min(stops, key=lambda one: base.find(one) if one in base else len(base))
     return await _check_stopped(
-        worker, COUNT, first, Stopping(max_tokens=48, stop=stops), stream=stream
+        worker, COUNT, first, StopConditions(max_tokens=48, stop=stops), stream=stream
     )
 
 
 async def _stop_across_chunks(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
-    pieces = [event.text for event in response.events if isinstance(event, Text) and event.text]
+    pieces = [
+        event.text for event in response.events if isinstance(event, TextDelta) and event.text
+    ]
     if len(pieces) < _PART:
         raise NotOffered("the stream has too few pieces")
     at = len(pieces) // 2
     stop = pieces[at - 1][-2:] + pieces[at][:2]
     await _long_baseline(worker, COUNT)
-    stopping = Stopping(max_tokens=48, stop=(stop,))
+    stopping = StopConditions(max_tokens=48, stop=(stop,))
     return await _check_stopped(worker, COUNT, stop, stopping, stream=True)
 
 
@@ -125,14 +128,14 @@ async def _stop_unicode(worker: WorkerClient) -> str:
     stop = next((char for i, char in enumerate(base) if i > 1 and ord(char) > 127), None)  # noqa: PLR2004 - what is not ASCII
     if stop is None:
         raise NotOffered("the text has no such character")
-    stopping = Stopping(max_tokens=48, stop=(stop,))
+    stopping = StopConditions(max_tokens=48, stop=(stop,))
     return await _check_stopped(worker, ACCENTS, stop, stopping, stream=True)
 
 
 async def _stop_included(worker: WorkerClient) -> str:
     base = await _long_baseline(worker, COUNT)
     stop = _excerpt(base, len(base) // 2)
-    stopping = Stopping(max_tokens=48, stop=(stop,), include_stop=True)
+    stopping = StopConditions(max_tokens=48, stop=(stop,), include_stop=True)
     choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
     wanted = base[: base.find(stop) + len(stop)]
     expect(choice.text == wanted, f"wanted the text up to and with {stop!r}, got {choice.text!r}")
@@ -140,7 +143,7 @@ async def _stop_included(worker: WorkerClient) -> str:
 
 
 async def _check_stopped(
-    worker: WorkerClient, text: str, stop: str, stopping: Stopping, *, stream: bool
+    worker: WorkerClient, text: str, stop: str, stopping: StopConditions, *, stream: bool
 ) -> str:
     base = await worker.baseline(text)
     choice = (await worker.send(worker.text_request(text, stream=stream, stopping=stopping))).choice
@@ -174,14 +177,18 @@ def _excerpt(base: str, at: int) -> str:
 
 
 async def _min_tokens(worker: WorkerClient) -> str:
-    return await _check_min_tokens(worker, Stopping(max_tokens=_MOST, min_tokens=_LEAST), _LEAST)
+    return await _check_min_tokens(
+        worker, StopConditions(max_tokens=_MOST, min_tokens=_LEAST), _LEAST
+    )
 
 
 async def _ignore_eos(worker: WorkerClient) -> str:
-    return await _check_min_tokens(worker, Stopping(max_tokens=_LEAST, ignore_eos=True), _LEAST)
+    return await _check_min_tokens(
+        worker, StopConditions(max_tokens=_LEAST, ignore_eos=True), _LEAST
+    )
 
 
-async def _check_min_tokens(worker: WorkerClient, stopping: Stopping, least: int) -> str:
+async def _check_min_tokens(worker: WorkerClient, stopping: StopConditions, least: int) -> str:
     response = await worker.send(worker.text_request(YES, stopping=stopping))
     used = _completion_tokens(response)
     if used is None:
@@ -191,14 +198,17 @@ async def _check_min_tokens(worker: WorkerClient, stopping: Stopping, least: int
 
 
 async def _stop_token_ids(worker: WorkerClient) -> str:
-    stopping = Stopping(max_tokens=8, stop_token_ids=(0, 1, 2))
+    stopping = StopConditions(max_tokens=8, stop_token_ids=(0, 1, 2))
     choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
     return f"taken: {choice.finish_reason}"
 
 
 async def _stop_with_sampling(worker: WorkerClient) -> str:
     """With sampling, too, what is stopped must not show the stop."""
-    stopping, drawn = Stopping(max_tokens=48, stop=("e", "o")), Sampling(temperature=1.0, seed=5)
+    stopping, drawn = (
+        StopConditions(max_tokens=48, stop=("e", "o")),
+        SamplingParams(temperature=1.0, seed=5),
+    )
     text = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, sampling=drawn))
     ).choice.text
@@ -296,13 +306,13 @@ async def _greedy(worker: WorkerClient) -> str:
 
 
 async def _seed_repeats(worker: WorkerClient) -> str:
-    asked = worker.text_request(COUNT, sampling=Sampling(temperature=1.0, seed=7))
+    asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=7))
     texts = await _distinct_texts(worker, asked)
     expect(len(texts) == 1, "the same seed gives different answers")
     return "three times the same"
 
 
-async def _distinct_texts(worker: WorkerClient, asked: GenerateRequest) -> set[str]:
+async def _distinct_texts(worker: WorkerClient, asked: GenerationRequest) -> set[str]:
     """Different answers of three. Raises Inconclusive where greedy ones differ, too."""
     texts = {(await worker.send(asked)).choice.text for _ in range(3)}
     if len(texts) > 1:
@@ -315,7 +325,7 @@ async def _distinct_texts(worker: WorkerClient, asked: GenerateRequest) -> set[s
 async def _seed_values(worker: WorkerClient) -> str:
     texts = set()
     for seed in (1, 2, 2**31 + 1, 2**63 - 1):
-        asked = worker.text_request(COUNT, sampling=Sampling(temperature=1.0, seed=seed))
+        asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=seed))
         try:
             texts.add((await worker.send(asked)).choice.text)
         except WorkerRefused as error:
@@ -326,20 +336,20 @@ async def _seed_values(worker: WorkerClient) -> str:
 
 async def _single_candidate(worker: WorkerClient, **only: Any) -> str:
     """What leaves one token to pick makes any temperature greedy."""
-    asked = worker.text_request(COUNT, sampling=Sampling(temperature=1.5, **only))
+    asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.5, **only))
     texts = await _distinct_texts(worker, asked)
     expect(len(texts) == 1, f"with one token to pick from, {len(texts)} different answers of three")
     return "three times the same at a high temperature"
 
 
 async def _accepted(worker: WorkerClient, **one: Any) -> str:
-    sampling = Sampling(**({"temperature": 0.7} | one))
+    sampling = SamplingParams(**({"temperature": 0.7} | one))
     choice = (await worker.send(worker.text_request(COUNT, sampling=sampling))).choice
     return f"taken: {len(choice.text)} characters"
 
 
 async def _choices(worker: WorkerClient, *, stream: bool) -> str:
-    drawn = Sampling(temperature=1.0)
+    drawn = SamplingParams(temperature=1.0)
     answer = (
         await worker.send(worker.text_request(COUNT, n=2, sampling=drawn, stream=stream))
     ).answer
@@ -350,8 +360,8 @@ async def _choices(worker: WorkerClient, *, stream: bool) -> str:
 
 
 async def _best_of(worker: WorkerClient) -> str:
-    drawn = Sampling(temperature=1.0)
-    request: GenerateRequest = worker.prompt_request(_PAIR[0], n=1, best_of=2, sampling=drawn)
+    drawn = SamplingParams(temperature=1.0)
+    request: GenerationRequest = worker.prompt_request(_PAIR[0], n=1, best_of=2, sampling=drawn)
     return f"one choice: {(await worker.send(request)).choice.finish_reason}"
 
 
@@ -377,7 +387,7 @@ async def _prompt_token_ids(worker: WorkerClient) -> str:
 
 async def _temperatures(worker: WorkerClient) -> str:
     for temperature in (0.01, 1.0, 2.0):
-        asked = worker.text_request(COUNT, sampling=Sampling(temperature=temperature))
+        asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=temperature))
         try:
             expect((await worker.send(asked)).choice.text, f"nothing is said at {temperature}")
         except WorkerRefused as error:

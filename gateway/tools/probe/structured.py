@@ -6,17 +6,17 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.aggregate import ChoiceAnswer
-from gateway.core.types import (
-    JsonObject,
-    JsonSchema,
-    Logprobs,
+from gateway.core.aggregate import UnaryChoice
+from gateway.core.request import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    LogprobsOptions,
     Message,
     NamedTool,
     OutputFormat,
-    Reasoning,
-    Regex,
-    Stopping,
+    ReasoningOptions,
+    RegexFormat,
+    StopConditions,
     TextPart,
     Tool,
     ToolCall,
@@ -31,7 +31,7 @@ from gateway.tools.probe.client import (
     expect,
 )
 
-_ROOM: Final = Stopping(max_tokens=128)
+_ROOM: Final = StopConditions(max_tokens=128)
 _JSON: Final = '{"city":"Paris"}'
 _WEATHER: Final = "What is the weather in Paris? Use the tool."
 _NAME: Final = "get_weather"
@@ -51,13 +51,13 @@ async def _json_object(worker: WorkerClient, output: OutputFormat, *, stream: bo
     choice = (await worker.send(asked)).choice
     found = _decode_json(choice)
     expect(isinstance(found, dict), f"wanted an object, got {choice.text!r}")
-    if isinstance(output, JsonSchema):
+    if isinstance(output, JsonSchemaFormat):
         good = list(found) == ["city"] and isinstance(found["city"], str)
         expect(good, f"it is not after the schema: {choice.text!r}")
     return choice.text[:60]
 
 
-def _decode_json(choice: ChoiceAnswer) -> Any:
+def _decode_json(choice: UnaryChoice) -> Any:
     if choice.finish_reason == "length":
         raise Inconclusive("the answer reached its limit before its end")
     try:
@@ -67,7 +67,7 @@ def _decode_json(choice: ChoiceAnswer) -> Any:
 
 
 async def _regex(worker: WorkerClient) -> str:
-    asked = worker.text_request("yes", output=Regex("(yes|no)"), stopping=_ROOM)
+    asked = worker.text_request("yes", output=RegexFormat("(yes|no)"), stopping=_ROOM)
     try:
         text = (await worker.send(asked)).choice.text
     except WorkerRefused as error:
@@ -140,7 +140,7 @@ async def _tool_result(worker: WorkerClient) -> str:
 
 async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> str:
     asked = worker.text_request(
-        COUNT, logprobs=Logprobs(top), stream=stream, stopping=Stopping(max_tokens=8)
+        COUNT, logprobs=LogprobsOptions(top), stream=stream, stopping=StopConditions(max_tokens=8)
     )
     choice = (await worker.send(asked)).choice
     tokens = choice.logprobs
@@ -159,7 +159,9 @@ async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> st
 
 
 async def _logprob_text(worker: WorkerClient) -> str:
-    asked = worker.text_request(COUNT, logprobs=Logprobs(), stopping=Stopping(max_tokens=8))
+    asked = worker.text_request(
+        COUNT, logprobs=LogprobsOptions(), stopping=StopConditions(max_tokens=8)
+    )
     choice = (await worker.send(asked)).choice
     joined = "".join(token.token for token in choice.logprobs)
     expect(choice.text.strip() in joined, f"{joined!r} is not {choice.text!r}")
@@ -170,7 +172,9 @@ async def _logprob_text(worker: WorkerClient) -> str:
 
 
 async def _separate_reasoning(worker: WorkerClient) -> str:
-    asked = worker.text_request("What is 2 + 2?", reasoning=Reasoning(effort="low"), stopping=_ROOM)
+    asked = worker.text_request(
+        "What is 2 + 2?", reasoning=ReasoningOptions(effort="low"), stopping=_ROOM
+    )
     choice = (await worker.send(asked)).choice
     expect("<think>" not in choice.text, "the reasoning is part of the text")
     return f"{len(choice.reasoning)} characters of it"
@@ -183,19 +187,19 @@ PROBES: Final = (
     Probe(
         "json",
         "A JSON object is returned if requested.",
-        partial(_json_object, output=JsonObject(), stream=False),
+        partial(_json_object, output=JsonObjectFormat(), stream=False),
         ("output",),
     ),
     Probe(
         "json-schema",
         "The text follows a JSON Schema.",
-        partial(_json_object, output=JsonSchema(_SCHEMA), stream=False),
+        partial(_json_object, output=JsonSchemaFormat(_SCHEMA), stream=False),
         ("output",),
     ),
     Probe(
         "json-stream",
         "The same in a stream.",
-        partial(_json_object, output=JsonSchema(_SCHEMA), stream=True),
+        partial(_json_object, output=JsonSchemaFormat(_SCHEMA), stream=True),
         ("output",),
     ),
     Probe(

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import Config, ConfigError, dump, load
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import load_text
+from gateway.config.shape import Config
+from gateway.config.shown import dump_config
 
 HERE = Path(__file__).parent
 WRONG = sorted((HERE / "wrong").glob("*.yaml"))
@@ -20,7 +23,7 @@ ENV = {
 
 
 def read(path: Path) -> Config:
-    return load(path.read_text("utf-8"), str(path), env=ENV)
+    return load_text(path.read_text("utf-8"), str(path), env=ENV)
 
 
 @pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
@@ -36,7 +39,7 @@ def test_every_complaint_of_a_wrong_file(path: Path) -> None:
 def test_a_good_file_is_taken(path: Path) -> None:
     config = read(path)
     assert config.models
-    shown = f"{config!r} {dump(config)}"
+    shown = f"{config!r} {dump_config(config)}"
     assert not any(secret in shown for secret in SECRETS)
 
 

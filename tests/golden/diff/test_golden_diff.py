@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from gateway.config import ConfigDiff, diff_configs, read
+from gateway.config.diff import ConfigDiff, diff_configs
+from gateway.config.loading import load_config
 
 HERE = Path(__file__).parent
 PAIRS = sorted(path.parent for path in HERE.glob("*/told.txt"))
@@ -27,7 +28,7 @@ def ask(folder: Path, *more: str) -> tuple[int, str]:
 
 @cache
 def compared(folder: Path, before: str = "old", after: str = "new") -> ConfigDiff:
-    return diff_configs(*(read(f"{folder}/{name}.yaml", env={}) for name in (before, after)))
+    return diff_configs(*(load_config(f"{folder}/{name}.yaml", env={}) for name in (before, after)))
 
 
 @every_pair

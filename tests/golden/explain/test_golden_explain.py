@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gateway.commands.explain import explain_
+from gateway.commands.explain import explain_command
 
 HERE = Path(__file__).parent
 CASES: dict[str, str] = yaml.safe_load((HERE / "cases.yaml").read_text("utf-8"))
@@ -31,7 +31,9 @@ def test_a_request_is_explained(
 ) -> None:
     monkeypatch.chdir(HERE)
 
-    result = CliRunner().invoke(explain_, ["gateway.yaml", *shlex.split(CASES[name]), *flags])
+    result = CliRunner().invoke(
+        explain_command, ["gateway.yaml", *shlex.split(CASES[name]), *flags]
+    )
 
     file = HERE / "said" / f"{name}.{form}"
     if os.environ.get("EXPLAIN_REWRITE"):

@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 
-from gateway.config import load
-from gateway.tools.migrate import Migration, migrate
+from gateway.config.loading import load_text
+from gateway.tools.migrate.litellm import Migration, migrate
 
 HERE: Final = Path(__file__).parent
 FILES: Final = sorted(HERE.glob("*[a-z].yaml"))
@@ -51,7 +51,7 @@ def test_what_is_made_is_a_good_configuration(path: Path) -> None:
     found = made(path)
     assert (found.text is None) == (path.stem == NOTHING)
     if found.text is not None:
-        assert load(found.text, "gateway.yaml", env=Environment(ENV)).models
+        assert load_text(found.text, "gateway.yaml", env=Environment(ENV)).models
 
 
 def test_nothing_is_left_out_of_a_file_only_where_nothing_is_said_to_be() -> None:

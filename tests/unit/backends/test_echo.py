@@ -5,27 +5,27 @@ from typing import Any
 
 import pytest
 
-from backends.echo import EchoBackend, Fail
-from gateway.core.aggregate import Answer, Fold
-from gateway.core.context import Context, Deadline
+from backends.echo import EchoBackend, ScriptedFailure
+from gateway.core.aggregate import ResponseAccumulator, UnaryResponse
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
     ImagePart,
-    Logprobs,
+    LogprobsOptions,
     Message,
     NamedTool,
     Request,
-    Stopping,
+    StopConditions,
     TextPart,
     Tool,
 )
@@ -37,16 +37,16 @@ def clock() -> float:
     return 0.0
 
 
-CONTEXT = Context("r", Deadline(clock, 1), clock)
+CONTEXT = RequestContext("r", Deadline(clock, 1), clock)
 
 
-def chat(text: str = "say hi", **fields: Any) -> GenerateRequest:
+def chat(text: str = "say hi", **fields: Any) -> GenerationRequest:
     fields.setdefault("messages", (Message("user", (TextPart(text),)),))
-    return GenerateRequest(model="m", kind="chat", **fields)
+    return GenerationRequest(model="m", kind="chat", **fields)
 
 
-async def ask(backend: EchoBackend, request: Request) -> Answer:
-    fold = Fold()
+async def ask(backend: EchoBackend, request: Request) -> UnaryResponse:
+    fold = ResponseAccumulator()
     async with aclosing(backend.stream(request, CONTEXT)) as batches:
         async for batch in batches:
             fold.add(batch)
@@ -63,7 +63,7 @@ async def test_it_says_its_script_and_counts_words() -> None:
 
 async def test_without_a_script_it_says_what_it_was_told() -> None:
     backend = EchoBackend()
-    prompts = GenerateRequest(model="m", kind="completion", prompts=("a b", (1, 2)), n=2)
+    prompts = GenerationRequest(model="m", kind="completion", prompts=("a b", (1, 2)), n=2)
 
     assert (await ask(backend, chat("so be it"))).choices[0].text == "so be it"
     assert [c.text for c in (await ask(backend, prompts)).choices] == ["a b", "a b", "1 2", "1 2"]
@@ -72,21 +72,21 @@ async def test_without_a_script_it_says_what_it_was_told() -> None:
 @pytest.mark.parametrize(
     ("stopping", "text", "reason"),
     [
-        (Stopping(max_tokens=2), "Hello world", "length"),
-        (Stopping(max_tokens=3), "Hello world!", "eos"),
-        (Stopping(stop=("lo wor",)), "Hel", "stop"),
-        (Stopping(stop=(" world",), include_stop=True), "Hello world", "stop"),
-        (Stopping(stop=("!?",)), "Hello world!", "eos"),
+        (StopConditions(max_tokens=2), "Hello world", "length"),
+        (StopConditions(max_tokens=3), "Hello world!", "eos"),
+        (StopConditions(stop=("lo wor",)), "Hel", "stop"),
+        (StopConditions(stop=(" world",), include_stop=True), "Hello world", "stop"),
+        (StopConditions(stop=("!?",)), "Hello world!", "eos"),
     ],
 )
-async def test_it_stops_where_it_is_told(stopping: Stopping, text: str, reason: str) -> None:
+async def test_it_stops_where_it_is_told(stopping: StopConditions, text: str, reason: str) -> None:
     [choice] = (await ask(HELLO, chat(stopping=stopping))).choices
 
     assert (choice.text, choice.finish_reason) == (text, reason)
 
 
 async def test_each_token_has_its_alternatives() -> None:
-    [choice] = (await ask(HELLO, chat(logprobs=Logprobs(2)))).choices
+    [choice] = (await ask(HELLO, chat(logprobs=LogprobsOptions(2)))).choices
 
     assert [one.token for one in choice.logprobs] == ["Hello", " world", "!"]
     assert [(top.token, top.logprob) for top in choice.logprobs[0].top] == [
@@ -124,12 +124,12 @@ async def test_a_long_prompt_is_refused_or_cut() -> None:
     with pytest.raises(ContextTooLong) as e:
         await ask(backend, chat(long))
     assert (e.value.param, e.value.tokens, e.value.limit) == ("messages", 20, 8)
-    cut = await ask(backend, chat(long, stopping=Stopping(overflow="truncate")))
+    cut = await ask(backend, chat(long, stopping=StopConditions(overflow="truncate")))
     assert cut.choices[0].finish_reason == "length"
 
 
 async def test_an_embedding_is_made_of_the_text() -> None:
-    request = EmbedRequest(model="m", inputs=("a b", (1, 2)), instruction="q: ")
+    request = EmbeddingRequest(model="m", inputs=("a b", (1, 2)), instruction="q: ")
 
     answer = await ask(HELLO, request)
 
@@ -139,9 +139,9 @@ async def test_an_embedding_is_made_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["a b", (1, 2)])
-@pytest.mark.parametrize("logprobs", [None, Logprobs()])
-async def test_a_prompt_is_given_back(prompt: Any, logprobs: Logprobs | None) -> None:
-    request = GenerateRequest(
+@pytest.mark.parametrize("logprobs", [None, LogprobsOptions()])
+async def test_a_prompt_is_given_back(prompt: Any, logprobs: LogprobsOptions | None) -> None:
+    request = GenerationRequest(
         model="m", kind="completion", prompts=(prompt,), echo=True, logprobs=logprobs
     )
 
@@ -160,7 +160,7 @@ async def test_words_are_tokens() -> None:
 async def test_it_reads_text_only() -> None:
     parts = (TextPart("see"), ImagePart("data:"))
 
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedFeature) as caught:
         await ask(HELLO, chat(messages=(Message("user", parts),)))
 
     assert caught.value.param == "messages[0].content[1].type"
@@ -168,11 +168,16 @@ async def test_it_reads_text_only() -> None:
 
 @pytest.mark.parametrize(
     ("how", "error"),
-    [("error", WorkerFailed), ("cut", StreamBroken), ("rate", RateLimited), ("down", Overloaded)],
+    [
+        ("error", WorkerFailed),
+        ("cut", StreamBroken),
+        ("rate", RateLimitExceeded),
+        ("down", Overloaded),
+    ],
 )
 @pytest.mark.parametrize("after", [0, 2])
 async def test_it_fails_when_it_is_told_to(how: Any, error: type[GatewayError], after: int) -> None:
-    backend = EchoBackend(script=["a", "b", "c"], delay=0.001, fail=Fail(how, after))
+    backend = EchoBackend(script=["a", "b", "c"], delay=0.001, fail=ScriptedFailure(how, after))
 
     with pytest.raises(error):
         await ask(backend, chat())

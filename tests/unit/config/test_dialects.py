@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from gateway.config import ConfigError, load
-from gateway.config.dialects import mismatch
+from gateway.config.complaints import ConfigError
+from gateway.config.dialects import describe_type_mismatch
+from gateway.config.loading import load_text
 from gateway.core.ports import Endpoint
 
 
@@ -63,7 +64,7 @@ def complaints(mount: str, model: str = "backend: a") -> list[str]:
         f"backends: {{a: {{kind: echo}}}}\nmodels: {{m: {{{model}}}}}\n"
     )
     try:
-        load(text, "g", env={})
+        load_text(text, "g", env={})
     except ConfigError as error:
         return str(error).splitlines()
     return []
@@ -124,7 +125,7 @@ def test_without_listeners_there_is_only_what_clients_speak(
 ) -> None:
     names = {"openai": "demanding:Demanding", "mindie": "demanding:Mute"}
     monkeypatch.setattr("gateway.config.loading.DIALECTS", names)
-    config = load("backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n", "g", env={})
+    config = load_text("backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n", "g", env={})
     assert [one.name for one in config.listeners[0].dialects] == ["openai"]
 
 
@@ -133,9 +134,9 @@ def test_a_pool_speaks_what_is_for_workers_alone() -> None:
         'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'
         'backends: {a: {dialect: mindie, workers: ["http://w:1"]}}\nmodels: {m: {backend: a}}\n'
     )
-    assert load(text, "g", env={}).backends["a"].kind == "pool"
+    assert load_text(text, "g", env={}).backends["a"].kind == "pool"
     with pytest.raises(ConfigError, match="the dialect mindie adds /m itself"):
-        load(text.replace("w:1", "w:1/m"), "g", env={})
+        load_text(text.replace("w:1", "w:1/m"), "g", env={})
 
 
 @pytest.mark.parametrize(
@@ -150,4 +151,4 @@ def test_a_pool_speaks_what_is_for_workers_alone() -> None:
     ],
 )
 def test_a_setting_is_of_its_parameters_type(value: object, wanted: Any, said: str | None) -> None:
-    assert mismatch(value, wanted) == said
+    assert describe_type_mismatch(value, wanted) == said

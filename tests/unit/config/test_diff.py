@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.config import diff_configs, listener_name, listeners_by_id, load
-from gateway.config.diff import moved_share
-from gateway.splits import Split
+from gateway.config.diff import diff_configs, moved_share
+from gateway.config.listeners import listener_name, listeners_by_id
+from gateway.config.loading import load_text
+from gateway.splits import TrafficSplit
 
 Weights = Mapping[str, int]
 
@@ -39,7 +40,7 @@ def drawn(seed: int) -> tuple[Weights, Weights]:
 def moves(before: Weights, after: Weights, seed: int) -> Counter[tuple[str, str]]:
     """How many of the users are assigned from which version to which, by the gateway's hash."""
     draw = random.Random(seed)
-    splits = Split(before, f"split-{seed}"), Split(after, f"split-{seed}")
+    splits = TrafficSplit(before, f"split-{seed}"), TrafficSplit(after, f"split-{seed}")
     users = (f"{draw.getrandbits(64):x}" for _ in range(USERS))
     return Counter(
         (splits[0].assign_version(who).version, splits[1].assign_version(who).version)
@@ -94,7 +95,7 @@ models:
 
 def test_another_name_of_the_split_assigns_everybody_anew() -> None:
     configs = [
-        load(SPLIT.format(name=name, weights=weights), "g.yaml", env={})
+        load_text(SPLIT.format(name=name, weights=weights), "g.yaml", env={})
         for name, weights in (("a", '{"1": 3, "2": 1}'), ("b", '{"1": 1, "2": 1}'))
     ]
     [shift] = diff_configs(*configs).traffic
@@ -102,7 +103,7 @@ def test_another_name_of_the_split_assigns_everybody_anew() -> None:
 
 
 def test_listeners_with_one_address_are_told_apart_by_their_number() -> None:
-    config = load(
+    config = load_text(
         """
 listeners:
   - {address: "127.0.0.1:0", dialects: [openai]}

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config import ConfigError, load
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import load_text
 
 START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
 MEND = "needs OpenTelemetry's client of OTLP; install it with: pip install 'interlingua[otel]'"
@@ -14,7 +15,7 @@ BOTH = "{traces: 'http://127.0.0.1:4318', metrics: {push: 'http://127.0.0.1:4318
 
 def complaints(observe: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load(f"{START}observe: {observe}\n", "g", env={})
+        load_text(f"{START}observe: {observe}\n", "g", env={})
     return [f"{one.line}: {one.message}" for one in caught.value.issues]
 
 
@@ -36,7 +37,7 @@ def test_without_the_extra_nothing_can_be_sent(
 
 
 def test_where_it_is_there_is_nothing_to_complain_of() -> None:
-    observe = load(f"{START}observe: {BOTH}\n", "g", env={}).observe
+    observe = load_text(f"{START}observe: {BOTH}\n", "g", env={}).observe
     assert observe.traces is not None
     assert (observe.traces.otlp, observe.traces.sample) == ("http://127.0.0.1:4318", 0.05)
 

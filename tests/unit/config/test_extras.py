@@ -5,9 +5,10 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from gateway.app import surroundings
-from gateway.config import ConfigError, load
-from gateway.snapshot import Snapshot
+from gateway.app import build_services
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import load_text
+from gateway.snapshot import ConfigSnapshot
 
 REST = "backends: {e: {kind: echo}}\nmodels: {m: {backend: e}}\n"
 IDENTITY = 'identity: {issuer: "https://login.example.com", audience: [gateway]}\n'
@@ -15,7 +16,7 @@ IDENTITY = 'identity: {issuer: "https://login.example.com", audience: [gateway]}
 
 def complaints(text: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load(text + REST, "g.yaml", env={})
+        load_text(text + REST, "g.yaml", env={})
     return str(caught.value).splitlines()
 
 
@@ -66,12 +67,12 @@ def test_what_can_not_be_read_is_complained_of_once(text: str) -> None:
 
 
 async def test_an_issuer_stays_as_long_as_nothing_of_him_changes() -> None:
-    outside = surroundings()
-    old = Snapshot(load(IDENTITY + REST, "g.yaml", env={}), outside)
+    outside = build_services()
+    old = ConfigSnapshot(load_text(IDENTITY + REST, "g.yaml", env={}), outside)
     more = REST.replace("m:", "n:")
-    same = Snapshot(load(IDENTITY + more, "g.yaml", env={}), outside, former=old)
+    same = ConfigSnapshot(load_text(IDENTITY + more, "g.yaml", env={}), outside, former=old)
     other = IDENTITY.replace("gateway", "other") + REST
-    new = Snapshot(load(other, "g.yaml", env={}), outside, former=same)
+    new = ConfigSnapshot(load_text(other, "g.yaml", env={}), outside, former=same)
     assert old.jwks_client is not None
     assert same.jwks_client is old.jwks_client
     assert new.jwks_client is not old.jwks_client

@@ -6,12 +6,18 @@ import msgspec.inspect
 import pytest
 import yaml
 
-from gateway.config import ConfigError, load
-from gateway.config.complaints import Complaints, Mark, Steps, written
-from gateway.config.dialects import Dialects
-from gateway.config.ground import Ground
-from gateway.config.leaves import Leaves
-from gateway.config.reader import Place
+from gateway.config.complaints import (
+    ConfigError,
+    ConfigPath,
+    IssueCollector,
+    SourcePosition,
+    format_path,
+)
+from gateway.config.dialects import ProtocolRegistry
+from gateway.config.ground import ValidationContext
+from gateway.config.leaves import ScalarDecoder
+from gateway.config.loading import load_text
+from gateway.config.reader import SourceLocation
 
 MARK = yaml.Mark("g", 0, 0, 0, "", 0)
 START = 'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'
@@ -20,7 +26,7 @@ START = 'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'
 def complaints(backend: str) -> list[str]:
     text = f"{START}backends: {{a: {backend}}}\nmodels: {{m: {{backend: a}}}}\n"
     with pytest.raises(ConfigError) as caught:
-        load(text, "g", env={})
+        load_text(text, "g", env={})
     return [one.message for one in caught.value.issues]
 
 
@@ -57,7 +63,7 @@ def test_what_is_wrong_and_what_would_be_right(backend: str, said: str) -> None:
 def test_a_number_in_quotes_is_none_unless_the_environment_put_it_in() -> None:
     assert complaints('{kind: echo, context: "5"}')[0].endswith("remove the quotes")
     text = f'{START}backends: {{a: {{kind: echo, context: "${{N:-5}}"}}}}\n'
-    assert load(text + "models: {m: {backend: a}}\n", "g", env={}).backends
+    assert load_text(text + "models: {m: {backend: a}}\n", "g", env={}).backends
 
 
 def test_a_secret_file_must_be_a_text(tmp_path: Path) -> None:
@@ -70,19 +76,24 @@ def test_a_secret_file_must_be_a_text(tmp_path: Path) -> None:
 def test_a_type_that_no_setting_has_is_a_fault_of_the_program() -> None:
     node = yaml.ScalarNode("", "1.5", MARK, MARK)
     with pytest.raises(TypeError, match="no configuration holds"):
-        Leaves(Complaints("g"), {}).decode_plain(node, msgspec.inspect.NoneType(), ())
+        ScalarDecoder(IssueCollector("g"), {}).decode_plain(node, msgspec.inspect.NoneType(), ())
 
 
 def test_paths_are_written_as_a_person_would() -> None:
-    assert written(()) == ""
-    assert written(("backends", "gpu-1", "workers", 1, "url")) == "backends.gpu-1.workers[1].url"
-    assert written(("models", "a.b", "x")) == "models['a.b'].x"
+    assert format_path(()) == ""
+    assert (
+        format_path(("backends", "gpu-1", "workers", 1, "url")) == "backends.gpu-1.workers[1].url"
+    )
+    assert format_path(("models", "a.b", "x")) == "models['a.b'].x"
 
 
 def test_what_is_not_there_is_said_where_it_would_be() -> None:
-    complaints = Complaints("g")
-    places: dict[Steps, Place] = {(): Place(Mark(1, 1)), ("models",): Place(Mark(3, 9), Mark(3, 1))}
-    ground = Ground(complaints, places, Dialects({}))
+    complaints = IssueCollector("g")
+    places: dict[ConfigPath, SourceLocation] = {
+        (): SourceLocation(SourcePosition(1, 1)),
+        ("models",): SourceLocation(SourcePosition(3, 9), SourcePosition(3, 1)),
+    }
+    ground = ValidationContext(complaints, places, ProtocolRegistry({}))
     ground.add_issue(("models", "chat", "backend"), "is missing")
     ground.add_issue(("models",), "is wrong", key=True)
     found = [(one.line, one.column, one.path) for one in complaints.issues]

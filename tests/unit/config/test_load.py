@@ -6,22 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends import KINDS
-from gateway.config import (
-    Backend,
-    Config,
-    ConfigError,
-    Echo,
-    Pool,
-    Target,
-    Timeouts,
-    decode,
-    dump,
-    load,
-    read,
-)
-from gateway.config.dialects import Dialects
-from gateway.config.document import DEPTH, NODES
+from backends import BACKENDS
+from gateway.config.complaints import ConfigError
+from gateway.config.dialects import ProtocolRegistry
+from gateway.config.document import MAX_DEPTH, MAX_NODES, decode_utf8
+from gateway.config.loading import load_config, load_text
+from gateway.config.pools import PoolConfig, TimeoutsConfig
+from gateway.config.shape import BackendConfig, Config, EchoConfig, TargetConfig
+from gateway.config.shown import dump_config
 from protocols import DIALECTS
 
 LISTENERS = 'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'
@@ -30,20 +22,20 @@ CHAT = "models: {chat: {backend: a}}\n"
 
 
 def good(*parts: str, insecure: bool = False, **env: str) -> Config:
-    return load("".join((LISTENERS, *parts)), "g.yaml", env=env, insecure=insecure)
+    return load_text("".join((LISTENERS, *parts)), "g.yaml", env=env, insecure=insecure)
 
 
 def complaints(text: str, *, insecure: bool = False) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load(text, "g.yaml", env={}, insecure=insecure)
+        load_text(text, "g.yaml", env={}, insecure=insecure)
     return str(caught.value).splitlines()
 
 
 def test_the_kinds_are_those_registered() -> None:
-    kinds = msgspec.inspect.type_info(Backend)
+    kinds = msgspec.inspect.type_info(BackendConfig)
     assert isinstance(kinds, msgspec.inspect.UnionType)
     tags = {one.tag for one in kinds.types if isinstance(one, msgspec.inspect.StructType)}
-    assert tags == KINDS.keys()
+    assert tags == BACKENDS.keys()
 
 
 def test_units_become_seconds_and_bytes() -> None:
@@ -54,7 +46,7 @@ def test_units_become_seconds_and_bytes() -> None:
 def test_short_forms_are_written_out() -> None:
     config = good('backends: {a: {dialect: openai, workers: ["http://w:1"]}}\n', CHAT)
     pool = config.backends["a"]
-    assert isinstance(pool, Pool)
+    assert isinstance(pool, PoolConfig)
     assert (pool.kind, pool.workers[0].url, pool.workers[0].weight) == ("pool", "http://w:1", 1)
     assert config.listeners[0].dialects[0].name == "openai"
 
@@ -68,10 +60,10 @@ def test_a_pools_timeouts_left_out_are_the_defaults() -> None:
         CHAT,
     )
     first, second = config.backends["a"], config.backends["b"]
-    assert isinstance(first, Pool)
-    assert isinstance(second, Pool)
-    assert first.timeouts == Timeouts(connect=1.0, idle=3.0)
-    assert second.timeouts == Timeouts(connect=1.0, idle=9.0)
+    assert isinstance(first, PoolConfig)
+    assert isinstance(second, PoolConfig)
+    assert first.timeouts == TimeoutsConfig(connect=1.0, idle=3.0)
+    assert second.timeouts == TimeoutsConfig(connect=1.0, idle=9.0)
 
 
 def test_a_model_has_targets_and_weights_however_it_is_written() -> None:
@@ -83,8 +75,8 @@ def test_a_model_has_targets_and_weights_however_it_is_written() -> None:
         '  two: {versions: {"1": {backend: a}, "2": {backend: a}}, split: {weights: {"2": 7}}}\n',
     )
     lone, one, two = config.models.values()
-    assert lone.resolve_targets() == {"1": Target(backend="a", model="m")}
-    assert one.resolve_targets() == {"next": Target(backend="a")}
+    assert lone.resolve_targets() == {"1": TargetConfig(backend="a", model="m")}
+    assert one.resolve_targets() == {"next": TargetConfig(backend="a")}
     assert [model.resolve_weights() for model in (lone, one, two)] == [
         {"1": 1},
         {"next": 1},
@@ -123,7 +115,7 @@ def test_rules_and_sticky_sources_are_read_as_they_are_meant() -> None:
 
 
 def test_what_a_dialect_asks_for_stands_beside_its_name_or_under_it() -> None:
-    config = load(
+    config = load_text(
         'listeners: [{address: "127.0.0.1:0", dialects: [{name: databricks, '
         "stream_default: true}]}]\n"
         "backends: {a: {kind: echo}}\n"
@@ -138,12 +130,12 @@ def test_what_a_dialect_asks_for_stands_beside_its_name_or_under_it() -> None:
 def test_the_environment_is_typed_by_the_field() -> None:
     text = 'backends: {a: {kind: echo, script: ["${N}"], context: "${N}", delay: "${D:-1s}"}}\n'
     echo = good(text, CHAT, N="017").backends["a"]
-    assert echo == Echo(script=("017",), context=17, delay=1.0)
+    assert echo == EchoConfig(script=("017",), context=17, delay=1.0)
 
 
 def test_the_environment_puts_in_no_structure() -> None:
     echo = good('backends: {a: {kind: echo, script: ["${X}"]}}\n', CHAT, X="a]}, b: {kind: x")
-    assert echo.backends["a"] == Echo(script=("a]}, b: {kind: x",))
+    assert echo.backends["a"] == EchoConfig(script=("a]}, b: {kind: x",))
 
 
 def test_a_secret_comes_from_the_text_the_environment_or_a_file(tmp_path: Path) -> None:
@@ -155,13 +147,13 @@ def test_a_secret_comes_from_the_text_the_environment_or_a_file(tmp_path: Path) 
         '      - {url: "http://w:2", auth: {bearer: {env: TOKEN}}}\n'
         '      - {url: "http://w:3", auth: {bearer: {file: token}}}\n' + CHAT
     )
-    config = read(str(path), env={"TOKEN": "from-env"})
+    config = load_config(str(path), env={"TOKEN": "from-env"})
     pool = config.backends["a"]
-    assert isinstance(pool, Pool)
+    assert isinstance(pool, PoolConfig)
     found = [worker.auth.bearer.reveal() for worker in pool.workers if worker.auth]
     assert found == ["from-text", "from-env", "from-file"]
-    assert "from-" not in f"{config!r} {dump(config)}"
-    assert dump(config)["backends"]["a"]["workers"][0]["auth"] == {"bearer": "***"}
+    assert "from-" not in f"{config!r} {dump_config(config)}"
+    assert dump_config(config)["backends"]["a"]["workers"][0]["auth"] == {"bearer": "***"}
 
 
 def test_files_are_found_from_the_configurations_folder(tmp_path: Path) -> None:
@@ -169,8 +161,8 @@ def test_files_are_found_from_the_configurations_folder(tmp_path: Path) -> None:
     text = 'backends: {a: {dialect: openai, workers: ["https://w"], tls: {ca: ca.pem}}}\n'
     path = tmp_path / "g.yaml"
     path.write_text(LISTENERS + text + CHAT)
-    pool = read(str(path), env={}).backends["a"]
-    assert isinstance(pool, Pool)
+    pool = load_config(str(path), env={}).backends["a"]
+    assert isinstance(pool, PoolConfig)
     assert pool.tls is not None
     assert pool.tls.ca == str(tmp_path / "ca.pem")
 
@@ -178,22 +170,22 @@ def test_files_are_found_from_the_configurations_folder(tmp_path: Path) -> None:
 def test_a_listener_beyond_this_machine_needs_keys_or_the_flag() -> None:
     text = 'listeners: [{address: "0.0.0.0:8000", dialects: [openai]}]\n' + ECHO + CHAT
     assert "there are no keys" in complaints(text)[0]
-    assert load(text, "g.yaml", env={}, insecure=True).listeners[0].address == "0.0.0.0:8000"
+    assert load_text(text, "g.yaml", env={}, insecure=True).listeners[0].address == "0.0.0.0:8000"
     keyed = text + f"keys: [{{name: k, sha256: {'ab' * 32}}}]\n"
-    assert load(keyed, "g.yaml", env={}).keys[0].models is None
+    assert load_text(keyed, "g.yaml", env={}).keys[0].models is None
 
 
 def test_without_listeners_every_dialect_is_served_on_this_machine_at_a_path_of_its_own() -> None:
-    config = load(ECHO + CHAT, "g.yaml", env={})
+    config = load_text(ECHO + CHAT, "g.yaml", env={})
     (listener,) = config.listeners
     assert listener.address == "127.0.0.1:8000"
-    spoken = filter(Dialects(DIALECTS).serves_clients, DIALECTS)
+    spoken = filter(ProtocolRegistry(DIALECTS).serves_clients, DIALECTS)
     assert {one.name for one in listener.dialects} == set(spoken)
     mounts = [{"name": one.name, "prefix": one.prefix or None} for one in listener.dialects]
     text = msgspec.json.encode(
         [{"address": listener.address, "dialects": [_given(mount) for mount in mounts]}]
     ).decode()
-    assert load(f"listeners: {text}\n" + ECHO + CHAT, "g.yaml", env={}) == config
+    assert load_text(f"listeners: {text}\n" + ECHO + CHAT, "g.yaml", env={}) == config
 
 
 def _given(mount: dict[str, str | None]) -> dict[str, str]:
@@ -206,41 +198,41 @@ def test_merged_keys_give_way_to_the_mappings_own_and_to_earlier_ones() -> None:
         "backends:\n  a: {kind: echo, <<: [*a, *b]}\n  b: {<<: *b, kind: echo, delay: 3s}\n",
         CHAT,
     )
-    assert config.backends["a"] == Echo(delay=1.0, context=1, script=("b",))
-    assert config.backends["b"] == Echo(delay=3.0, script=("b",))
+    assert config.backends["a"] == EchoConfig(delay=1.0, context=1, script=("b",))
+    assert config.backends["b"] == EchoConfig(delay=3.0, script=("b",))
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_the_limit_of_depth_is_exact(beyond: int) -> None:
-    depth = DEPTH - 1 + beyond  # the document is the first level
+    depth = MAX_DEPTH - 1 + beyond  # the document is the first level
     text = f"x-deep: {'[' * depth}{']' * depth}\n{LISTENERS}{ECHO}{CHAT}"
     if beyond:
         assert "nested deeper than 32" in complaints(text)[0]
     else:
-        assert load(text, "g.yaml", env={}).models
+        assert load_text(text, "g.yaml", env={}).models
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_the_limit_of_values_is_exact(beyond: int) -> None:
     rest = LISTENERS + ECHO + CHAT
     others = 1 + 2 + 8 + 6 + 6  # the document, x-many and its list, and each of the three parts
-    text = f"x-many: [{', '.join(['1'] * (NODES - others + beyond))}]\n{rest}"
+    text = f"x-many: [{', '.join(['1'] * (MAX_NODES - others + beyond))}]\n{rest}"
     if beyond:
         assert "more than 10000 values" in complaints(text)[0]
     else:
-        assert load(text, "g.yaml", env={}).models
+        assert load_text(text, "g.yaml", env={}).models
 
 
 def test_a_file_that_is_not_utf_8_is_told_where() -> None:
     with pytest.raises(ConfigError) as caught:
-        decode("a: 1\nbü: ".encode() + b"\xff\n", "g.yaml")
+        decode_utf8("a: 1\nbü: ".encode() + b"\xff\n", "g.yaml")
     assert str(caught.value) == "g.yaml:2:5: the byte 0xff is not UTF-8; save the file as UTF-8"
-    assert decode(b"\xef\xbb\xbfa: 1", "g.yaml") == "a: 1"
+    assert decode_utf8(b"\xef\xbb\xbfa: 1", "g.yaml") == "a: 1"
 
 
 def test_complaints_are_in_the_order_of_the_file() -> None:
     with pytest.raises(ConfigError) as caught:
-        load("models: {a: {bakend: x}}\nbackends: {b: {kind: x}}\nfoo: 1\n", "g.yaml", env={})
+        load_text("models: {a: {bakend: x}}\nbackends: {b: {kind: x}}\nfoo: 1\n", "g.yaml", env={})
     places = [(one.line, one.column) for one in caught.value.issues]
     assert places == sorted(places)
     assert [one.path for one in caught.value.issues] == [
@@ -255,4 +247,4 @@ def test_complaints_are_in_the_order_of_the_file() -> None:
 def test_a_path_is_never_taken_for_a_name_by_where_the_file_lies(folder: str) -> None:
     text = "backends: {a: {kind: torch, path: ./nothing}}\nmodels: {chat: {backend: a}}"
     with pytest.raises(ConfigError, match="names no file or folder"):
-        load(text, f"{folder}gateway.yaml", env={})
+        load_text(text, f"{folder}gateway.yaml", env={})

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError, loaded, opened
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import load_bytes, load_file
 
 PEM = Path(__file__).parents[2] / "fault" / "loopback.pem"
 TEXT = f"""\
@@ -36,13 +37,13 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_hash_is_that_of_the_files_bytes(file: Path) -> None:
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert opened(str(file), env={}).hash == digest[:12]
+    assert load_file(str(file), env={}).hash == digest[:12]
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert opened(str(file), env={}).hash != digest[:12]
+    assert load_file(str(file), env={}).hash != digest[:12]
 
 
 def test_the_files_that_it_names_are_told_but_for_those_that_pools_watch(file: Path) -> None:
-    found = opened(str(file), env={}).files
+    found = load_file(str(file), env={}).files
     folder = file.parent
     assert found == {str(PEM), str(folder / "token.txt"), f"{folder}/./chat.jinja"}
 
@@ -51,23 +52,23 @@ def test_a_bad_one_tells_them_too(file: Path) -> None:
     """Those that are missing, as well."""
     (file.parent / "token.txt").unlink()
     with pytest.raises(ConfigError) as caught:
-        opened(str(file), env={})
+        load_file(str(file), env={})
     assert str(file.parent / "token.txt") in caught.value.files
     assert str(PEM) in caught.value.files
 
 
 def test_what_cannot_be_read_is_a_complaint_too(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        opened(f"{tmp_path}/none.yaml", env={})
+        load_file(f"{tmp_path}/none.yaml", env={})
     assert str(caught.value).endswith(
         "none.yaml:1:1: the file can't be read: No such file or directory"
     )
     with pytest.raises(ConfigError, match="the file can't be read: Is a directory"):
-        opened(str(tmp_path), env={})
+        load_file(str(tmp_path), env={})
 
 
 def test_a_refusal_has_the_place_of_what_it_is_for_or_of_what_that_is_in(file: Path) -> None:
-    found = loaded(file.read_bytes(), str(file), env={})
+    found = load_bytes(file.read_bytes(), str(file), env={})
     error = found.build_error(
         (("listeners", 0, "address"), "no"),
         (("backends", "far", "queue", "max"), "no"),

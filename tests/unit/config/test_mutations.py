@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import Config, ConfigError, decode, load
+from gateway.config.complaints import ConfigError
+from gateway.config.document import decode_utf8
+from gateway.config.loading import load_text
+from gateway.config.shape import Config
 
 GOOD = sorted((Path(__file__).parents[2] / "golden" / "config" / "good").glob("*.yaml"))
 ENV = {"PORT": "8000", "NUMBER": "4096", "WORD": "tea", "EMPTY": "", "SECRET": "s"}
@@ -85,7 +88,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 def refusal(data: bytes, name: str) -> ConfigError | None:
     """The complaints about a file, if it is not a good one. Whatever else is raised fails."""
     try:
-        assert isinstance(load(decode(data, name), name, env=ENV), Config)
+        assert isinstance(load_text(decode_utf8(data, name), name, env=ENV), Config)
     except ConfigError as error:
         return error
     return None
@@ -114,4 +117,4 @@ def test_no_mutation_brings_a_traceback(seed: int) -> None:
 @pytest.mark.parametrize("text", [*PIECES, "", "\n", "a", "5", "[]", "{}", '""', "null", "- - - a"])
 def test_no_piece_alone_brings_a_traceback(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^g:\d+:\d+: "):
-        load(text, "g", env={})
+        load_text(text, "g", env={})

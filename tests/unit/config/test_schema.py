@@ -8,9 +8,10 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.config import Config, pools, schema, shape
-from gateway.config.json_schema import hook
-from gateway.config.section import Section
+from gateway.config import pools, shape
+from gateway.config.json_schema import build_schema, schema_hook
+from gateway.config.section import ConfigSection
+from gateway.config.shape import Config
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "config"
 OLD_READING = {"yaml_1_2"}  # YAML 1.1, by which the witness here reads, takes its keys for truths
@@ -76,7 +77,7 @@ def document(path: Path) -> Any:
     ids=lambda path: path.stem,
 )
 def test_the_schema_takes_what_the_loader_takes(path: Path) -> None:
-    assert fits(document(path), schema(), schema())
+    assert fits(document(path), build_schema(), build_schema())
 
 
 @pytest.mark.parametrize(
@@ -87,15 +88,15 @@ def test_the_schema_takes_what_the_loader_takes(path: Path) -> None:
     ],
 )
 def test_the_schema_refuses_what_has_a_wrong_shape(name: str) -> None:
-    assert not fits(document(GOLDEN / "wrong" / f"{name}.yaml"), schema(), schema())
+    assert not fits(document(GOLDEN / "wrong" / f"{name}.yaml"), build_schema(), build_schema())
 
 
 def test_every_field_of_every_struct_is_a_property() -> None:
-    found = schema()["$defs"]
+    found = build_schema()["$defs"]
     structs = [
         one
         for one in {**vars(shape), **vars(pools)}.values()
-        if isinstance(one, type) and issubclass(one, Section) and one.__name__ in found
+        if isinstance(one, type) and issubclass(one, ConfigSection) and one.__name__ in found
     ]
     assert Config in structs
     assert len(structs) >= 24
@@ -111,7 +112,7 @@ def test_every_field_of_every_struct_is_a_property() -> None:
 
 
 def test_nothing_of_our_own_is_left_in_the_schema() -> None:
-    text = msgspec.json.encode(schema()).decode()
+    text = msgspec.json.encode(build_schema()).decode()
     assert "x-unit" not in text
     assert '"default":"16KiB"' in text
     assert '"default":"1m"' in text
@@ -119,4 +120,4 @@ def test_nothing_of_our_own_is_left_in_the_schema() -> None:
 
 def test_a_type_without_a_schema_is_a_fault_of_the_program() -> None:
     with pytest.raises(NotImplementedError):
-        hook(complex)
+        schema_hook(complex)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config import ConfigError, load
+from gateway.config.complaints import ConfigError
+from gateway.config.loading import load_text
 
 START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
 FORMS = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PATH"
@@ -14,7 +15,7 @@ SIGNS = "signs in a password are written as %40"
 
 def complaints(state: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load(f"{START}state: {state}\n", "g", env={})
+        load_text(f"{START}state: {state}\n", "g", env={})
     return [one.message for one in caught.value.issues]
 
 
@@ -30,7 +31,7 @@ def complaints(state: str) -> list[str]:
     ],
 )
 def test_urls_that_may_be_asked(url: str) -> None:
-    state = load(f"{START}state: {{redis: '{url}'}}\n", "g", env={}).state
+    state = load_text(f"{START}state: {{redis: '{url}'}}\n", "g", env={}).state
     assert state is not None
     assert state.redis.reveal() == url
 

@@ -6,47 +6,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import Answer, Fold, folded
+from gateway.core.aggregate import ResponseAccumulator, UnaryResponse, aggregate
 from gateway.core.errors import StreamBroken
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
     PromptEcho,
-    Refusal,
-    Served,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     Timing,
     TokenLogprob,
-    ToolCall,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
-    Vector,
 )
+from gateway.core.request import ToolCall
 
 
-def fold(*events: Event) -> Answer:
-    return folded(events)
+def fold(*events: Event) -> UnaryResponse:
+    return aggregate(events)
 
 
 def test_text_and_all_that_belongs_to_it() -> None:
     logprob = TokenLogprob("a", -0.5)
     answer = fold(
-        Start(3),
-        Served("m", "fp"),
+        StreamStart(3),
+        ResponseMetadata("m", "fp"),
         PromptEcho(0, "say ", (TokenLogprob("say ", None),)),
-        Thought("hm", signature="s"),
-        Thought("m"),
-        Text("a", token_ids=(7,), logprobs=(logprob,)),
-        Text("b", tokens=2, token_ids=(8, 9)),
-        Refusal("no"),
-        End("stop", matched_stop="x"),
+        ReasoningDelta("hm", signature="s"),
+        ReasoningDelta("m"),
+        TextDelta("a", token_ids=(7,), logprobs=(logprob,)),
+        TextDelta("b", tokens=2, token_ids=(8, 9)),
+        RefusalDelta("no"),
+        ChoiceEnd("stop", matched_stop="x"),
         Timing(queue=0.1),
         Usage(3, 2),
-        Done(),
+        StreamEnd(),
     )
 
     [choice] = answer.choices
@@ -62,7 +62,13 @@ def test_text_and_all_that_belongs_to_it() -> None:
 
 
 def test_choices_come_in_the_order_of_their_index() -> None:
-    answer = fold(Text("b", 1), Text("a", 0), End("eos", 1), End("length", 0), Done())
+    answer = fold(
+        TextDelta("b", 1),
+        TextDelta("a", 0),
+        ChoiceEnd("eos", 1),
+        ChoiceEnd("length", 0),
+        StreamEnd(),
+    )
 
     assert [(c.index, c.text, c.finish_reason) for c in answer.choices] == [
         (0, "a", "length"),
@@ -72,31 +78,34 @@ def test_choices_come_in_the_order_of_their_index() -> None:
 
 def test_tool_calls_are_put_together() -> None:
     answer = fold(
-        CallStart(0, 0, "c1", "f"),
-        CallArguments(0, 0, '{"x"'),
-        CallStart(0, 1, "c2", "g"),
-        CallArguments(0, 0, ":1}"),
-        End("tool_calls"),
-        Done(),
+        ToolCallStart(0, 0, "c1", "f"),
+        ToolCallDelta(0, 0, '{"x"'),
+        ToolCallStart(0, 1, "c2", "g"),
+        ToolCallDelta(0, 0, ":1}"),
+        ChoiceEnd("tool_calls"),
+        StreamEnd(),
     )
 
     assert answer.choices[0].tool_calls == [ToolCall("c1", "f", '{"x":1}'), ToolCall("c2", "g", "")]
 
 
 def test_vectors_come_in_the_order_of_their_index() -> None:
-    assert fold(Vector(1, (2.0,)), Vector(0, (1.0,)), Done()).embeddings == [(1.0,), (2.0,)]
+    assert fold(Embedding(1, (2.0,)), Embedding(0, (1.0,)), StreamEnd()).embeddings == [
+        (1.0,),
+        (2.0,),
+    ]
 
 
 @pytest.mark.parametrize(
     "events",
     [
         (),
-        (Text("a"), End("eos")),
-        (Text("a"), Done()),
-        (Text("a"), Text("b", 1), End("eos"), Done()),
-        (Text("a"), End("eos"), Text("b"), Done()),
-        (Text("a"), End("eos"), End("eos"), Done()),
-        (CallArguments(0, 0, "{}"), End("tool_calls"), Done()),
+        (TextDelta("a"), ChoiceEnd("eos")),
+        (TextDelta("a"), StreamEnd()),
+        (TextDelta("a"), TextDelta("b", 1), ChoiceEnd("eos"), StreamEnd()),
+        (TextDelta("a"), ChoiceEnd("eos"), TextDelta("b"), StreamEnd()),
+        (TextDelta("a"), ChoiceEnd("eos"), ChoiceEnd("eos"), StreamEnd()),
+        (ToolCallDelta(0, 0, "{}"), ChoiceEnd("tool_calls"), StreamEnd()),
     ],
 )
 def test_what_stopped_before_its_end_is_no_answer(events: tuple[Event, ...]) -> None:
@@ -108,13 +117,15 @@ LOGPROBS = st.sampled_from([(), (TokenLogprob("a", -0.5),)])
 INDEXES = st.sampled_from([0, 0, 0, 1])
 FEW: st.SearchStrategy[Event] = st.one_of(
     st.builds(
-        Text, st.sampled_from(["", "a"]), INDEXES, token_ids=st.just((7,)), logprobs=LOGPROBS
+        TextDelta, st.sampled_from(["", "a"]), INDEXES, token_ids=st.just((7,)), logprobs=LOGPROBS
     ),
-    st.builds(End, st.sampled_from(["eos", "stop"]), INDEXES, st.sampled_from([None, "x", 7])),
+    st.builds(
+        ChoiceEnd, st.sampled_from(["eos", "stop"]), INDEXES, st.sampled_from([None, "x", 7])
+    ),
     st.builds(PromptEcho, INDEXES, st.just("say "), LOGPROBS),
-    st.sampled_from([Served("m"), Usage(3, 2), Done(), Start(3)]),
+    st.sampled_from([ResponseMetadata("m"), Usage(3, 2), StreamEnd(), StreamStart(3)]),
 )
-ORDER = (Served, PromptEcho, Text, End, Usage, Done)
+ORDER = (ResponseMetadata, PromptEcho, TextDelta, ChoiceEnd, Usage, StreamEnd)
 
 
 def as_told(events: list[Event]) -> list[Event]:
@@ -124,15 +135,15 @@ def as_told(events: list[Event]) -> list[Event]:
 
 @given(st.lists(FEW, max_size=7) | st.lists(FEW, max_size=7, unique_by=type).map(as_told))
 def test_one_choice_in_one_text_is_what_its_fold_is(events: list[Event]) -> None:
-    def plainly() -> Answer:
-        whole = Fold()
+    def plainly() -> UnaryResponse:
+        whole = ResponseAccumulator()
         whole.add(events)
         return whole.result()
 
-    assert result(plainly) == result(lambda: folded(events))
+    assert result(plainly) == result(lambda: aggregate(events))
 
 
-def result(make: Callable[[], Answer]) -> Answer | str:
+def result(make: Callable[[], UnaryResponse]) -> UnaryResponse | str:
     try:
         return make()
     except StreamBroken as error:
@@ -141,15 +152,17 @@ def result(make: Callable[[], Answer]) -> Answer | str:
 
 @pytest.mark.parametrize("echo", [(), (PromptEcho(0, "say ", (TokenLogprob("say ", None),)),)])
 def test_one_choice_in_one_text_is_whole(echo: tuple[Event, ...]) -> None:
-    [choice] = fold(*echo, Text("a"), End("eos"), Done()).choices
+    [choice] = fold(*echo, TextDelta("a"), ChoiceEnd("eos"), StreamEnd()).choices
 
     assert choice.text == ("say a" if echo else "a")
     assert choice.echo_length == (4 if echo else 0)
     assert len(choice.logprobs) == len(echo)
 
 
-@pytest.mark.parametrize("events", [(Text("a"), End("eos", 1)), (PromptEcho(1, "a"), Text("a"))])
+@pytest.mark.parametrize(
+    "events", [(TextDelta("a"), ChoiceEnd("eos", 1)), (PromptEcho(1, "a"), TextDelta("a"))]
+)
 def test_a_lone_text_of_another_choice_is_no_answer(events: tuple[Event, ...]) -> None:
-    rest = () if type(events[-1]) is End else (End("eos"),)
+    rest = () if type(events[-1]) is ChoiceEnd else (ChoiceEnd("eos"),)
     with pytest.raises(StreamBroken):
-        fold(*events, *rest, Done())
+        fold(*events, *rest, StreamEnd())

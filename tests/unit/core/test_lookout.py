@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.lookout import Lookout
+from gateway.core.lookout import DeadlineTimer
 from tests.fakes import FakeClock
 
 
@@ -53,9 +53,9 @@ class One:
         self.looks.append(now - 100)
 
 
-def lookout() -> tuple[Loop, Lookout]:
+def lookout() -> tuple[Loop, DeadlineTimer]:
     loop = Loop()
-    return loop, Lookout(loop.clock, lambda: loop)
+    return loop, DeadlineTimer(loop.clock, lambda: loop)
 
 
 def test_each_is_looked_at_when_it_said_last() -> None:
@@ -86,7 +86,7 @@ def test_one_that_says_a_later_time_meanwhile_is_looked_at_then() -> None:
 class Again(One):
     """Says each time when it is next."""
 
-    def __init__(self, made: Lookout, every: float) -> None:
+    def __init__(self, made: DeadlineTimer, every: float) -> None:
         super().__init__()
         self._made = made
         self._every = every

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.outbox import Outbox
+from gateway.core.outbox import WriteBatcher
 
 
 class Turns:
@@ -44,7 +44,7 @@ class Post:
     def __init__(self) -> None:
         self.turns = Turns()
         self.sent: list[tuple[Way, bytes]] = []
-        self.outbox = Outbox(lambda: self.turns)
+        self.outbox = WriteBatcher(lambda: self.turns)
 
     def way(self) -> Way:
         return Way(self.sent)

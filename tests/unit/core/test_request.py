@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
-from gateway.core.request import SECTIONS, EmbedRequest, GenerateRequest, Request
+from gateway.core.request import SECTIONS, EmbeddingRequest, GenerationRequest, Request
 
 ANYTHING: tuple[Any, ...] = (
     (),  # of those that are no tuples and never None, none is ever one
@@ -44,8 +44,8 @@ def of(kind: type[Struct]) -> Mapping[str, st.SearchStrategy[Any]]:
     return {field.name: values(field) for field in fields(kind)}
 
 
-requests = st.builds(GenerateRequest, **of(GenerateRequest)) | st.builds(
-    EmbedRequest, **of(EmbedRequest)
+requests = st.builds(GenerationRequest, **of(GenerationRequest)) | st.builds(
+    EmbeddingRequest, **of(EmbeddingRequest)
 )
 
 
@@ -71,8 +71,8 @@ def test_what_is_said_is_what_plainly_differs_from_silence(request: Request) -> 
     assert [*request.said.items()] == plainly(request)
 
 
-@given(st.builds(GenerateRequest, **of(GenerateRequest)), st.booleans())
-def test_a_request_without_fields_says_all_else(request: GenerateRequest, echo: bool) -> None:
+@given(st.builds(GenerationRequest, **of(GenerationRequest)), st.booleans())
+def test_a_request_without_fields_says_all_else(request: GenerationRequest, echo: bool) -> None:
     before = plainly(request)
 
     got = request.without_fields(echo=echo, suffix=True)
@@ -83,8 +83,8 @@ def test_a_request_without_fields_says_all_else(request: GenerateRequest, echo: 
 
 
 named = {"model": st.text(max_size=3)}
-decoded = st.builds(GenerateRequest, **{**of(GenerateRequest), **named}) | st.builds(
-    EmbedRequest, **{**of(EmbedRequest), **named, "stream": st.just(False)}
+decoded = st.builds(GenerationRequest, **{**of(GenerationRequest), **named}) | st.builds(
+    EmbeddingRequest, **{**of(EmbeddingRequest), **named, "stream": st.just(False)}
 )
 
 

@@ -5,40 +5,45 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.config.dialects import Dialects
-from gateway.core.errors import Malformed
-from gateway.core.ports import Cancelling, Learning, Relaying, WorkerDialect
-from gateway.core.restricted import PARAMETERS, RestrictedAdapter, remove_parameters
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
-    Logprobs,
+from gateway.config.dialects import ProtocolRegistry
+from gateway.core.errors import MalformedRequest
+from gateway.core.ports import (
+    ModelMetadataReader,
+    SupportsCancel,
+    SupportsPassthrough,
+    UpstreamAdapter,
+)
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    LogprobsOptions,
     Message,
-    Sampling,
-    Stopping,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
 )
+from gateway.core.restricted import PARAMETERS, RestrictedAdapter, remove_parameters
 from protocols import DIALECTS
 
 Asked = dict[str, Any]
 
 SAID = (Message("user", (TextPart("hi"),)),)
-EVERYTHING = GenerateRequest(
+EVERYTHING = GenerationRequest(
     model="m",
     kind="chat",
     messages=SAID,
     n=2,
-    sampling=Sampling(temperature=0.5, top_k=5),
-    stopping=Stopping(max_tokens=3, stop=("x",)),
-    logprobs=Logprobs(top=3),
+    sampling=SamplingParams(temperature=0.5, top_k=5),
+    stopping=StopConditions(max_tokens=3, stop=("x",)),
+    logprobs=LogprobsOptions(top=3),
     tools=(Tool("t"),),
     tool_choice="required",
 )
 
 
-def adapter(name: str, profile: str | None = None) -> WorkerDialect:
-    return cast("WorkerDialect", Dialects(DIALECTS).create_adapter(name, profile, {}))
+def adapter(name: str, profile: str | None = None) -> UpstreamAdapter:
+    return cast("UpstreamAdapter", ProtocolRegistry(DIALECTS).create_adapter(name, profile, {}))
 
 
 def restricted(*parameters: str, profile: str | None = "vllm") -> RestrictedAdapter:
@@ -75,7 +80,7 @@ def test_a_parameter_is_not_sent_and_lost(path: str, stays: Asked, goes: str) ->
 
 
 def test_nothing_is_lost_that_was_not_asked() -> None:
-    plain = GenerateRequest(model="m", kind="chat", messages=SAID, n=1)
+    plain = GenerationRequest(model="m", kind="chat", messages=SAID, n=1)
     limited = restricted(*PARAMETERS)
 
     assert limited.unsupported_parameters(plain, {}) == ()
@@ -88,8 +93,8 @@ def test_all_parameters_can_be_left_out_at_once() -> None:
 
 
 def test_several_become_one() -> None:
-    prompts = GenerateRequest(model="m", kind="completion", prompts=("a", "b"))
-    inputs = EmbedRequest(model="m", inputs=("a", "b"), encoding="base64", dimensions=4)
+    prompts = GenerationRequest(model="m", kind="completion", prompts=("a", "b"))
+    inputs = EmbeddingRequest(model="m", inputs=("a", "b"), encoding="base64", dimensions=4)
     limited = restricted("prompts", "inputs", "encoding", "dimensions", profile=None)
 
     assert msgspec.json.decode(limited.encode_request(prompts).body)["prompt"] == "a"
@@ -122,7 +127,7 @@ def test_optional_capabilities_of_an_adapter_stay(name: str) -> None:
     plain = adapter(name)
     limited = RestrictedAdapter(plain, ("n",))
 
-    for port in (Learning, Cancelling, Relaying):
+    for port in (ModelMetadataReader, SupportsCancel, SupportsPassthrough):
         assert isinstance(limited, port) is isinstance(plain, port), port
     assert (limited.name, limited.health_request) == (plain.name, plain.health_request)
 
@@ -130,26 +135,26 @@ def test_optional_capabilities_of_an_adapter_stay(name: str) -> None:
 class Client:
     """A client's dialect of which only the reading matters here."""
 
-    def __init__(self, decoded: GenerateRequest | None) -> None:
+    def __init__(self, decoded: GenerationRequest | None) -> None:
         self._decoded = decoded
 
-    def decode(self, call: Any) -> GenerateRequest:
+    def decode(self, call: Any) -> GenerationRequest:
         del call
         if self._decoded is None:
-            raise Malformed("no JSON")
+            raise MalformedRequest("no JSON")
         return self._decoded
 
 
 @pytest.mark.parametrize(
     ("decoded", "passed_on"),
     [
-        (GenerateRequest(model="m", kind="chat", messages=SAID), True),
+        (GenerationRequest(model="m", kind="chat", messages=SAID), True),
         (EVERYTHING, False),
         (None, False),
     ],
 )
 def test_bytes_are_passed_on_that_say_nothing_of_it(
-    decoded: GenerateRequest | None, passed_on: bool
+    decoded: GenerationRequest | None, passed_on: bool
 ) -> None:
     relay = object()
     plain: Any = adapter("openai")

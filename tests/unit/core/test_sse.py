@@ -10,7 +10,7 @@ from gateway.core.errors import StreamBroken, WorkerFailed
 
 def split(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]:
     """The data of the events in ``data``, fed in pieces of ``size``."""
-    splitter = sse.Splitter(limit=limit)
+    splitter = sse.SseParser(limit=limit)
     found: list[bytes] = []
     for i in range(0, len(data), size):
         found += splitter.feed(data[i : i + size])
@@ -44,7 +44,7 @@ def test_events_are_found(wire: bytes, events: list[bytes], size: int) -> None:
     size=st.integers(1, 40),
 )
 def test_what_is_written_is_read(payloads: list[bytes], size: int) -> None:
-    wire = b"".join(map(sse.event, payloads))
+    wire = b"".join(map(sse.format_event, payloads))
 
     assert split(wire, size) == payloads
 
@@ -64,7 +64,7 @@ def test_an_event_without_end_is_not_collected_for_ever() -> None:
 
 @pytest.mark.parametrize("wire", [b'data: a\n\n{"error":"x"}', b'data: a\n\n{"error":"x"}\n'])
 def test_a_line_that_is_no_event_is_kept_for_the_dialect_to_read(wire: bytes) -> None:
-    splitter = sse.Splitter()
+    splitter = sse.SseParser()
 
     assert list(splitter.feed(wire)) == [b"a"]
     splitter.close()
@@ -83,21 +83,21 @@ def test_a_line_that_is_no_event_is_kept_for_the_dialect_to_read(wire: bytes) ->
 def test_one_piece_is_told_from_a_stream_by_its_first_byte(
     pieces: list[bytes], whole: bytes | None, stream: bytes
 ) -> None:
-    body = sse.Body((b"{", b"["))
+    body = sse.ResponseBodyReader((b"{", b"["))
     assert b"".join(map(body.feed, pieces)) == stream
     assert body.unary_body == whole
 
 
 def test_a_stream_may_be_known_before_its_first_byte() -> None:
-    body = sse.Body(is_detected=True)
+    body = sse.ResponseBodyReader(is_detected=True)
 
     assert body.feed(b'{"a":1}') == b'{"a":1}'
     assert body.unary_body is None
 
 
 def test_a_piece_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "LARGEST", 10)
-    body = sse.Body()
+    monkeypatch.setattr(sse, "MAX_UNARY_BYTES", 10)
+    body = sse.ResponseBodyReader()
     body.feed(b'{"a"')
     with pytest.raises(WorkerFailed):
         body.feed(b"x" * 10)

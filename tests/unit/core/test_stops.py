@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.stops import StopFilter
+from gateway.core.stops import StopStringFilter
 
 LETTERS = st.text("ab ", max_size=12)
 
 
 def play(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple[str, str | None]:
     """The text sent and the stop string met, for pieces fed one after the other."""
-    stop_filter = StopFilter(stops, include=include)
+    stop_filter = StopStringFilter(stops, include=include)
     sent = ""
     for piece in pieces:
         text, matched = stop_filter.feed(piece)
@@ -21,11 +21,11 @@ def play(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple
 
 
 def test_without_stops_text_passes_at_once() -> None:
-    assert StopFilter([]).feed("hello") == ("hello", None)
+    assert StopStringFilter([]).feed("hello") == ("hello", None)
 
 
 def test_a_stop_over_two_pieces_is_never_sent_in_part() -> None:
-    stop_filter = StopFilter(["lo wor"])
+    stop_filter = StopStringFilter(["lo wor"])
 
     assert stop_filter.feed("Hello") == ("Hel", None)
     assert stop_filter.feed(" world") == ("", "lo wor")

@@ -5,16 +5,16 @@ from msgspec.structs import replace
 
 from gateway.core import errors
 from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
     ImagePart,
-    Logprobs,
+    LogprobsOptions,
     Message,
-    Sampling,
-    Templating,
+    PromptOptions,
+    ResponseOptions,
+    SamplingParams,
     TextPart,
-    Want,
 )
 
 
@@ -30,20 +30,20 @@ def test_the_text_of_a_message_is_its_text_parts() -> None:
 def test_choices_are_n_for_each_prompt(
     prompts: tuple[str, ...], n: int | None, choices: int
 ) -> None:
-    request = GenerateRequest(model="m", kind="completion", prompts=prompts, n=n)
+    request = GenerationRequest(model="m", kind="completion", prompts=prompts, n=n)
 
     assert request.choice_count == choices
 
 
 def test_what_was_said_is_found_by_its_path() -> None:
-    request = GenerateRequest(
+    request = GenerationRequest(
         model="m",
         kind="chat",
         echo=False,
-        sampling=Sampling(top_k=5, do_sample=False),
-        templating=Templating(mode="raw"),
-        logprobs=Logprobs(),
-        want=Want("each"),
+        sampling=SamplingParams(top_k=5, do_sample=False),
+        templating=PromptOptions(mode="raw"),
+        logprobs=LogprobsOptions(),
+        want=ResponseOptions("each"),
     )
 
     said = {path: value for path, value in request.said.items() if value}
@@ -61,16 +61,16 @@ def test_what_was_said_is_found_by_its_path() -> None:
 
 
 def test_what_was_never_said_has_no_path() -> None:
-    said = EmbedRequest(model="m", inputs=("a",), dimensions=3).said
+    said = EmbeddingRequest(model="m", inputs=("a",), dimensions=3).said
 
     assert said["inputs"] == ("a",)
     assert said["dimensions"] == 3
     assert "normalize" not in said
-    assert not [path for path in GenerateRequest(model="m", kind="chat").said if "." in path]
+    assert not [path for path in GenerationRequest(model="m", kind="chat").said if "." in path]
 
 
 def test_what_is_said_in_place_of_something_else_is_found() -> None:
-    request = GenerateRequest(model="m", kind="chat", n=2)
+    request = GenerationRequest(model="m", kind="chat", n=2)
 
     assert request.said["n"] == 2
     assert replace(request, n=3).said["n"] == 3
@@ -86,7 +86,7 @@ def test_a_model_is_ready_when_one_version_is() -> None:
 
 def test_every_error_says_who_is_to_blame() -> None:
     blame = {
-        errors.TooLarge("x", limit=1): "client",
+        errors.RequestTooLarge("x", limit=1): "client",
         errors.Overloaded("x"): "gateway",
         errors.WorkerUnreachable("x"): "worker",
         errors.InternalError("x"): "gateway",

@@ -14,11 +14,11 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from gateway.commands.ab import ab
-from gateway.core.types import Usage
-from gateway.metrics import Metrics
-from gateway.telemetry import Record, silent
+from gateway.core.events import Usage
+from gateway.metrics.exchanges import MetricsCollector
+from gateway.telemetry import RequestRecord, ignore_record
 
-RECORD = Record(
+RECORD = RequestRecord(
     "r",
     path="/v1/chat/completions",
     model="chat",
@@ -42,12 +42,12 @@ models:
 """
 
 
-def lines(records: list[Record]) -> bytes:
+def lines(records: list[RequestRecord]) -> bytes:
     return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
 
 
-def page(records: list[Record]) -> bytes:
-    metrics = Metrics(silent, dict)
+def page(records: list[RequestRecord]) -> bytes:
+    metrics = MetricsCollector(ignore_record, dict)
     for record in records:
         metrics.record_request(record)
     return metrics.render_page()

@@ -7,44 +7,44 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.abilities import lacking
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Loss
-from gateway.core.types import (
+from gateway.abilities import find_missing_requirements
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.request import (
     AudioPart,
-    EmbedRequest,
+    ContentPart,
+    EmbeddingRequest,
     FilePart,
-    GenerateRequest,
+    GenerationRequest,
     ImagePart,
-    JsonSchema,
-    Logprobs,
+    JsonSchemaFormat,
+    LogprobsOptions,
     Message,
-    Part,
-    Stopping,
+    StopConditions,
     TextPart,
     Tool,
     ToolCall,
     VideoPart,
 )
-from gateway.emulation import planned
-from gateway.making import load, make_dialect
+from gateway.emulation.planning import plan_emulation
+from gateway.making import build_adapter, load_symbol
 from protocols import DIALECTS
 
-TALK = GenerateRequest(
+TALK = GenerationRequest(
     model="m", kind="chat", messages=(Message("user", (TextPart("hi"),)),), source="elsewhere"
 )
-TEXT = GenerateRequest(model="m", kind="completion", prompts=("hi",), source="elsewhere")
+TEXT = GenerationRequest(model="m", kind="completion", prompts=("hi",), source="elsewhere")
 
 
-def of(path: str, reason: Any = "dropped", detail: str = "") -> Loss:
-    return Loss(path, reason, detail, path)
+def of(path: str, reason: Any = "dropped", detail: str = "") -> UnsupportedParameter:
+    return UnsupportedParameter(path, reason, detail, path)
 
 
 @pytest.mark.parametrize(
     ("losses", "missing"),
     [
         ((), ()),
-        ((of("sampling.top_k"), of("priority"), Loss("own", "dropped")), ()),
+        ((of("sampling.top_k"), of("priority"), UnsupportedParameter("own", "dropped")), ()),
         ((of("tools"), of("tool_choice")), ("tools", "tool choice")),
         ((of("tools", "approximated"),), ("tools",)),
         ((of("tools", "renamed"), of("tools", "emulated")), ()),
@@ -56,14 +56,18 @@ def of(path: str, reason: Any = "dropped", detail: str = "") -> Loss:
         ((of("messages", detail="files, images, tool calls"),), ("files", "images", "tools")),
     ],
 )
-def test_only_what_is_needed_is_lacking(losses: tuple[Loss, ...], missing: tuple[str]) -> None:
-    assert lacking(TALK, losses, None) == missing
+def test_only_what_is_needed_is_lacking(
+    losses: tuple[UnsupportedParameter, ...], missing: tuple[str]
+) -> None:
+    assert find_missing_requirements(TALK, losses, None) == missing
 
 
 def test_tools_that_are_not_to_be_called_are_not_needed() -> None:
     idle = replace(TALK, tools=(Tool("look"),), tool_choice="none")
-    assert lacking(idle, (of("tools"),), None) == ()
-    assert lacking(idle, (of("tools"), of("output")), None) == ("structured output",)
+    assert find_missing_requirements(idle, (of("tools"),), None) == ()
+    assert find_missing_requirements(idle, (of("tools"), of("output")), None) == (
+        "structured output",
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,19 +78,23 @@ def test_tools_that_are_not_to_be_called_are_not_needed() -> None:
         (replace(TEXT, prompts=((1,), (1, 2, 3))), 2, ("context",)),
         (replace(TEXT, prompts=((1, 2, 3),)), None, ()),
         (replace(TEXT, prompts=("a long text of many words",)), 1, ()),
-        (replace(TEXT, prompts=((1, 2, 3),), stopping=Stopping(overflow="truncate")), 2, ()),
-        (replace(TEXT, prompts=((1, 2, 3),), stopping=Stopping(truncate_prompt=2)), 2, ()),
-        (replace(TEXT, prompts=((1, 2, 3),), stopping=Stopping(overflow="error")), 2, ("context",)),
+        (replace(TEXT, prompts=((1, 2, 3),), stopping=StopConditions(overflow="truncate")), 2, ()),
+        (replace(TEXT, prompts=((1, 2, 3),), stopping=StopConditions(truncate_prompt=2)), 2, ()),
+        (
+            replace(TEXT, prompts=((1, 2, 3),), stopping=StopConditions(overflow="error")),
+            2,
+            ("context",),
+        ),
         (TALK, 0, ()),
-        (EmbedRequest(model="m", inputs=("a", (1, 2, 3))), 2, ("context",)),
-        (EmbedRequest(model="m", inputs=((1, 2, 3),), truncate=2), 2, ()),
-        (EmbedRequest(model="m", inputs=((1, 2, 3),), overflow="truncate"), 2, ()),
+        (EmbeddingRequest(model="m", inputs=("a", (1, 2, 3))), 2, ("context",)),
+        (EmbeddingRequest(model="m", inputs=((1, 2, 3),), truncate=2), 2, ()),
+        (EmbeddingRequest(model="m", inputs=((1, 2, 3),), overflow="truncate"), 2, ()),
     ],
 )
 def test_only_counted_tokens_are_too_many(
     request_: Any, context: int | None, missing: tuple[str, ...]
 ) -> None:
-    assert lacking(request_, (), context) == missing
+    assert find_missing_requirements(request_, (), context) == missing
 
 
 # --- a law over all worker dialects ---------------------------------------------------------------
@@ -94,20 +102,20 @@ def test_only_counted_tokens_are_too_many(
 
 def every_worker() -> Iterator[Any]:
     for name, reference in DIALECTS.items():
-        for profile in load(reference).profiles:
-            dialect = make_dialect(name, profile, {})
+        for profile in load_symbol(reference).profiles:
+            dialect = build_adapter(name, profile, {})
             if hasattr(dialect, "encode"):
                 yield pytest.param(dialect, id=f"{name}-{profile}")
 
 
 every_worker_dialect = pytest.mark.parametrize("dialect", list(every_worker()))
 MARK = "needle"
-NEEDED: dict[str, GenerateRequest] = {
+NEEDED: dict[str, GenerationRequest] = {
     "tools": replace(TALK, tools=(Tool(MARK),)),
-    "structured output": replace(TALK, output=JsonSchema(Raw(b'{"const":"needle"}'))),
-    "logprobs": replace(TALK, logprobs=Logprobs(2)),
+    "structured output": replace(TALK, output=JsonSchemaFormat(Raw(b'{"const":"needle"}'))),
+    "logprobs": replace(TALK, logprobs=LogprobsOptions(2)),
 }
-MEDIA: dict[str, Part] = {
+MEDIA: dict[str, ContentPart] = {
     "images": ImagePart(f"https://{MARK}.test/a.png"),
     "audio": AudioPart(MARK, "wav"),
     "videos": VideoPart(f"https://{MARK}.test/a.mp4"),
@@ -127,10 +135,10 @@ CALLED = replace(
 )
 
 
-def missing(dialect: Any, request: GenerateRequest) -> tuple[str, ...]:
-    return lacking(
+def missing(dialect: Any, request: GenerationRequest) -> tuple[str, ...]:
+    return find_missing_requirements(
         request,
-        planned(request, dialect.unsupported_parameters(request, {})).unsupported_parameters,
+        plan_emulation(request, dialect.unsupported_parameters(request, {})).unsupported_parameters,
         None,
     )
 
@@ -141,7 +149,7 @@ def test_what_is_not_sent_is_lacking(dialect: Any, ability: str) -> None:
     request = NEEDED[ability]
     try:
         body = dialect.encode(request).body
-    except Unsupported:
+    except UnsupportedFeature:
         return
     said = b"logprobs" if ability == "logprobs" else MARK.encode()
     assert (said in body) or (ability in missing(dialect, request))

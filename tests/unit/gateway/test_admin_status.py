@@ -3,17 +3,17 @@
 import pytest
 from msgspec.structs import replace
 
-from gateway.admin.overview import shown
-from gateway.admin.status import Figures as Told
-from gateway.admin.status import Status, merged
-from gateway.admin.window import Window
-from gateway.config import load
+from gateway.admin.overview import describe_config
+from gateway.admin.status import GatewayStatus, merge_statuses
+from gateway.admin.status import VersionStats as Told
+from gateway.admin.window import RecentStats
+from gateway.config.loading import load_text
+from gateway.core.events import Usage
 from gateway.core.histogram import Histogram
-from gateway.core.types import Usage
-from gateway.figures import FIRST_TOKEN, Arm, Figures
-from gateway.telemetry import Outcome, Record
+from gateway.figures import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
+from gateway.telemetry import RequestOutcome, RequestRecord
 
-EDGES = len(FIRST_TOKEN)
+EDGES = len(FIRST_TOKEN_BUCKETS)
 ARM = ("m", "1", "split")
 
 
@@ -27,10 +27,12 @@ class Ticking:
         return self.now
 
 
-def record(first: float | None = 0.03, tokens: int = 10, outcome: Outcome = "ok") -> Record:
+def record(
+    first: float | None = 0.03, tokens: int = 10, outcome: RequestOutcome = "ok"
+) -> RequestRecord:
     error = "" if outcome == "ok" else "WorkerFailed"
     usage = Usage(5, tokens, cached_tokens=3)
-    return Record("x", first_token=first, usage=usage, outcome=outcome, error=error)
+    return RequestRecord("x", first_token=first, usage=usage, outcome=outcome, error=error)
 
 
 def counts(*at: int) -> list[int]:
@@ -39,8 +41,8 @@ def counts(*at: int) -> list[int]:
 
 def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> None:
     clock = Ticking()
-    arms: dict[Arm, Figures[Histogram]] = {ARM: Figures(Histogram)}
-    window = Window(lambda: arms, clock)
+    arms: dict[StatsKey, RequestStats[Histogram]] = {ARM: RequestStats(Histogram)}
+    window = RecentStats(lambda: arms, clock)
     assert window.sample()[0] == 0
     arms[ARM].add_records(record(first=0.9))
     clock.now += 50
@@ -50,7 +52,7 @@ def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> 
 
     clock.now += 60
     arms[ARM].add_records(record())
-    pinned = arms["m", "1", ""] = Figures(Histogram)
+    pinned = arms["m", "1", ""] = RequestStats(Histogram)
     pinned.add_records(record(outcome="worker_error"))
     [seconds, [now]] = window.sample()
 
@@ -64,8 +66,8 @@ def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> 
 
 def test_looks_that_come_close_together_are_not_all_kept() -> None:
     clock = Ticking()
-    arms: dict[Arm, Figures[Histogram]] = {}
-    window = Window(lambda: arms, clock)
+    arms: dict[StatsKey, RequestStats[Histogram]] = {}
+    window = RecentStats(lambda: arms, clock)
     for _ in range(1000):
         clock.now += 0.5
         window.sample()
@@ -85,7 +87,7 @@ FIRST = Told(
     tokens_per_second=2.0,
     first_token_counts=counts(0, 0),
 )
-STATUS = Status(
+STATUS = GatewayStatus(
     version="1",
     python="3",
     config="abc",
@@ -113,7 +115,7 @@ def test_several_processes_are_as_one() -> None:
         figures=[second, third],
         backends={"a": True},
     )
-    told = merged([STATUS, other], {"pool": []})
+    told = merge_statuses([STATUS, other], {"pool": []})
 
     assert (told.uptime, told.draining, told.running, told.recent) == (7.0, False, 3, 30.0)
     assert told.processes == 2
@@ -133,8 +135,8 @@ async def test_what_could_be_guessed_by_is_masked_as_secrets_are() -> None:
     backends: {own: {kind: torch, path: "package:weights", watermark: {key: 987654321}}}
     models: {m: {backend: own}}
     """
-    config = load(text.replace("DIGEST", "ab" * 32), "<built in>", env={})
-    told = await shown(config, "abc", "<built in>")
+    config = load_text(text.replace("DIGEST", "ab" * 32), "<built in>", env={})
+    told = await describe_config(config, "abc", "<built in>")
 
     assert told["config"]["admin"] == {"address": "127.0.0.1:0", "sha256": "***"}
     assert told["config"]["backends"]["own"]["watermark"] == "***"

@@ -5,12 +5,12 @@ from base64 import b64encode
 
 import pytest
 
-from gateway.auth import Keyring, Principal, authorize
+from gateway.auth import Authenticator, Principal, authorize_model
 from gateway.core.errors import Forbidden, Unauthorized
 
 KEY = "sk-test"
 APP = Principal("app", hashlib.sha256(KEY.encode()).hexdigest(), frozenset({"chat"}))
-RING = Keyring([APP])
+RING = Authenticator([APP])
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_a_wrong_key_is_refused_without_being_repeated(key: str) -> None:
 
 
 def test_without_keys_everybody_may_ask() -> None:
-    assert Keyring([]).authenticate({}) is None
-    authorize(None, "anything")
+    assert Authenticator([]).authenticate({}) is None
+    authorize_model(None, "anything")
 
 
 def test_a_key_is_for_its_models() -> None:
-    authorize(APP, "chat")
-    authorize(Principal("all", APP.sha256), "anything")
+    authorize_model(APP, "chat")
+    authorize_model(Principal("all", APP.sha256), "anything")
     with pytest.raises(Forbidden, match="'other'"):
-        authorize(APP, "other")
+        authorize_model(APP, "other")

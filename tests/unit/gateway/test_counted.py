@@ -5,19 +5,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import surroundings
-from gateway.config import Observe, load
-from gateway.counted import exported
-from gateway.telemetry import Record, silent
-from gateway.tracing.sending import Push, Spans
+from gateway.app import build_services
+from gateway.config.loading import load_text
+from gateway.config.shape import ObservabilityConfig
+from gateway.counted import set_up_exporters
+from gateway.telemetry import RequestRecord, ignore_record
+from gateway.tracing.sending import MetricExporter, SpanExporter
 from tests.collecting import Collector, told
 
 START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
-RECORD = Record("r", operation="chat", model="m", backend="a", duration=0.5)
+RECORD = RequestRecord("r", operation="chat", model="m", backend="a", duration=0.5)
 
 
-def observe(**parts: Any) -> Observe:
-    return load(f"{START}observe: {parts}\n", "g", env={}).observe
+def observe(**parts: Any) -> ObservabilityConfig:
+    return load_text(f"{START}observe: {parts}\n", "g", env={}).observe
 
 
 class Http:
@@ -39,18 +40,20 @@ def collector() -> Any:
 
 
 def test_what_is_not_told_costs_nothing() -> None:
-    outside = surroundings()
-    same, sending = exported(observe(), outside, {})
+    outside = build_services()
+    same, sending = set_up_exporters(observe(), outside, {})
     assert same is outside
     assert not sending
 
 
 def test_traces_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
-    seen: list[Record] = []
+    seen: list[RequestRecord] = []
     said = observe(traces={"otlp": collector.url, "sample": 1, "auth": {"bearer": "k"}})
-    before = replace(surroundings(), observe_request=seen.append, dropped_counts={"log_lines": int})
-    outside, sending = exported(said, before, {"OTEL_SERVICE_NAME": "edge"})
-    assert [type(one) for one in sending] == [Spans]
+    before = replace(
+        build_services(), observe_request=seen.append, dropped_counts={"log_lines": int}
+    )
+    outside, sending = set_up_exporters(said, before, {"OTEL_SERVICE_NAME": "edge"})
+    assert [type(one) for one in sending] == [SpanExporter]
     assert [*outside.dropped_counts] == ["log_lines", "traces"]
     assert outside.tracer is not None
     record = replace(RECORD)
@@ -67,10 +70,10 @@ def test_traces_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> N
 
 def test_figures_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
     said = observe(metrics={"push": {"otlp": collector.url, "headers": {"x-scope": "s"}}})
-    before = replace(surroundings(), observe_request=silent)
+    before = replace(build_services(), observe_request=ignore_record)
     environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental"}
-    outside, sending = exported(said, before, environment)
-    assert [type(one) for one in sending] == [Push]
+    outside, sending = set_up_exporters(said, before, environment)
+    assert [type(one) for one in sending] == [MetricExporter]
     assert outside.tracer is None
     outside.observe_request(replace(RECORD, operation="embedding"))
     sending[0].start()

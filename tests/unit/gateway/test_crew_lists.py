@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from gateway.config import Pool, load
-from gateway.crew import crew
-from gateway.making import make_dialect
+from gateway.config.loading import load_text
+from gateway.config.pools import PoolConfig
+from gateway.crew import build_pool_arguments
+from gateway.making import build_adapter
 
 CONFIG = """
 listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
@@ -27,9 +28,11 @@ def test_what_a_list_does_not_say(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.yaml" for name in ("one", "two")}
     for file in files.values():
         file.write_bytes(LISTED)
-    told = load(CONFIG.format(**files), str(tmp_path / "gateway.yaml"), env={}).backends["pool"]
-    assert isinstance(told, Pool)
-    readers = crew("pool", told, make_dialect("openai", None, {}), ())["readers"]
+    told = load_text(CONFIG.format(**files), str(tmp_path / "gateway.yaml"), env={}).backends[
+        "pool"
+    ]
+    assert isinstance(told, PoolConfig)
+    readers = build_pool_arguments("pool", told, build_adapter("openai", None, {}), ())["readers"]
     found = {
         name: [(w.url, w.weight, w.max_concurrency, w.bearer) for w in readers[str(file)](LISTED)]
         for name, file in files.items()

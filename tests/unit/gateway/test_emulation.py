@@ -1,52 +1,53 @@
 """The prompt before and the suffix behind an answer, whatever answers."""
 
-from gateway.core.types import (
-    Done,
-    EmbedRequest,
-    End,
-    Event,
-    GenerateRequest,
-    Logprobs,
-    PromptEcho,
-    Text,
-)
-from gateway.emulation import around
+from gateway.core.events import ChoiceEnd, Event, PromptEcho, StreamEnd, TextDelta
+from gateway.core.request import EmbeddingRequest, GenerationRequest, LogprobsOptions
+from gateway.emulation.affixes import strip_echo_and_suffix
 
 
-def completion(**fields: object) -> GenerateRequest:
-    return GenerateRequest(model="m", kind="completion", prompts=("a", "b"), **fields)  # type: ignore[arg-type]
+def completion(**fields: object) -> GenerationRequest:
+    return GenerationRequest(model="m", kind="completion", prompts=("a", "b"), **fields)  # type: ignore[arg-type]
 
 
 def test_nothing_is_done_where_nothing_was_asked() -> None:
     plain = completion()
 
-    assert around(plain) == (plain, None)
-    assert around(EmbedRequest(model="m", inputs=("a",)))[1] is None
+    assert strip_echo_and_suffix(plain) == (plain, None)
+    assert strip_echo_and_suffix(EmbeddingRequest(model="m", inputs=("a",)))[1] is None
 
 
 def test_the_prompt_comes_first_and_the_suffix_last_in_every_choice() -> None:
-    inner, outside = around(completion(echo=True, suffix="<e>", n=2))
+    inner, outside = strip_echo_and_suffix(completion(echo=True, suffix="<e>", n=2))
     assert outside is not None
     assert (inner.echo, inner.suffix) == (None, None)  # type: ignore[union-attr]
 
-    events: list[Event] = [Text("x", 0), Text("y", 0), End("eos", 0), End("length", 3), Done()]
+    events: list[Event] = [
+        TextDelta("x", 0),
+        TextDelta("y", 0),
+        ChoiceEnd("eos", 0),
+        ChoiceEnd("length", 3),
+        StreamEnd(),
+    ]
 
     assert list(outside.apply(events)) == [
         PromptEcho(0, "a"),
-        Text("x", 0),
-        Text("y", 0),
-        Text("<e>", 0, tokens=0),
-        End("eos", 0),
+        TextDelta("x", 0),
+        TextDelta("y", 0),
+        TextDelta("<e>", 0, tokens=0),
+        ChoiceEnd("eos", 0),
         PromptEcho(3, "b"),
-        Text("<e>", 3, tokens=0),
-        End("length", 3),
-        Done(),
+        TextDelta("<e>", 3, tokens=0),
+        ChoiceEnd("length", 3),
+        StreamEnd(),
     ]
 
 
 def test_only_the_model_can_score_the_prompt() -> None:
-    inner, outside = around(completion(echo=True, logprobs=Logprobs()))
+    inner, outside = strip_echo_and_suffix(completion(echo=True, logprobs=LogprobsOptions()))
 
     assert inner.echo is True  # type: ignore[union-attr]
     assert outside is not None
-    assert list(outside.apply([Text("x"), End("eos")])) == [Text("x"), End("eos")]
+    assert list(outside.apply([TextDelta("x"), ChoiceEnd("eos")])) == [
+        TextDelta("x"),
+        ChoiceEnd("eos"),
+    ]

@@ -9,34 +9,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import Answer, Fold
-from gateway.core.context import Context, Deadline
+from gateway.core.aggregate import ResponseAccumulator, UnaryResponse
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import StreamBroken, WorkerFailed
-from gateway.core.loss import Loss
-from gateway.core.ports import Piece, Take
-from gateway.core.types import (
-    Done,
-    EmbedRequest,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
-    GenerateRequest,
-    Logprobs,
-    Message,
     PromptEcho,
-    Request,
-    Sampling,
-    Start,
-    Stopping,
-    Text,
-    TextPart,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     Usage,
-    Vector,
-    Want,
 )
-from gateway.emulation import Plan, answer, gathered
-from gateway.emulation.asking import AT_ONCE
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import EventSink, StreamItem
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    LogprobsOptions,
+    Message,
+    Request,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
+    TextPart,
+)
+from gateway.emulation.asking import MAX_CONCURRENT_PARTS, collect_emulated, stream_emulated
+from gateway.emulation.planning import EmulationPlan
 
-CONTEXT = Context("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+CONTEXT = RequestContext("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
 
 Script = Callable[[Request], Sequence[Sequence[Event]]]
 
@@ -59,7 +61,7 @@ class Scripted:
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
-    ) -> tuple[Loss, ...]:
+    ) -> tuple[UnsupportedParameter, ...]:
         return ()
 
     async def start(self) -> None: ...
@@ -67,7 +69,7 @@ class Scripted:
     async def aclose(self) -> None: ...
 
     async def stream(
-        self, request: Request, context: Context
+        self, request: Request, context: RequestContext
     ) -> AsyncGenerator[Sequence[Event], None]:
         self.asked.append((request, context.id))
         self.running += 1
@@ -78,7 +80,7 @@ class Scripted:
                 if not batch:
                     await self.go.wait()
                 for event in batch:
-                    if event == Text("fail"):
+                    if event == TextDelta("fail"):
                         raise WorkerFailed("it failed")
                 self.said += 1
                 yield batch
@@ -90,12 +92,12 @@ class Together(Scripted):
     """Gives all of it together, too."""
 
     def stream_to(
-        self, request: Request, context: Context, take: Take
+        self, request: Request, context: RequestContext, take: EventSink
     ) -> AsyncGenerator[Sequence[Event], None]:
         del take
         return self.stream(request, context)
 
-    async def collect(self, request: Request, context: Context) -> Sequence[Piece]:
+    async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
         async with aclosing(self.stream(request, context)) as batches:
             return [(None, batch) async for batch in batches]
 
@@ -104,30 +106,30 @@ def says(*batches: Sequence[Event]) -> Scripted:
     return Scripted(lambda _: batches)
 
 
-def chat(**fields: Any) -> GenerateRequest:
+def chat(**fields: Any) -> GenerationRequest:
     said = (Message("user", (TextPart("12345"),)),)
-    return GenerateRequest(model="m", kind="chat", messages=said, **fields)
+    return GenerationRequest(model="m", kind="chat", messages=said, **fields)
 
 
-def completion(*prompts: str, **fields: Any) -> GenerateRequest:
-    return GenerateRequest(model="m", kind="completion", prompts=prompts, **fields)
+def completion(*prompts: str, **fields: Any) -> GenerationRequest:
+    return GenerationRequest(model="m", kind="completion", prompts=prompts, **fields)
 
 
-def doing(*paths: str) -> Plan:
-    return Plan(emulated_fields=frozenset(paths))
+def doing(*paths: str) -> EmulationPlan:
+    return EmulationPlan(emulated_fields=frozenset(paths))
 
 
-async def events(backend: Scripted, request: Request, plan: Plan) -> list[Event]:
+async def events(backend: Scripted, request: Request, plan: EmulationPlan) -> list[Event]:
     found: list[Event] = []
-    async with aclosing(answer(backend, request, CONTEXT, plan)) as batches:
+    async with aclosing(stream_emulated(backend, request, CONTEXT, plan)) as batches:
         async for _, batch in batches:
             assert batch, "a batch with nothing in it says nothing"
             found += batch
     return found
 
 
-async def whole(backend: Scripted, request: Request, plan: Plan) -> Answer:
-    fold = Fold()
+async def whole(backend: Scripted, request: Request, plan: EmulationPlan) -> UnaryResponse:
+    fold = ResponseAccumulator()
     fold.add(await events(backend, request, plan))
     return fold.result()
 
@@ -136,12 +138,16 @@ async def whole(backend: Scripted, request: Request, plan: Plan) -> Answer:
 
 
 async def test_an_answer_that_lacks_nothing_passes_as_it_is() -> None:
-    batches: list[list[Event]] = [[Start(3)], [Text("a"), End("eos")], [Usage(3, 1), Done()]]
+    batches: list[list[Event]] = [
+        [StreamStart(3)],
+        [TextDelta("a"), ChoiceEnd("eos")],
+        [Usage(3, 1), StreamEnd()],
+    ]
     backend = says(*batches)
-    request = chat(stopping=Stopping(stop=("a",)), n=1)
+    request = chat(stopping=StopConditions(stop=("a",)), n=1)
     passed: list[Sequence[Event]] = []
 
-    async with aclosing(answer(backend, request, CONTEXT, doing())) as answers:
+    async with aclosing(stream_emulated(backend, request, CONTEXT, doing())) as answers:
         async for _, batch in answers:
             passed.append(batch)
 
@@ -151,15 +157,20 @@ async def test_an_answer_that_lacks_nothing_passes_as_it_is() -> None:
 
 @pytest.mark.parametrize("usage", ["none", "final", "each"])
 async def test_usage_is_counted_where_none_was_told(usage: Any) -> None:
-    backend = says([Start(3)], [Text("a")], [Text("b"), End("eos"), Done()])
+    backend = says(
+        [StreamStart(3)], [TextDelta("a")], [TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]
+    )
 
-    found = await events(backend, chat(want=Want(usage=usage)), doing())
+    found = await events(backend, chat(want=ResponseOptions(usage=usage)), doing())
 
-    assert found[-2:] == [Usage(3, 2, source="counted"), Done()]
+    assert found[-2:] == [Usage(3, 2, source="counted"), StreamEnd()]
 
 
 async def test_an_answer_that_is_cut_is_not_ended() -> None:
-    assert await events(says([Text("a"), End("eos")]), chat(), doing()) == [Text("a"), End("eos")]
+    assert await events(says([TextDelta("a"), ChoiceEnd("eos")]), chat(), doing()) == [
+        TextDelta("a"),
+        ChoiceEnd("eos"),
+    ]
 
 
 # --- stop strings ---------------------------------------------------------------------------------
@@ -168,50 +179,61 @@ ENDED = doing("stopping.stop")
 
 
 async def test_the_backend_is_left_as_soon_as_the_last_choice_has_ended() -> None:
-    backend = says([Start(3)], [Text("a<")], [Text("/s>b")], [Text("c")], [End("length"), Done()])
-    request = chat(stopping=Stopping(stop=("</s>",)))
+    backend = says(
+        [StreamStart(3)],
+        [TextDelta("a<")],
+        [TextDelta("/s>b")],
+        [TextDelta("c")],
+        [ChoiceEnd("length"), StreamEnd()],
+    )
+    request = chat(stopping=StopConditions(stop=("</s>",)))
     found: list[Event] = []
 
-    async with aclosing(answer(backend, request, CONTEXT, ENDED)) as batches:
+    async with aclosing(stream_emulated(backend, request, CONTEXT, ENDED)) as batches:
         async for _, batch in batches:
             found += batch
-            if any(isinstance(one, End) for one in batch):
+            if any(isinstance(one, ChoiceEnd) for one in batch):
                 assert backend.running == 0, "the worker stops before the client is told"
 
     assert found == [
-        Start(3),
-        Text("a"),
-        End("stop", 0, "</s>"),
+        StreamStart(3),
+        TextDelta("a"),
+        ChoiceEnd("stop", 0, "</s>"),
         Usage(3, 2, source="counted"),
-        Done(),
+        StreamEnd(),
     ]
     assert backend.said == 3
     assert backend.asked == [(request, "r")], "the worker is told of the stops that it takes"
 
 
 async def test_the_worker_s_usage_wins_where_it_came_in_time() -> None:
-    backend = says([Text("a.b", tokens=3), End("eos"), Usage(2, 3), Done()])
+    backend = says([TextDelta("a.b", tokens=3), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()])
 
-    found = await events(backend, chat(stopping=Stopping(stop=(".",))), ENDED)
+    found = await events(backend, chat(stopping=StopConditions(stop=(".",))), ENDED)
 
-    assert found == [Text("a", tokens=1), End("stop", 0, "."), Usage(2, 3), Done()]
+    assert found == [TextDelta("a", tokens=1), ChoiceEnd("stop", 0, "."), Usage(2, 3), StreamEnd()]
 
 
 async def test_running_usage_needs_no_count_at_a_cut() -> None:
-    backend = says([Text("a"), Usage(2, 1)], [Text("."), Usage(2, 2)], [Text("b")])
-    request = chat(stopping=Stopping(stop=(".",)), want=Want(usage="each"))
+    backend = says([TextDelta("a"), Usage(2, 1)], [TextDelta("."), Usage(2, 2)], [TextDelta("b")])
+    request = chat(stopping=StopConditions(stop=(".",)), want=ResponseOptions(usage="each"))
 
     assert (await events(backend, request, ENDED))[-3:] == [
-        End("stop", 0, "."),
+        ChoiceEnd("stop", 0, "."),
         Usage(2, 2),
-        Done(),
+        StreamEnd(),
     ]
 
 
 async def test_one_choice_s_stop_leaves_the_others_alone() -> None:
-    backend = says([Text("a."), Text("b", 1)], [Text("c"), Text("d", 1)], [End("eos", 1)], [Done()])
+    backend = says(
+        [TextDelta("a."), TextDelta("b", 1)],
+        [TextDelta("c"), TextDelta("d", 1)],
+        [ChoiceEnd("eos", 1)],
+        [StreamEnd()],
+    )
 
-    found = await whole(backend, chat(n=2, stopping=Stopping(stop=(".",))), ENDED)
+    found = await whole(backend, chat(n=2, stopping=StopConditions(stop=(".",))), ENDED)
 
     assert [(one.text, one.finish_reason) for one in found.choices] == [
         ("a", "stop"),
@@ -221,8 +243,8 @@ async def test_one_choice_s_stop_leaves_the_others_alone() -> None:
 
 
 async def test_a_stop_that_stays_is_the_gateway_s_alone() -> None:
-    backend = says([Text("a.b")])
-    request = chat(stopping=Stopping(stop=(".",), include_stop=True))
+    backend = says([TextDelta("a.b")])
+    request = chat(stopping=StopConditions(stop=(".",), include_stop=True))
 
     found = await whole(backend, request, doing("stopping.include_stop"))
 
@@ -231,26 +253,26 @@ async def test_a_stop_that_stays_is_the_gateway_s_alone() -> None:
 
 
 async def test_no_stop_string_is_nothing_to_look_for() -> None:
-    backend = says([Text("a"), End("eos"), Usage(1, 1), Done()])
+    backend = says([TextDelta("a"), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()])
 
-    found = await events(backend, chat(stopping=Stopping(include_stop=True)), ENDED)
+    found = await events(backend, chat(stopping=StopConditions(include_stop=True)), ENDED)
 
-    assert found == [Text("a"), End("eos"), Usage(1, 1), Done()]
+    assert found == [TextDelta("a"), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]
 
 
 async def test_the_prompt_and_the_suffix_are_no_part_of_what_is_searched() -> None:
-    backend = says([Text("a"), Text(".b")])
-    request = completion("x.", echo=True, suffix=".y", stopping=Stopping(stop=(".",)))
+    backend = says([TextDelta("a"), TextDelta(".b")])
+    request = completion("x.", echo=True, suffix=".y", stopping=StopConditions(stop=(".",)))
 
     found = await events(backend, request, ENDED)
 
     assert found[:-2] == [
         PromptEcho(0, "x."),
-        Text("a"),
-        Text(".y", tokens=0),
-        End("stop", 0, "."),
+        TextDelta("a"),
+        TextDelta(".y", tokens=0),
+        ChoiceEnd("stop", 0, "."),
     ]
-    assert backend.asked[0][0] == completion("x.", stopping=Stopping(stop=(".",)))
+    assert backend.asked[0][0] == completion("x.", stopping=StopConditions(stop=(".",)))
 
 
 # --- several at a time ----------------------------------------------------------------------------
@@ -258,19 +280,19 @@ async def test_the_prompt_and_the_suffix_are_no_part_of_what_is_searched() -> No
 
 def repeat(request: Request) -> Sequence[Sequence[Event]]:
     """Says the prompt back, with the seed."""
-    assert isinstance(request, GenerateRequest)
+    assert isinstance(request, GenerationRequest)
     [prompt] = request.prompts
     return [
-        [Start(len(prompt))],
-        [Text(f"{prompt}{request.sampling.seed}")],
-        [End("eos")],
-        [Usage(len(prompt), 1), Done()],
+        [StreamStart(len(prompt))],
+        [TextDelta(f"{prompt}{request.sampling.seed}")],
+        [ChoiceEnd("eos")],
+        [Usage(len(prompt), 1), StreamEnd()],
     ]
 
 
 async def test_choices_and_prompts_by_a_request_each() -> None:
     backend = Scripted(repeat)
-    request = completion("ab", "c", n=2, sampling=Sampling(seed=5))
+    request = completion("ab", "c", n=2, sampling=SamplingParams(seed=5))
 
     found = await whole(backend, request, doing("n", "prompts"))
 
@@ -281,7 +303,7 @@ async def test_choices_and_prompts_by_a_request_each() -> None:
 
 
 async def test_one_choice_needs_no_other_request() -> None:
-    backend = says([Text("a"), End("eos"), Done()])
+    backend = says([TextDelta("a"), ChoiceEnd("eos"), StreamEnd()])
 
     await events(backend, chat(n=1), doing("n"))
 
@@ -289,64 +311,73 @@ async def test_one_choice_needs_no_other_request() -> None:
 
 
 async def test_only_so_many_are_asked_for_at_a_time() -> None:
-    backend = Scripted(lambda _: [[], [Text("a"), End("eos"), Done()]])
-    asking = asyncio.create_task(whole(backend, chat(n=3 * AT_ONCE), doing("n")))
-    for _ in range(AT_ONCE):
+    backend = Scripted(lambda _: [[], [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]])
+    asking = asyncio.create_task(whole(backend, chat(n=3 * MAX_CONCURRENT_PARTS), doing("n")))
+    for _ in range(MAX_CONCURRENT_PARTS):
         await backend.began.acquire()
     backend.go.set()
 
     found = await asking
 
-    assert [one.text for one in found.choices] == ["a"] * 3 * AT_ONCE
-    assert (backend.most, backend.running) == (AT_ONCE, 0)
-    assert len(backend.asked) == 3 * AT_ONCE
+    assert [one.text for one in found.choices] == ["a"] * 3 * MAX_CONCURRENT_PARTS
+    assert (backend.most, backend.running) == (MAX_CONCURRENT_PARTS, 0)
+    assert len(backend.asked) == 3 * MAX_CONCURRENT_PARTS
 
 
 async def test_pieces_pass_while_other_parts_are_at_work() -> None:
-    backend = Scripted(lambda _: [[Text("a")], [], [End("eos"), Done()]])
+    backend = Scripted(lambda _: [[TextDelta("a")], [], [ChoiceEnd("eos"), StreamEnd()]])
 
-    async with aclosing(answer(backend, chat(n=2), CONTEXT, doing("n"))) as batches:
+    async with aclosing(stream_emulated(backend, chat(n=2), CONTEXT, doing("n"))) as batches:
         pieces = [await anext(batches), await anext(batches)]
-        assert pieces == [(None, [Text("a", 0)]), (None, [Text("a", 1)])]
+        assert pieces == [(None, [TextDelta("a", 0)]), (None, [TextDelta("a", 1)])]
         assert backend.running == 2
 
 
 async def test_the_usage_of_parts_runs() -> None:
-    backend = says([Text("a"), Usage(2, 1)], [End("eos"), Usage(2, 1), Done()])
+    backend = says([TextDelta("a"), Usage(2, 1)], [ChoiceEnd("eos"), Usage(2, 1), StreamEnd()])
 
-    found = await events(backend, chat(n=2, want=Want(usage="each")), doing("n"))
+    found = await events(backend, chat(n=2, want=ResponseOptions(usage="each")), doing("n"))
 
     assert [one for one in found if isinstance(one, Usage)][-1] == Usage(2, 2)
-    assert found[-1] == Done()
+    assert found[-1] == StreamEnd()
 
 
 async def test_a_stop_ends_its_own_part_at_once() -> None:
     def script(request: Request) -> Sequence[Sequence[Event]]:
         prompt = request.prompts[0]  # type: ignore[union-attr]
-        return [[Text(f"{prompt}.")], [], [Text("more")], [End("eos"), Done()]]
+        return [[TextDelta(f"{prompt}.")], [], [TextDelta("more")], [ChoiceEnd("eos"), StreamEnd()]]
 
     backend = Scripted(script)
-    request = completion("a", "b", stopping=Stopping(stop=("a.",)))
+    request = completion("a", "b", stopping=StopConditions(stop=("a.",)))
     found: list[Event] = []
 
-    async with aclosing(answer(backend, request, CONTEXT, doing("stopping.stop", "prompts"))) as b:
+    async with aclosing(
+        stream_emulated(backend, request, CONTEXT, doing("stopping.stop", "prompts"))
+    ) as b:
         async for _, batch in b:
             found += batch
-            if End("stop", 0, "a.") in found and Text("b.", 1) in found and not backend.go.is_set():
+            if (
+                ChoiceEnd("stop", 0, "a.") in found
+                and TextDelta("b.", 1) in found
+                and not backend.go.is_set()
+            ):
                 assert backend.running == 1
                 backend.go.set()
 
-    assert [one for one in found if isinstance(one, Text)] == [Text("b.", 1), Text("more", 1)]
-    assert found[-2:] == [Usage(2, 3, source="estimated"), Done()]
+    assert [one for one in found if isinstance(one, TextDelta)] == [
+        TextDelta("b.", 1),
+        TextDelta("more", 1),
+    ]
+    assert found[-2:] == [Usage(2, 3, source="estimated"), StreamEnd()]
 
 
 async def test_inputs_by_a_request_each() -> None:
     def script(request: Request) -> Sequence[Sequence[Event]]:
-        assert isinstance(request, EmbedRequest)
+        assert isinstance(request, EmbeddingRequest)
         [text] = request.inputs
-        return [[Vector(0, (float(len(text)),)), Done()]]
+        return [[Embedding(0, (float(len(text)),)), StreamEnd()]]
 
-    request = EmbedRequest(model="m", inputs=("a", "bcdef"))
+    request = EmbeddingRequest(model="m", inputs=("a", "bcdef"))
 
     found = await whole(Scripted(script), request, doing("inputs"))
 
@@ -356,11 +387,11 @@ async def test_inputs_by_a_request_each() -> None:
 
 async def test_a_prompt_that_the_model_scores_comes_back_at_its_place() -> None:
     def script(request: Request) -> Sequence[Sequence[Event]]:
-        assert isinstance(request, GenerateRequest)
+        assert isinstance(request, GenerationRequest)
         assert request.echo
-        return [[PromptEcho(0, str(request.prompts[0])), End("eos"), Done()]]
+        return [[PromptEcho(0, str(request.prompts[0])), ChoiceEnd("eos"), StreamEnd()]]
 
-    request = completion("a", "b", echo=True, logprobs=Logprobs())
+    request = completion("a", "b", echo=True, logprobs=LogprobsOptions())
 
     found = await whole(Scripted(script), request, doing("prompts"))
 
@@ -372,13 +403,17 @@ async def test_a_prompt_that_the_model_scores_comes_back_at_its_place() -> None:
 
 async def test_an_error_of_one_part_ends_all() -> None:
     def script(request: Request) -> Sequence[Sequence[Event]]:
-        assert isinstance(request, GenerateRequest)
-        return [[Text("fail")]] if request.sampling.seed == 1 else [[Text("a")], [], [Done()]]
+        assert isinstance(request, GenerationRequest)
+        return (
+            [[TextDelta("fail")]]
+            if request.sampling.seed == 1
+            else [[TextDelta("a")], [], [StreamEnd()]]
+        )
 
     backend = Scripted(script)
 
     with pytest.raises(WorkerFailed, match="it failed"):
-        await events(backend, chat(n=30, sampling=Sampling(seed=0)), doing("n"))
+        await events(backend, chat(n=30, sampling=SamplingParams(seed=0)), doing("n"))
 
     assert backend.running == 0
     assert len(backend.asked) < 30
@@ -386,14 +421,14 @@ async def test_an_error_of_one_part_ends_all() -> None:
 
 async def test_a_part_that_stops_before_its_end_breaks_the_whole() -> None:
     with pytest.raises(StreamBroken):
-        await events(says([Text("a"), End("eos")]), chat(n=2), doing("n"))
+        await events(says([TextDelta("a"), ChoiceEnd("eos")]), chat(n=2), doing("n"))
 
 
 @pytest.mark.parametrize("plan", [doing(), doing("n"), doing("stopping.stop")])
-async def test_closing_it_closes_everything_at_once(plan: Plan) -> None:
-    backend = Scripted(lambda _: [[Text("a")], [], [Done()]])
-    request = completion("p", n=3, suffix="!", stopping=Stopping(stop=("x",)))
-    batches = answer(backend, request, CONTEXT, plan)
+async def test_closing_it_closes_everything_at_once(plan: EmulationPlan) -> None:
+    backend = Scripted(lambda _: [[TextDelta("a")], [], [StreamEnd()]])
+    request = completion("p", n=3, suffix="!", stopping=StopConditions(stop=("x",)))
+    batches = stream_emulated(backend, request, CONTEXT, plan)
     await anext(batches)
     assert backend.running == (3 if "n" in plan.emulated_fields else 1)
 
@@ -403,7 +438,7 @@ async def test_closing_it_closes_everything_at_once(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("plan", [doing(), doing("n"), doing("stopping.stop")])
-async def test_cancelling_its_task_closes_everything_at_once(plan: Plan) -> None:
+async def test_cancelling_its_task_closes_everything_at_once(plan: EmulationPlan) -> None:
     backend = Scripted(lambda _: [[]])
     task = asyncio.create_task(events(backend, chat(n=3), plan))
     await backend.began.acquire()
@@ -417,13 +452,21 @@ async def test_cancelling_its_task_closes_everything_at_once(plan: Plan) -> None
 
 # --- all of an answer together --------------------------------------------------------------------
 
-SAID: list[Event] = [Start(3), Text("a"), Text("bx"), Text("c", 1), End("eos"), Usage(3, 1), Done()]
+SAID: list[Event] = [
+    StreamStart(3),
+    TextDelta("a"),
+    TextDelta("bx"),
+    TextDelta("c", 1),
+    ChoiceEnd("eos"),
+    Usage(3, 1),
+    StreamEnd(),
+]
 BATCHES = st.lists(st.lists(st.sampled_from(SAID), min_size=1, max_size=4), max_size=4)
 REQUESTS = [
     chat(),
     completion("p", "q", echo=True, suffix="!"),
-    completion("p", stopping=Stopping(stop=("x",))),
-    EmbedRequest(model="m", inputs=("1234",)),
+    completion("p", stopping=StopConditions(stop=("x",))),
+    EmbeddingRequest(model="m", inputs=("1234",)),
 ]
 PLANS = [doing(), doing("echo", "suffix"), doing("stopping.stop")]
 
@@ -431,30 +474,32 @@ PLANS = [doing(), doing("echo", "suffix"), doing("stopping.stop")]
 @given(batches=BATCHES, request_=st.sampled_from(REQUESTS), plan=st.sampled_from(PLANS))
 @pytest.mark.parametrize("kind", [Scripted, Together])
 async def test_what_comes_together_is_all_of_the_answer(
-    kind: type[Scripted], batches: list[list[Event]], request_: Request, plan: Plan
+    kind: type[Scripted], batches: list[list[Event]], request_: Request, plan: EmulationPlan
 ) -> None:
     backend, other = kind(lambda _: batches), says(*batches)
 
-    found = await gathered(backend, request_, CONTEXT, plan)
+    found = await collect_emulated(backend, request_, CONTEXT, plan)
 
     assert list(found) == await events(other, request_, plan)
     assert backend.asked == other.asked
 
 
 @pytest.mark.parametrize("plan", [doing(), doing("n")])
-async def test_what_fails_gives_nothing_together(plan: Plan) -> None:
-    backend = Together(lambda _: [[Text("a")], [Text("fail")]])
+async def test_what_fails_gives_nothing_together(plan: EmulationPlan) -> None:
+    backend = Together(lambda _: [[TextDelta("a")], [TextDelta("fail")]])
 
     with pytest.raises(WorkerFailed):
-        await gathered(backend, chat(n=2), CONTEXT, plan)
+        await collect_emulated(backend, chat(n=2), CONTEXT, plan)
 
     assert backend.running == 0
 
 
 @pytest.mark.parametrize("plan", [doing(), doing("n"), doing("stopping.stop")])
-async def test_cancelling_who_waits_for_all_of_it_closes_everything_at_once(plan: Plan) -> None:
+async def test_cancelling_who_waits_for_all_of_it_closes_everything_at_once(
+    plan: EmulationPlan,
+) -> None:
     backend = Together(lambda _: [[]])
-    task = asyncio.create_task(gathered(backend, chat(n=3), CONTEXT, plan))
+    task = asyncio.create_task(collect_emulated(backend, chat(n=3), CONTEXT, plan))
     await backend.began.acquire()
 
     task.cancel()

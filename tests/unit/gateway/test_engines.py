@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.engines import _COUNTERS, _GAUGES, Engines
-from gateway.metrics import Metrics
+from gateway.engines import _ENGINE_COUNTERS, _ENGINE_GAUGES, EngineCollector
+from gateway.metrics.exchanges import MetricsCollector
 
 
 class Told:
@@ -15,12 +15,14 @@ class Told:
         self._first = first
 
     def read_stats(self) -> Mapping[str, float]:
-        return {name: self._first + at for at, name in enumerate((*_GAUGES, *_COUNTERS))}
+        return {
+            name: self._first + at for at, name in enumerate((*_ENGINE_GAUGES, *_ENGINE_COUNTERS))
+        }
 
 
 def test_each_engine_by_its_backend() -> None:
-    metrics = Metrics(lambda record: None, dict)
-    metrics.register(Engines(lambda: {"tiny": Told(0), "large": Told(100)}))
+    metrics = MetricsCollector(lambda record: None, dict)
+    metrics.register(EngineCollector(lambda: {"tiny": Told(0), "large": Told(100)}))
 
     families = text_string_to_metric_families(metrics.render_page().decode())
     found = {
@@ -30,11 +32,11 @@ def test_each_engine_by_its_backend() -> None:
         if sample.name.startswith("interlingua_engine_")
     }
 
-    assert len(found) == 2 * (len(_GAUGES) + len(_COUNTERS))
+    assert len(found) == 2 * (len(_ENGINE_GAUGES) + len(_ENGINE_COUNTERS))
     assert found["interlingua_engine_running", "large"] == 100
     assert found["interlingua_engine_kv_usage", "tiny"] == 3
-    assert found["interlingua_engine_prompt_tokens_total", "tiny"] == len(_GAUGES)
+    assert found["interlingua_engine_prompt_tokens_total", "tiny"] == len(_ENGINE_GAUGES)
 
 
 def test_without_engines_nothing_is_told() -> None:
-    assert list(Engines(dict).collect()) == []
+    assert list(EngineCollector(dict).collect()) == []

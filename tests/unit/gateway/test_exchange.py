@@ -5,25 +5,32 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.core.context import Context, Deadline
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import DeadlineExceeded, StreamBroken
-from gateway.core.lookout import Lookout
-from gateway.core.loss import Loss
-from gateway.core.ports import Encoder, Headers, Piece, Pieces, Reply, Take
-from gateway.core.types import (
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     PromptEcho,
-    Request,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    ToolCallStart,
     Usage,
 )
-from gateway.exchange import Exchange
-from gateway.telemetry import Record
+from gateway.core.lookout import DeadlineTimer
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import (
+    EventSink,
+    Headers,
+    HttpResponse,
+    ResponseEncoder,
+    StreamItem,
+    StreamItems,
+)
+from gateway.core.request import Request
+from gateway.exchange import Responder
+from gateway.telemetry import RequestRecord
 
 
 class Clock:
@@ -38,7 +45,7 @@ class Clock:
 class Batches:
     """An answer whose every batch has its bytes; all but the first are given, if it ``pours``."""
 
-    unsupported_parameters: tuple[Loss, ...] = ()
+    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
 
     def __init__(
         self, clock: Clock, *batches: tuple[bytes, Sequence[Event]], pours: bool = False
@@ -51,7 +58,7 @@ class Batches:
     def request(self) -> Request:
         raise AssertionError
 
-    def get_encoder(self) -> Encoder:
+    def get_encoder(self) -> ResponseEncoder:
         raise AssertionError
 
     def get_stream_headers(self) -> Headers:
@@ -60,13 +67,13 @@ class Batches:
     def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
         return events
 
-    def build_response(self, events: Sequence[Event], body: bytes | None) -> Reply:
+    def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
         raise AssertionError
 
-    async def collect(self) -> Piece:
+    async def collect(self) -> StreamItem:
         raise AssertionError
 
-    async def stream(self, take: Take | None = None) -> Pieces:
+    async def stream(self, take: EventSink | None = None) -> StreamItems:
         for number, batch in enumerate(self._batches):
             self._clock.now += 1
             if number and self._pours:
@@ -84,7 +91,7 @@ class Lingering(Batches):
         super().__init__(clock, *batches)
         self.ends = asyncio.Event()
 
-    async def stream(self, take: Take | None = None) -> Pieces:
+    async def stream(self, take: EventSink | None = None) -> StreamItems:
         for batch in self._batches:
             yield batch
         await self.ends.wait()
@@ -114,21 +121,29 @@ class Sink:
         raise AssertionError
 
 
-def lookout(clock: Clock) -> Lookout:
-    return Lookout(clock, asyncio.get_running_loop)
+def lookout(clock: Clock) -> DeadlineTimer:
+    return DeadlineTimer(clock, asyncio.get_running_loop)
 
 
-END = (b"end", [End("stop"), End("length", 1), Usage(1, 2), Done()])
+END = (b"end", [ChoiceEnd("stop"), ChoiceEnd("length", 1), Usage(1, 2), StreamEnd()])
 
 
 @pytest.mark.parametrize(
     ("batches", "first_byte", "first_token"),
     [
-        ([(b"t", [Text("a")]), END], 1.0, 1.0),
-        ([(b"h", [Start()]), (b"t", [Text("a")]), (b"t", [Text("b")]), END], 1.0, 2.0),
-        ([(b"h", [PromptEcho(0, "p")]), (b"t", [Thought("a")]), END], 1.0, 2.0),
-        ([(b"", [Text("held back")]), (b"c", [CallStart(0, 0, "id", "f")]), END], 2.0, 2.0),
-        ([(b"h", [Start()]), END], 1.0, None),
+        ([(b"t", [TextDelta("a")]), END], 1.0, 1.0),
+        (
+            [(b"h", [StreamStart()]), (b"t", [TextDelta("a")]), (b"t", [TextDelta("b")]), END],
+            1.0,
+            2.0,
+        ),
+        ([(b"h", [PromptEcho(0, "p")]), (b"t", [ReasoningDelta("a")]), END], 1.0, 2.0),
+        (
+            [(b"", [TextDelta("held back")]), (b"c", [ToolCallStart(0, 0, "id", "f")]), END],
+            2.0,
+            2.0,
+        ),
+        ([(b"h", [StreamStart()]), END], 1.0, None),
     ],
 )
 @pytest.mark.parametrize("pours", [False, True], ids=["read", "poured"])
@@ -139,11 +154,11 @@ async def test_the_first_token_is_not_the_heading(
     *,
     pours: bool,
 ) -> None:
-    clock, record = Clock(), Record("r")
-    context = Context("r", Deadline(clock, 60.0), clock, started_at=100.0)
+    clock, record = Clock(), RequestRecord("r")
+    context = RequestContext("r", Deadline(clock, 60.0), clock, started_at=100.0)
 
     answer = Batches(clock, *batches, pours=pours)
-    await Exchange(answer, context, Sink(), record, lookout(clock)).run(set(), stream=True)
+    await Responder(answer, context, Sink(), record, lookout(clock)).run(set(), stream=True)
 
     assert (record.first_byte, record.first_token) == (first_byte, first_token)
     assert record.finish == ("stop", "length")
@@ -152,9 +167,9 @@ async def test_the_first_token_is_not_the_heading(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_nothing_is_asked_once_the_time_is_up(*, stream: bool) -> None:
-    clock, live = Clock(), set[Exchange]()
-    context = Context("r", Deadline(clock, 0.0), clock)
-    exchange = Exchange(Batches(clock), context, Sink(), Record("r"), lookout(clock))
+    clock, live = Clock(), set[Responder]()
+    context = RequestContext("r", Deadline(clock, 0.0), clock)
+    exchange = Responder(Batches(clock), context, Sink(), RequestRecord("r"), lookout(clock))
 
     with pytest.raises(DeadlineExceeded):
         await exchange.run(live, stream=stream)
@@ -164,11 +179,11 @@ async def test_nothing_is_asked_once_the_time_is_up(*, stream: bool) -> None:
 
 @pytest.mark.parametrize("how", ["broken", "stopped", "gone"])
 async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(how: str) -> None:
-    clock, record, sink = Clock(), Record("r"), Sink()
-    context = Context("r", Deadline(clock, 60.0), clock, started_at=100.0)
-    said: list[Event] = [Text("a")]
-    answer = Lingering(clock, (b"t", said), (b"end", [End("stop"), Done()]))
-    exchange = Exchange(answer, context, sink, record, lookout(clock))
+    clock, record, sink = Clock(), RequestRecord("r"), Sink()
+    context = RequestContext("r", Deadline(clock, 60.0), clock, started_at=100.0)
+    said: list[Event] = [TextDelta("a")]
+    answer = Lingering(clock, (b"t", said), (b"end", [ChoiceEnd("stop"), StreamEnd()]))
+    exchange = Responder(answer, context, sink, record, lookout(clock))
     task = asyncio.create_task(exchange.run(set(), stream=True))
     await asyncio.sleep(0)
     assert (sink.finished, task.done()) == (1, False)

@@ -8,37 +8,45 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.app import surroundings
-from gateway.commands.serve import built_in
-from gateway.config import load
+from gateway.app import build_services
+from gateway.commands.serve import read_built_in_config
+from gateway.config.loading import load_text
 from gateway.core.errors import WorkerUnreachable
-from gateway.core.loss import Loss
-from gateway.core.ports import WireRequest
-from gateway.core.types import Usage
-from gateway.core.watching import Candidate, Choice
-from gateway.explaining.dry import Servers, explain
-from gateway.explaining.sample import sample
-from gateway.explaining.text import text
-from gateway.explaining.wish import Wish, complete
-from gateway.paths import Mount
-from gateway.snapshot import Snapshot
-from gateway.telemetry import Record
-from gateway.watching.account import Answered, Explanation, Limits, Target, Try
-from gateway.watching.kept import nobody
-from gateway.watching.question import Question
-from gateway.watching.telling import masked, sent
-from gateway.watching.watch import Watch
+from gateway.core.events import Usage
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import UpstreamRequest
+from gateway.core.watching import WorkerCandidate, WorkerSelection
+from gateway.explaining.dry import ServersByListener, run_dry
+from gateway.explaining.sample import build_sample_request
+from gateway.explaining.text import format_explanation
+from gateway.explaining.wish import PartialRequest, complete_request
+from gateway.paths import AdapterMount
+from gateway.snapshot import ConfigSnapshot
+from gateway.telemetry import RequestRecord
+from gateway.watching.account import (
+    ExplainedAttempt,
+    ExplainedLimits,
+    ExplainedResponse,
+    ExplainedTarget,
+    Explanation,
+)
+from gateway.watching.kept import explain_nothing
+from gateway.watching.question import ExplainRequest
+from gateway.watching.telling import explain_upstream_request, mask_headers
+from gateway.watching.watch import ExplainRecorder
 
-CONFORMANCE, _ = built_in("conformance")
+CONFORMANCE, _ = read_built_in_config("conformance")
 
 
-def servers(text: str = CONFORMANCE.partition("\nkeys:")[0]) -> Servers:
+def servers(text: str = CONFORMANCE.partition("\nkeys:")[0]) -> ServersByListener:
     env = {"PORT": "0", "ALONE_PORT": "0"}
-    return Snapshot(load(text, "test.yaml", env=env), surroundings()).handlers_by_address
+    return ConfigSnapshot(
+        load_text(text, "test.yaml", env=env), build_services()
+    ).handlers_by_address
 
 
-async def dry(question: Question, made: Servers | None = None) -> Explanation:
-    return await explain(question, made or servers(), lambda: 0.0)
+async def dry(question: ExplainRequest, made: ServersByListener | None = None) -> Explanation:
+    return await run_dry(question, made or servers(), lambda: 0.0)
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -54,7 +62,7 @@ async def dry(question: Question, made: Servers | None = None) -> Explanation:
     ],
 )
 def test_a_body_may_be_json_text_or_bytes(fields: dict[str, Any], content: bytes) -> None:
-    assert Question(path="/", **fields).body_bytes == content
+    assert ExplainRequest(path="/", **fields).body_bytes == content
 
 
 async def test_what_would_do_something_is_not_tried() -> None:
@@ -69,7 +77,7 @@ async def test_what_would_do_something_is_not_tried() -> None:
 
     assert {task for task, _ in paths} == {"stop", "tokenize"}
     for (task, path), name in paths.items():
-        told = await dry(Question(path=path, body=Raw(b"{}")), made)
+        told = await dry(ExplainRequest(path=path, body=Raw(b"{}")), made)
         assert (told.task, told.dialect, told.answer) == (task, name, None)
         assert not told.asked
 
@@ -81,7 +89,7 @@ limits: {body: 1KiB}
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}}
 """
-    told = await dry(Question(path="/v1/completions", base64=b"x" * 1025), servers(small))
+    told = await dry(ExplainRequest(path="/v1/completions", base64=b"x" * 1025), servers(small))
 
     assert told.answer is not None
     assert (told.answer.status, told.answer.error) == (413, "TooLarge")
@@ -95,7 +103,7 @@ listeners:
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}}
 """
-    told = await dry(Question(path="/v3/models", method="GET"), servers(two))
+    told = await dry(ExplainRequest(path="/v3/models", method="GET"), servers(two))
 
     assert told.listener == "127.0.0.1:0 (2)"
 
@@ -110,7 +118,7 @@ class Mute:
 
 
 def test_nothing_is_made_up_in_a_dialect_that_no_worker_speaks() -> None:
-    assert sample(Mount(Mute()), "m", None, stream=False) is None  # type: ignore[arg-type]
+    assert build_sample_request(AdapterMount(Mute()), "m", None, stream=False) is None  # type: ignore[arg-type]
 
 
 def test_an_example_can_be_made_up_in_every_dialect_that_clients_speak() -> None:
@@ -118,7 +126,7 @@ def test_an_example_can_be_made_up_in_every_dialect_that_clients_speak() -> None
 
     for mount in mounts:
         for stream in (False, True):
-            made = sample(mount, "chat", None, stream=stream)
+            made = build_sample_request(mount, "chat", None, stream=stream)
             assert made is not None
             assert made.path.startswith(mount.prefix)
 
@@ -129,30 +137,32 @@ CHAT = b'{"messages":[],"model":"mine"}'
 @pytest.mark.parametrize(
     ("wish", "path", "body"),
     [
-        (Wish(path="/v1/models"), "/v1/models", b""),
-        (Wish(path="/v1/chat/completions", body=CHAT), "/v1/chat/completions", CHAT),
-        (Wish(body=CHAT), "/v1/chat/completions", CHAT),
+        (PartialRequest(path="/v1/models"), "/v1/models", b""),
+        (PartialRequest(path="/v1/chat/completions", body=CHAT), "/v1/chat/completions", CHAT),
+        (PartialRequest(body=CHAT), "/v1/chat/completions", CHAT),
         (
-            Wish("new", body=CHAT, stream=True),
+            PartialRequest("new", body=CHAT, stream=True),
             "/v1/chat/completions",
             b'{"messages":[],"model":"new","stream":true}',
         ),
-        (Wish("new", body=b"[1]"), "/v1/chat/completions", b"[1]"),
-        (Wish("new", path="/nowhere", body=b"x"), "/nowhere", b"x"),
+        (PartialRequest("new", body=b"[1]"), "/v1/chat/completions", b"[1]"),
+        (PartialRequest("new", path="/nowhere", body=b"x"), "/nowhere", b"x"),
         (
-            Wish(path="/v2/models/chat/infer", body=CHAT, stream=True),
+            PartialRequest(path="/v2/models/chat/infer", body=CHAT, stream=True),
             "/v2/models/chat/infer",
             CHAT,
         ),
         (
-            Wish("a", protocol="triton", body=b'{"text_input":"x"}'),
+            PartialRequest("a", protocol="triton", body=b'{"text_input":"x"}'),
             "/v2/models/a/generate",
             b'{"text_input":"x"}',
         ),
     ],
 )
-def test_what_is_said_is_kept_and_the_rest_made_up(wish: Wish, path: str, body: bytes) -> None:
-    found = complete(Question(path="/"), wish, servers())
+def test_what_is_said_is_kept_and_the_rest_made_up(
+    wish: PartialRequest, path: str, body: bytes
+) -> None:
+    found = complete_request(ExplainRequest(path="/"), wish, servers())
 
     assert (found.path, found.body_bytes) == (path, body)
 
@@ -160,24 +170,24 @@ def test_what_is_said_is_kept_and_the_rest_made_up(wish: Wish, path: str, body: 
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
-        (Wish(), "give the --model"),
-        (Wish(body=b"{}"), "give the --model"),
-        (Wish(body=b'{"model":1}'), "give the --model"),
-        (Wish("m", protocol="none"), "give --path"),
-        (Wish(path="/v1/chat/completions"), "give --model, or a --body"),
-        (Wish("m", path="/v2/models/m/infer"), "give --model, or a --body"),
+        (PartialRequest(), "give the --model"),
+        (PartialRequest(body=b"{}"), "give the --model"),
+        (PartialRequest(body=b'{"model":1}'), "give the --model"),
+        (PartialRequest("m", protocol="none"), "give --path"),
+        (PartialRequest(path="/v1/chat/completions"), "give --model, or a --body"),
+        (PartialRequest("m", path="/v2/models/m/infer"), "give --model, or a --body"),
     ],
 )
-def test_what_has_to_be_said_is_asked_for(wish: Wish, says: str) -> None:
+def test_what_has_to_be_said_is_asked_for(wish: PartialRequest, says: str) -> None:
     with pytest.raises(LookupError, match=says):
-        complete(Question(path="/"), wish, servers())
+        complete_request(ExplainRequest(path="/"), wish, servers())
 
 
 def test_a_listener_has_the_dialects_that_it_has() -> None:
     made = servers()
     address = list(made)[-1]
 
-    found = complete(Question(path="/", listener=address), Wish("m"), made)
+    found = complete_request(ExplainRequest(path="/", listener=address), PartialRequest("m"), made)
 
     assert found.listener == address
 
@@ -188,7 +198,7 @@ def test_a_listener_has_the_dialects_that_it_has() -> None:
 def test_secrets_are_masked_whatever_their_letters() -> None:
     headers = (("Authorization", "a"), ("X-API-Key", "b"), ("api-key", "c"), ("X-More", "d"))
 
-    assert [value for _, value in masked(headers)] == ["***", "***", "***", "d"]
+    assert [value for _, value in mask_headers(headers)] == ["***", "***", "***", "d"]
 
 
 @pytest.mark.parametrize(
@@ -204,24 +214,24 @@ def test_secrets_are_masked_whatever_their_letters() -> None:
 def test_a_body_is_shown_as_text_where_it_is_one(
     body: bytes, most: int | None, shown: str, *, base64: bool
 ) -> None:
-    told = sent("http://a", WireRequest("/p", body), most)
+    told = explain_upstream_request("http://a", UpstreamRequest("/p", body), most)
 
     assert (told.body, told.base64, told.size) == (shown, base64, len(body))
 
 
 def test_nobody_looks_on_where_nobody_may() -> None:
-    assert nobody(Record("r"), None, open_to_all=True) is None
+    assert explain_nothing(RequestRecord("r"), None, open_to_all=True) is None
 
 
-def watch(record: Record) -> Watch:
-    return Watch(record, lambda: 0.0, lambda: 0.5)
+def watch(record: RequestRecord) -> ExplainRecorder:
+    return ExplainRecorder(record, lambda: 0.0, lambda: 0.5)
 
 
 def test_a_header_is_short_and_ascii_whatever_there_is_to_tell() -> None:
     odd = '"\\é😀' * 1000
-    record = Record("r", model=odd, version=odd, rule="r", sticky="header:" + "x" * 100)
+    record = RequestRecord("r", model=odd, version=odd, rule="r", sticky="header:" + "x" * 100)
     record.fell_back = (odd,) * 50
-    record.losses = tuple(Loss(odd, "dropped") for _ in range(500))
+    record.losses = tuple(UnsupportedParameter(odd, "dropped") for _ in range(500))
 
     text = watch(record).format_header()
 
@@ -231,7 +241,7 @@ def test_a_header_is_short_and_ascii_whatever_there_is_to_tell() -> None:
     assert len(json.loads(text)["fell_back"]) == 8
 
 
-CHOICE = Choice(
+CHOICE = WorkerSelection(
     policy="least_load",
     score_rule="least",
     candidates=[],
@@ -244,12 +254,12 @@ CHOICE = Choice(
     retry_budget=0.0,
     retryable_failures=[],
 )
-WIRE = WireRequest("/p", b"{}")
+WIRE = UpstreamRequest("/p", b"{}")
 
 
 async def test_of_many_workers_the_first_few_are_kept_and_all_are_counted() -> None:
-    found = watch(Record("r"))
-    told = await dry(Question(path="/v1/completions", body=Raw(ASKED)))
+    found = watch(RequestRecord("r"))
+    told = await dry(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
     found._attempts = list(told.tries)
 
     for number in range(20):
@@ -266,7 +276,7 @@ async def test_of_many_workers_the_first_few_are_kept_and_all_are_counted() -> N
 
 def test_of_many_candidates_the_likely_one_is_kept() -> None:
     many = [
-        Candidate(
+        WorkerCandidate(
             url=f"http://{n}",
             state="up",
             weight=1,
@@ -278,7 +288,7 @@ def test_of_many_candidates_the_likely_one_is_kept() -> None:
         )
         for n in range(1000)
     ]
-    found = watch(Record("r"))
+    found = watch(RequestRecord("r"))
     found._attempts = [TRY]
 
     found.on_selection(replace(CHOICE, candidates=many, expected_url="http://999"), WIRE)
@@ -288,17 +298,17 @@ def test_of_many_candidates_the_likely_one_is_kept() -> None:
     assert len(choice.candidates) == 50
 
 
-TRY = Try(
-    target=Target("m", "1", "gpu", "m"),
+TRY = ExplainedAttempt(
+    target=ExplainedTarget("m", "1", "gpu", "m"),
     relayed=True,
     on_loss="report",
     losses=(),
-    limits=Limits(1, None, None, 1.0, 1.0, 1.0, 1.0),
+    limits=ExplainedLimits(1, None, None, 1.0, 1.0, 1.0, 1.0),
 )
 ASKED = b'{"model":"mock","prompt":"a","max_tokens":5}'
 
 
-def _choice(number: int) -> Choice:
+def _choice(number: int) -> WorkerSelection:
     return replace(CHOICE, queue_length=number)
 
 
@@ -307,19 +317,19 @@ def _choice(number: int) -> Choice:
 
 def lines(told: Explanation) -> Mapping[str, str]:
     found = {}
-    for line in text(told).splitlines():
+    for line in format_explanation(told).splitlines():
         found[line[:11].strip()] = line[11:]
     return found
 
 
 async def test_what_became_of_a_request_is_told_in_lines() -> None:
-    told = await dry(Question(path="/v1/completions", body=Raw(ASKED)))
-    record = Record("r", status=200, duration=1.5)
+    told = await dry(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
+    record = RequestRecord("r", status=200, duration=1.5)
     record.fell_back = ("chat@1 WorkerUnreachable",)
     live = watch(record)
     live._attempts = list(told.tries)
     live.on_selection(CHOICE, WIRE)
-    live.on_send("http://a", WireRequest("/p", b"\xff"))
+    live.on_send("http://a", UpstreamRequest("/p", b"\xff"))
     live.on_failure("http://a", WorkerUnreachable("gone"))
     live.format_header()
 
@@ -330,11 +340,11 @@ async def test_what_became_of_a_request_is_told_in_lines() -> None:
     assert found["failed"] == "WorkerUnreachable"
     assert found["answer"] == "200 ok, 1.5 s"
     assert found["seconds"] == "first_byte 0 s"
-    assert "1 bytes in base64:" in text(live.build_explanation())
+    assert "1 bytes in base64:" in format_explanation(live.build_explanation())
 
 
 def test_tokens_are_told_by_who_counted_them() -> None:
-    answer = Answered(200, "ok", usage=Usage(3, 4, source="counted"))
+    answer = ExplainedResponse(200, "ok", usage=Usage(3, 4, source="counted"))
 
     told = lines(Explanation(id="r", dry=False, answer=answer))
 

@@ -8,27 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gateway.core.events import Usage
 from gateway.core.histogram import Histogram
-from gateway.core.loss import Loss
-from gateway.core.types import Usage
+from gateway.core.loss import UnsupportedParameter
 from gateway.figures import (
-    DURATION,
-    FIRST_TOKEN,
-    LENGTH,
-    PER_TOKEN,
-    Arm,
-    Figures,
-    alike,
-    answered,
+    DURATION_BUCKETS,
+    FIRST_TOKEN_BUCKETS,
+    PER_TOKEN_BUCKETS,
+    TOKEN_COUNT_BUCKETS,
+    RequestStats,
+    StatsKey,
+    build_stats_key,
+    group_by_labels,
 )
-from gateway.telemetry import Record
+from gateway.telemetry import RequestRecord
 
-STREAM = Record("r", first_token=0.5, duration=2.5, usage=Usage(3, 5), finish=("eos",))
+STREAM = RequestRecord("r", first_token=0.5, duration=2.5, usage=Usage(3, 5), finish=("eos",))
 
 
-def counted(record: Record) -> tuple[int, int, int, int]:
+def counted(record: RequestRecord) -> tuple[int, int, int, int]:
     """How often each thing was measured: first token, duration, time per token, length."""
-    figures = Figures(Histogram)
+    figures = RequestStats(Histogram)
     figures.add_records(record)
     histograms = (
         figures.first_token,
@@ -48,17 +48,17 @@ def counted(record: Record) -> tuple[int, int, int, int]:
         pytest.param(replace(STREAM, first_token=None), (0, 1, 0, 1), id="in one piece"),
         pytest.param(replace(STREAM, usage=Usage(3, 1)), (1, 1, 0, 1), id="a single token"),
         pytest.param(replace(STREAM, first_token=None, finish=()), (0, 1, 0, 0), id="vectors"),
-        pytest.param(Record("r", duration=1.0), (0, 0, 0, 0), id="no answer of a model"),
+        pytest.param(RequestRecord("r", duration=1.0), (0, 0, 0, 0), id="no answer of a model"),
     ],
 )
 def test_what_is_measured_of_which_exchange(
-    record: Record, wanted: tuple[int, int, int, int]
+    record: RequestRecord, wanted: tuple[int, int, int, int]
 ) -> None:
     assert counted(record) == wanted
 
 
 def test_the_first_token_is_no_part_of_the_time_per_token() -> None:
-    figures = Figures(Histogram)
+    figures = RequestStats(Histogram)
     figures.add_records(STREAM)
     assert figures.per_token.total == pytest.approx(0.5)
 
@@ -67,7 +67,7 @@ SECONDS = st.floats(0.0, 700.0)
 TOKENS = st.integers(0, 9)
 RECORDS = st.lists(
     st.builds(
-        Record,
+        RequestRecord,
         id=st.just("r"),
         dialect=st.sampled_from(["openai", "triton"]),
         version=st.sampled_from("12"),
@@ -91,13 +91,13 @@ RECORDS = st.lists(
         finish=st.sampled_from([(), ("eos",), ("eos", "length")]),
         split=st.sampled_from(["", "rollout"]),
         diverted=st.sampled_from(["", "m@3"]),
-        losses=st.sampled_from([(), (Loss("top_k", "dropped"),)]),
+        losses=st.sampled_from([(), (UnsupportedParameter("top_k", "dropped"),)]),
     ),
     max_size=30,
 )
 
 
-def told(figures: Figures[Histogram]) -> dict[str, Any]:
+def told(figures: RequestStats[Histogram]) -> dict[str, Any]:
     """All of them, but for the sums: those of another order differ in their last bits."""
     return {
         name: one.counts if isinstance(one, Histogram) else one
@@ -105,18 +105,20 @@ def told(figures: Figures[Histogram]) -> dict[str, Any]:
     }
 
 
-def sums(figures: Figures[Histogram]) -> list[float]:
+def sums(figures: RequestStats[Histogram]) -> list[float]:
     return [one.total for one in vars(figures).values() if isinstance(one, Histogram)]
 
 
 @given(RECORDS)
-def test_those_that_are_alike_are_counted_together_as_each_alone(records: list[Record]) -> None:
-    alone: dict[Arm, Figures[Histogram]] = defaultdict(lambda: Figures(Histogram))
-    together: dict[Arm, Figures[Histogram]] = defaultdict(lambda: Figures(Histogram))
+def test_those_that_are_alike_are_counted_together_as_each_alone(
+    records: list[RequestRecord],
+) -> None:
+    alone: dict[StatsKey, RequestStats[Histogram]] = defaultdict(lambda: RequestStats(Histogram))
+    together: dict[StatsKey, RequestStats[Histogram]] = defaultdict(lambda: RequestStats(Histogram))
     for record in records:
-        alone[answered(record)].add_records(record)
-    for some in alike(records):
-        together[answered(some[0])].add_records(*some)
+        alone[build_stats_key(record)].add_records(record)
+    for some in group_by_labels(records):
+        together[build_stats_key(some[0])].add_records(*some)
     assert [*together] == [*alone]
     for arm, figures in alone.items():
         assert told(together[arm]) == told(figures)
@@ -135,15 +137,15 @@ def test_an_edge_is_part_of_what_lies_below_it() -> None:
     ("edges", "standard"),
     [
         (
-            FIRST_TOKEN,
+            FIRST_TOKEN_BUCKETS,
             "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0",
         ),
-        (PER_TOKEN, "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5"),
+        (PER_TOKEN_BUCKETS, "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5"),
         (
-            DURATION,
+            DURATION_BUCKETS,
             "0.01 0.02 0.04 0.08 0.16 0.32 0.64 1.28 2.56 5.12 10.24 20.48 40.96 81.92",
         ),
-        (LENGTH, "1 4 16 64 256 1024 4096 16384 65536 262144"),
+        (TOKEN_COUNT_BUCKETS, "1 4 16 64 256 1024 4096 16384 65536 262144"),
     ],
 )
 def test_every_edge_of_the_standard_is_there(edges: tuple[float, ...], standard: str) -> None:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.files import Look, Watch, look
+from gateway.files import FileState, FileWatcher, read_file_state
 
-A, B, C = (Look((1, 1), digest) for digest in (b"a", b"b", b"c"))
-OTHER = Look((1, 2), b"b")
+A, B, C = (FileState((1, 1), digest) for digest in (b"a", b"b", b"c"))
+OTHER = FileState((1, 2), b"b")
 
 
-def seen(*looks: Mapping[str, Look | None]) -> list[int]:
+def seen(*looks: Mapping[str, FileState | None]) -> list[int]:
     """After which looks, counted from 0, a change was told, when the first found all as it was."""
     told: list[int] = []
-    done: list[Mapping[str, Look | None]] = []
-    watch = Watch(list, lambda: told.append(len(done) - 1))
+    done: list[Mapping[str, FileState | None]] = []
+    watch = FileWatcher(list, lambda: told.append(len(done) - 1))
     for one in (looks[0], *looks):
         watch.update(one)
         done.append(one)
@@ -48,7 +48,7 @@ def seen(*looks: Mapping[str, Look | None]) -> list[int]:
         "it comes",
     ],
 )
-def test_when_a_change_counts(looks: list[Look | None], told: list[int]) -> None:
+def test_when_a_change_counts(looks: list[FileState | None], told: list[int]) -> None:
     assert seen(*({"file": one} for one in looks)) == told
 
 
@@ -71,22 +71,22 @@ def test_what_is_looked_at(tmp_path: Path) -> None:
     file.write_text("one")
     folder.mkdir()
     link.symlink_to(file)
-    assert look(str(tmp_path / "none")) is None
-    assert look(str(link)) == look(str(file))
-    before, empty = look(str(file)), look(str(folder))
+    assert read_file_state(str(tmp_path / "none")) is None
+    assert read_file_state(str(link)) == read_file_state(str(file))
+    before, empty = read_file_state(str(file)), read_file_state(str(folder))
     assert before is not None
     assert empty is not None
     file.write_text("two")
-    after = look(str(file))
+    after = read_file_state(str(file))
     assert after is not None
     assert (after.device_inode, after.digest != before.digest) == (before.device_inode, True)
     (folder / "inside").write_text("x")
-    assert look(str(folder)) != empty
+    assert read_file_state(str(folder)) != empty
 
 
 def test_what_is_neither_file_nor_folder_is_not_read() -> None:
-    device = look("/dev/zero")
-    again = look("/dev/null")
+    device = read_file_state("/dev/zero")
+    again = read_file_state("/dev/null")
     assert device is not None
     assert again is not None
     assert device.digest == again.digest
@@ -96,7 +96,7 @@ async def test_it_looks_until_it_is_cancelled(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("one")
     changed = asyncio.Event()
-    watch = Watch(lambda: [str(file)], changed.set, every=0.01)
+    watch = FileWatcher(lambda: [str(file)], changed.set, every=0.01)
     task = asyncio.get_running_loop().create_task(watch.run())
     await asyncio.sleep(0.05)
     assert not changed.is_set()

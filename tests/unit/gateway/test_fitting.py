@@ -7,8 +7,8 @@ import pytest
 from backends.echo import EchoBackend
 from gateway.core.catalog import ModelInfo
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import GenerateRequest, Logprobs
-from gateway.fitting import MOST_ALTERNATIVES, MOST_CHOICES, fit
+from gateway.core.request import GenerationRequest, LogprobsOptions
+from gateway.fitting import MAX_CHOICES, MAX_TOP_LOGPROBS, apply_model_settings
 from gateway.router import Router, Target, compile_model
 
 TARGETS = {"1": Target("1", "real", EchoBackend(), "b")}
@@ -16,29 +16,31 @@ MODEL = compile_model(ModelInfo("m", ()), TARGETS, {"1": 1})
 ROUTE = Router({"m": MODEL}, draw=random.Random(1).random).route("m")
 
 
-def ask(prompts: int, n: int) -> GenerateRequest:
-    return GenerateRequest(model="m", kind="completion", prompts=("a",) * prompts, n=n)
+def ask(prompts: int, n: int) -> GenerationRequest:
+    return GenerationRequest(model="m", kind="completion", prompts=("a",) * prompts, n=n)
 
 
 def test_the_target_s_own_name_is_asked_for() -> None:
-    assert fit(ask(1, 1), ROUTE, {}, "dialect").model == "real"
+    assert apply_model_settings(ask(1, 1), ROUTE, {}, "dialect").model == "real"
 
 
-@pytest.mark.parametrize(("prompts", "n"), [(1, MOST_CHOICES), (MOST_CHOICES // 64, 64)])
+@pytest.mark.parametrize(("prompts", "n"), [(1, MAX_CHOICES), (MAX_CHOICES // 64, 64)])
 def test_as_many_answers_as_anybody_may_ask_for(prompts: int, n: int) -> None:
-    assert isinstance(fit(ask(prompts, n), ROUTE, {}, "dialect"), GenerateRequest)
+    assert isinstance(
+        apply_model_settings(ask(prompts, n), ROUTE, {}, "dialect"), GenerationRequest
+    )
 
 
-@pytest.mark.parametrize(("prompts", "n"), [(1, 10**15), (MOST_CHOICES // 64, 65)])
+@pytest.mark.parametrize(("prompts", "n"), [(1, 10**15), (MAX_CHOICES // 64, 65)])
 def test_more_answers_than_anybody_may_ask_for(prompts: int, n: int) -> None:
     with pytest.raises(InvalidParameter, match=r"'best' must be at most 8192 in all") as caught:
-        fit(ask(prompts, n), ROUTE, {"n": "best"}, "dialect")
+        apply_model_settings(ask(prompts, n), ROUTE, {"n": "best"}, "dialect")
     assert caught.value.problem == "above"
 
 
 def test_more_alternatives_to_a_token_than_anybody_may_ask_for() -> None:
-    many = GenerateRequest(
-        model="m", kind="completion", prompts=("a",), logprobs=Logprobs(MOST_ALTERNATIVES + 1)
+    many = GenerationRequest(
+        model="m", kind="completion", prompts=("a",), logprobs=LogprobsOptions(MAX_TOP_LOGPROBS + 1)
     )
     with pytest.raises(InvalidParameter, match="'top' must be at most 1000 here"):
-        fit(many, ROUTE, {"logprobs.top": "top"}, "dialect")
+        apply_model_settings(many, ROUTE, {"logprobs.top": "top"}, "dialect")

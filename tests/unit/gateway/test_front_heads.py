@@ -2,7 +2,13 @@
 
 import pytest
 
-from gateway.front.heads import STREAM, WHOLE, Starts, head, told
+from gateway.front.heads import (
+    STREAM_PREFIXES,
+    UNARY_PREFIXES,
+    HeaderPrefixCache,
+    render_head,
+    render_headers,
+)
 
 HEADERS = (
     ("X-Id", "a"),
@@ -15,18 +21,18 @@ HEADERS = (
 
 
 def test_what_the_front_says_itself_is_left_out() -> None:
-    lines, silent = told(HEADERS, WHOLE)
+    lines, silent = render_headers(HEADERS, UNARY_PREFIXES)
     assert lines == ["X-Id: a", "Cache-Control: no-store", "100%: ü"]
     assert silent == ("date", "connection", "transfer-encoding")
 
-    lines, silent = told(HEADERS, STREAM)
+    lines, silent = render_headers(HEADERS, STREAM_PREFIXES)
     assert lines == ["X-Id: a", "100%: ü"]
     assert silent == ("cache-control", "date", "connection", "transfer-encoding")
 
 
 def test_there_may_be_none() -> None:
-    assert told((), WHOLE) == ([], ())
-    lines = head(299, ["A: b"]).split(b"\r\n")
+    assert render_headers((), UNARY_PREFIXES) == ([], ())
+    lines = render_head(299, ["A: b"]).split(b"\r\n")
     assert lines[0] == b"HTTP/1.1 299 "
     assert lines[2] == b"A: b"
     assert lines[3].startswith(b"Date: ")
@@ -36,13 +42,13 @@ def test_there_may_be_none() -> None:
 @pytest.mark.parametrize("end", ["\r", "\n", "\0", "\r\n"])
 def test_no_header_is_two(end: str) -> None:
     with pytest.raises(ValueError, match="line's end"):
-        told((("a", "x"), ("b", f"y{end}c: d")), WHOLE)
+        render_headers((("a", "x"), ("b", f"y{end}c: d")), UNARY_PREFIXES)
     with pytest.raises(ValueError, match="name"):
-        told((("a", "x"), (f"b{end}c", "y")), WHOLE)
+        render_headers((("a", "x"), (f"b{end}c", "y")), UNARY_PREFIXES)
 
 
 def test_so_many_names_are_remembered_and_no_more() -> None:
-    starts = Starts(frozenset({"date"}))
+    starts = HeaderPrefixCache(frozenset({"date"}))
     for number in range(5000):
         assert starts[f"x-{number}"] == f"x-{number}: "
         assert len(starts) <= 1024

@@ -3,24 +3,27 @@
 import asyncio
 import socket
 
-from gateway.front.connection import Connection
-from gateway.front.limits import Limits
-from gateway.front.native import Front
-from gateway.seam import Request, Sink
+from gateway.front.connection import ClientConnection
+from gateway.front.limits import ConnectionLimits
+from gateway.front.native import NativeListener
+from gateway.seam import HttpRequest, ResponseWriter
 
 
-async def serve(http: Request, sink: Sink) -> None:
+async def serve(http: HttpRequest, sink: ResponseWriter) -> None:
     raise AssertionError
 
 
 async def test_who_was_let_in_before_the_end_and_is_met_after_it_is_let_go() -> None:
-    loop, front = asyncio.get_running_loop(), Front(serve, Limits(max_connections=10))
+    loop, front = (
+        asyncio.get_running_loop(),
+        NativeListener(serve, ConnectionLimits(max_connections=10)),
+    )
     await front.listen("127.0.0.1", 0)
     await front.close()
     here, there = socket.socketpair()
     there.setblocking(False)
     with there:
-        await loop.connect_accepted_socket(lambda: Connection(front, loop), here)
+        await loop.connect_accepted_socket(lambda: ClientConnection(front, loop), here)
 
         assert await loop.sock_recv(there, 1) == b""
         assert front.connections == 0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.front.incoming import Incoming
-from gateway.front.reader import Reader, Refused
+from gateway.front.incoming import IncomingRequest
+from gateway.front.reader import BadRequest, RequestParser
 
 LINE = 200
 FIRST = b"GET /first HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -31,30 +31,30 @@ def test_a_part_that_is_too_large_is_refused_wherever_it_is_cut(
 ) -> None:
     whole = FIRST + LARGE[status]
     for at in range(1, len(whole)):
-        arrived: list[Incoming | Refused] = []
-        reader = Reader(LINE, loop, arrived.append, lambda: None)
+        arrived: list[IncomingRequest | BadRequest] = []
+        reader = RequestParser(LINE, loop, arrived.append, lambda: None)
         reader.feed(whole[:at])
         reader.feed(whole[at:])
         first, second = arrived
-        assert isinstance(first, Incoming), at
-        assert isinstance(second, Refused), at
+        assert isinstance(first, IncomingRequest), at
+        assert isinstance(second, BadRequest), at
         assert (first.path, second.status) == ("/first", status), at
 
 
 def test_what_is_as_large_as_it_may_be_is_read(loop: asyncio.AbstractEventLoop) -> None:
-    arrived: list[Incoming | Refused] = []
-    reader = Reader(LINE, loop, arrived.append, lambda: None)
+    arrived: list[IncomingRequest | BadRequest] = []
+    reader = RequestParser(LINE, loop, arrived.append, lambda: None)
     path, value = "/" + "x" * (LINE - 1), "y" * (LINE - 1)
     reader.feed(f"GET {path} HTTP/1.1\r\nHost: a\r\nA: {value}\r\n\r\n".encode())
     [one] = arrived
-    assert isinstance(one, Incoming)
+    assert isinstance(one, IncomingRequest)
     assert (one.path, one.headers["a"]) == (path, value)
 
 
-def of(loop: asyncio.AbstractEventLoop) -> tuple[Reader, list[Incoming | Refused]]:
+def of(loop: asyncio.AbstractEventLoop) -> tuple[RequestParser, list[IncomingRequest | BadRequest]]:
     """A reader, and what comes of it."""
-    arrived: list[Incoming | Refused] = []
-    return Reader(LINE, loop, arrived.append, lambda: None), arrived
+    arrived: list[IncomingRequest | BadRequest] = []
+    return RequestParser(LINE, loop, arrived.append, lambda: None), arrived
 
 
 NAMES = st.sampled_from(["Host", "HOST", "a", "A", "b", "x-long"])
@@ -81,12 +81,12 @@ def test_of_several_headers_of_one_name_the_first_counts(
     reader.feed(whole[at:])
     [one] = arrived
     if any(len(name) + len(value) > LINE for name, value in headers):
-        assert isinstance(one, Refused)
+        assert isinstance(one, BadRequest)
         assert one.status == 431
     elif hosts > 1:
-        assert one == Refused(400, "the request must have one header Host")
+        assert one == BadRequest(400, "the request must have one header Host")
     else:
-        assert isinstance(one, Incoming)
+        assert isinstance(one, IncomingRequest)
         assert one.headers == found
 
 
@@ -101,8 +101,8 @@ def test_so_many_headers_may_come_and_no_more(
     for piece in (sent, b"\r\n") if cut else (sent + b"\r\n",):
         reader.feed(piece)
     [one] = arrived
-    assert isinstance(one, Incoming if fits else Refused)
-    assert fits or one == Refused(431, "the request's headers are too large or too many")
+    assert isinstance(one, IncomingRequest if fits else BadRequest)
+    assert fits or one == BadRequest(431, "the request's headers are too large or too many")
 
 
 def test_what_is_wrong_with_a_head_is_said_of_one_that_does_not_end(
@@ -112,7 +112,7 @@ def test_what_is_wrong_with_a_head_is_said_of_one_that_does_not_end(
     reader.feed(b"GET / HTTP/1.1\r\nA: " + b"x" * LINE + b"\r\nB: c\r\n")
     assert arrived == []
     reader.reject(408, "the request's head took too long")
-    assert arrived == [Refused(431, "the request's headers are too large or too many")]
+    assert arrived == [BadRequest(431, "the request's headers are too large or too many")]
 
 
 def test_a_head_that_does_not_end_is_refused_when_it_is_as_large_as_eight_lines(
@@ -123,7 +123,7 @@ def test_a_head_that_does_not_end_is_refused_when_it_is_as_large_as_eight_lines(
     for _ in range(8):
         assert arrived == []
         reader.feed(b"A: " + b"x" * (LINE - 5) + b"\r\n")
-    assert arrived == [Refused(431, "the request's head is too large")]
+    assert arrived == [BadRequest(431, "the request's head is too large")]
 
 
 def test_what_follows_a_body_in_chunks_is_no_header(loop: asyncio.AbstractEventLoop) -> None:
@@ -131,8 +131,8 @@ def test_what_follows_a_body_in_chunks_is_no_header(loop: asyncio.AbstractEventL
     chunked = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     reader.feed(chunked + b"2\r\nhi\r\n0\r\nHost: b\r\n" + b"c: d\r\n" * 200 + b"\r\n" + FIRST)
     first, second = arrived
-    assert isinstance(first, Incoming)
-    assert isinstance(second, Incoming)
+    assert isinstance(first, IncomingRequest)
+    assert isinstance(second, IncomingRequest)
     assert first.headers == {"host": "a", "transfer-encoding": "chunked"}
     assert (first.is_complete, first.body_parts) == (True, [b"hi"])
     assert (second.path, second.headers) == ("/first", {"host": "a"})
@@ -146,4 +146,4 @@ def test_nothing_is_read_after_a_request_that_ends_the_connection(
     last = usual.replace(b"Host: a", b"Host: a\r\nConnection: close")
     for data in (usual, usual, last, usual):
         reader.feed(data)
-    assert arrived[3:] == [Refused(400, "the request is not HTTP")]
+    assert arrived[3:] == [BadRequest(400, "the request is not HTTP")]

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from gateway.handover import Handover, Inherited
+from gateway.handover import InheritedSockets, SocketHandover
 
 HERE, THERE = ("127.0.0.1:0", 0), ("127.0.0.1:0", 1)
 
@@ -24,10 +24,10 @@ def listener() -> Iterator[socket.socket]:
         yield made
 
 
-def giver(path: Path, *listeners: socket.socket) -> Handover:
+def giver(path: Path, *listeners: socket.socket) -> SocketHandover:
     """One that has these, the first at ``HERE`` and the others at ``THERE``."""
     descriptors = [one.fileno() for one in listeners]
-    made = Handover(str(path), lambda: {HERE: descriptors[:1], THERE: descriptors[1:]})
+    made = SocketHandover(str(path), lambda: {HERE: descriptors[:1], THERE: descriptors[1:]})
     made.listen()
     return made
 
@@ -38,7 +38,7 @@ async def test_who_asks_gets_them_and_what_nobody_takes_is_closed(
     with socket.create_server(("127.0.0.1", 0)) as other:
         old = giver(path, listener, other)
         given = asyncio.create_task(old.wait_for_successor())
-        with await asyncio.to_thread(Inherited, str(path)) as heir:
+        with await asyncio.to_thread(InheritedSockets, str(path)) as heir:
             [mine] = heir.take_sockets(HERE)
             assert heir.take_sockets(HERE) == heir.take_sockets(("127.0.0.1:1", 0)) == ()
             assert mine.getsockname() == listener.getsockname()
@@ -57,9 +57,9 @@ async def test_one_that_ends_before_it_serves_is_forgotten(
     old = giver(path, listener)
     given = asyncio.create_task(old.wait_for_successor())
     for _ in range(2):
-        with await asyncio.to_thread(Inherited, str(path)):
+        with await asyncio.to_thread(InheritedSockets, str(path)):
             pass
-    with await asyncio.to_thread(Inherited, str(path)) as heir:
+    with await asyncio.to_thread(InheritedSockets, str(path)) as heir:
         assert not given.done()
         heir.confirm_serving()
         await given
@@ -83,7 +83,7 @@ def test_where_none_runs_there_is_nothing_to_inherit(path: Path, *, left: bool) 
     if left:
         with socket.socket(socket.AF_UNIX) as killed:
             killed.bind(str(path))
-    with Inherited(str(path)) as heir:
+    with InheritedSockets(str(path)) as heir:
         assert heir.take_sockets(HERE) == ()
         heir.confirm_serving()
 
@@ -110,7 +110,7 @@ def answering(path: Path, *pieces: bytes) -> Thread:
 
 def test_what_comes_in_pieces_is_put_together(path: Path) -> None:
     old = answering(path, b'[["127.0.0', b'.1:0",0,1]]\n')
-    with Inherited(str(path)) as heir:
+    with InheritedSockets(str(path)) as heir:
         [taken] = heir.take_sockets(HERE)
         taken.close()
         heir.confirm_serving()
@@ -123,5 +123,5 @@ def test_what_comes_in_pieces_is_put_together(path: Path) -> None:
 def test_one_that_gives_nothing_whole_is_an_error(path: Path, pieces: tuple[bytes, ...]) -> None:
     old = answering(path, *pieces)
     with pytest.raises(ConnectionAbortedError, match="gives nothing"):
-        Inherited(str(path))
+        InheritedSockets(str(path))
     old.join()

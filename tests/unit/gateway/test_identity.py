@@ -16,18 +16,19 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from jwt.warnings import InsecureKeyLengthWarning
 from msgspec.structs import replace
 
-from gateway.auth import Keyring, Principal, Unsettled
-from gateway.config.identity import Claims, Identity
+from gateway.auth import Authenticator, KeysPending, Principal
+from gateway.config.identity import JwtClaimsConfig, JwtConfig
 from gateway.core.errors import Unauthorized
-from gateway.identity import Issuer, Rules, Tokens
-from gateway.identity.keys import read
+from gateway.identity.issuer import JwksClient
+from gateway.identity.keys import parse_key_set
+from gateway.identity.tokens import JwtPolicy, JwtVerifier
 
 NOW = 1_700_000_000.0
-TOLD = Identity(
+TOLD = JwtConfig(
     issuer="https://login.example.com",
     audience=("gateway",),
     algorithms=("RS256", "ES256", "EdDSA"),
-    claims=Claims(models="models", tags="realm.groups"),
+    claims=JwtClaimsConfig(models="models", tags="realm.groups"),
 )
 RSA = rsa.generate_private_key(65537, 2048)
 SHORT = rsa.generate_private_key(65537, 1024)  # noqa: S505 - it is to be refused
@@ -69,13 +70,13 @@ def signed(key: Any = RSA, algorithm: str = "RS256", kid: str | None = "r", **cl
 class Stage:
     """An issuer that answers as it is told, a clock, and who verifies."""
 
-    def __init__(self, told: Identity = TOLD, answer: bytes | Exception = EVERY) -> None:
+    def __init__(self, told: JwtConfig = TOLD, answer: bytes | Exception = EVERY) -> None:
         self.answer = answer
         self.asked = 0
         self.time = 0.0
-        self.issuer = Issuer(told, lambda: self.time, self._fetch)
-        rules = Rules(told, {"gpt": "chat-model"})
-        self.tokens = Tokens(rules, self.issuer, lambda: NOW + self.time)
+        self.issuer = JwksClient(told, lambda: self.time, self._fetch)
+        rules = JwtPolicy(told, {"gpt": "chat-model"})
+        self.tokens = JwtVerifier(rules, self.issuer, lambda: NOW + self.time)
         self.hold: asyncio.Event | None = None
 
     async def _fetch(self) -> bytes:
@@ -91,7 +92,7 @@ class Stage:
         digest = hashlib.sha256(token.encode()).hexdigest()
         try:
             return self.tokens.verify_token(token, digest)
-        except Unsettled:
+        except KeysPending:
             await self.tokens.wait_keys()
         return self.tokens.verify_token(token, digest)
 
@@ -133,7 +134,7 @@ async def test_what_a_token_says_of_its_holder(
 
 
 async def test_without_such_claims_it_is_good_for_every_model() -> None:
-    found = await Stage(replace(TOLD, claims=Claims())).holder(signed())
+    found = await Stage(replace(TOLD, claims=JwtClaimsConfig())).holder(signed())
     assert found == Principal("jwt:ann", "")
 
 
@@ -219,7 +220,7 @@ async def test_a_known_token_is_looked_up_until_it_expires(monkeypatch: pytest.M
 
 
 async def test_so_many_are_remembered_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.identity.tokens._KNOWN", 2)
+    monkeypatch.setattr("gateway.identity.tokens._MAX_CACHED_TOKENS", 2)
     stage = Stage()
     tokens = [signed(sub=name) for name in "abc"]
     first, second, third = [await stage.holder(token) for token in tokens]
@@ -347,7 +348,7 @@ async def test_when_it_is_let_go_whoever_waits_is_refused() -> None:
 )
 def test_sets_that_verify_nothing(body: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        read(body, ["RS256"])
+        parse_key_set(body, ["RS256"])
 
 
 async def test_a_lone_key_needs_no_name() -> None:
@@ -361,10 +362,10 @@ async def test_a_lone_key_needs_no_name() -> None:
 async def test_keys_and_tokens_stand_side_by_side() -> None:
     stage = Stage()
     app = Principal("app", hashlib.sha256(b"sk-app").hexdigest())
-    ring = Keyring([app], stage.tokens)
+    ring = Authenticator([app], stage.tokens)
     token = {"authorization": f"Bearer {signed()}"}
     assert ring.find_known_principal(token) is None
-    with pytest.raises(Unsettled):
+    with pytest.raises(KeysPending):
         ring.authenticate(token)
     await ring.wait_keys()
     holder = ring.authenticate(token)
@@ -378,5 +379,5 @@ async def test_keys_and_tokens_stand_side_by_side() -> None:
 
 def test_with_tokens_alone_nobody_is_let_in_without() -> None:
     with pytest.raises(Unauthorized) as caught:
-        Keyring([], Stage().tokens).authenticate({})
+        Authenticator([], Stage().tokens).authenticate({})
     assert caught.value.missing

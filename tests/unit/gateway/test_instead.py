@@ -5,23 +5,23 @@ import pytest
 from backends.echo import EchoBackend
 from gateway.core.catalog import ModelInfo
 from gateway.core.errors import (
-    ClientGone,
-    ContentRefused,
+    ClientDisconnected,
+    ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
     GatewayError,
     InternalError,
     InvalidParameter,
     Overloaded,
-    RateLimited,
-    Unsupported,
+    RateLimitExceeded,
+    UnsupportedFeature,
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.instead import Trail, lacks, passes_on
-from gateway.metrics import Metrics
+from gateway.instead import FallbackHistory, describe_missing, is_fallback_error
+from gateway.metrics.exchanges import MetricsCollector
 from gateway.router import Route, Target, compile_model
-from gateway.telemetry import Record, silent
+from gateway.telemetry import RequestRecord, ignore_record
 
 
 def route(name: str, context: int | None = None) -> Route:
@@ -40,51 +40,53 @@ DOWN = WorkerUnreachable("gone")
         (BUSY, True),
         (DOWN, True),
         (WorkerFailed("500"), True),
-        (RateLimited("429"), True),
+        (RateLimitExceeded("429"), True),
         (ContextTooLong("long"), True),
         (DeadlineExceeded("slow", which="first_token"), True),
         (DeadlineExceeded("late", which="total"), False),
-        (Unsupported("no"), False),
+        (UnsupportedFeature("no"), False),
         (InvalidParameter("no", param="n"), False),
-        (ContentRefused("no"), False),
-        (ClientGone("left"), False),
+        (ContentFiltered("no"), False),
+        (ClientDisconnected("left"), False),
         (InternalError("bug"), False),
     ],
 )
 def test_only_what_is_not_the_clients_fault_leads_on(
     error: GatewayError, *, leads_on: bool
 ) -> None:
-    assert passes_on(error) is leads_on
+    assert is_fallback_error(error) is leads_on
 
 
-def told(trail: Trail, at: Route) -> tuple[tuple[str, ...], str]:
-    record = Record("r")
+def told(trail: FallbackHistory, at: Route) -> tuple[tuple[str, ...], str]:
+    record = RequestRecord("r")
     trail.write_record(record, at)
     return record.fell_back, record.diverted
 
 
 def test_the_way_is_told_in_its_order_without_its_end() -> None:
-    trail = Trail(route("a"), BUSY)
-    trail.record_skipped(route("b"), lacks("tools", "images"))
+    trail = FallbackHistory(route("a"), BUSY)
+    trail.record_skipped(route("b"), describe_missing("tools", "images"))
 
     assert told(trail, route("c")) == (("a@1 Overloaded", "b@1 lacks tools, images"), "a@1")
     assert trail.record_failure(route("c"), DOWN)
     assert (trail.route.target_name, trail.error) == ("c@1", DOWN)
     assert told(trail, trail.route) == (("a@1 Overloaded", "b@1 lacks tools, images"), "a@1")
-    assert told(Trail(route("a"), BUSY), route("a")) == ((), "")
+    assert told(FallbackHistory(route("a"), BUSY), route("a")) == ((), "")
 
 
-@pytest.mark.parametrize("error", [Unsupported("no"), InvalidParameter("no", param="n")])
+@pytest.mark.parametrize("error", [UnsupportedFeature("no"), InvalidParameter("no", param="n")])
 def test_who_can_not_does_not_have_the_last_word(error: GatewayError) -> None:
-    trail = Trail(route("a"), BUSY)
+    trail = FallbackHistory(route("a"), BUSY)
 
     assert trail.record_failure(route("b"), error)
     assert (trail.route.target_name, trail.error) == ("a@1", BUSY)
 
 
-@pytest.mark.parametrize("error", [ContentRefused("no"), ClientGone("left"), InternalError("bug")])
+@pytest.mark.parametrize(
+    "error", [ContentFiltered("no"), ClientDisconnected("left"), InternalError("bug")]
+)
 def test_some_words_are_the_last(error: GatewayError) -> None:
-    assert not Trail(route("a"), BUSY).record_failure(route("b"), error)
+    assert not FallbackHistory(route("a"), BUSY).record_failure(route("b"), error)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +104,9 @@ def test_some_words_are_the_last(error: GatewayError) -> None:
 def test_too_long_for_one_needs_more_by_declaration(
     context: int | None, limit: int | None, other: int | None, *, fits: bool
 ) -> None:
-    trail = Trail(route("a", context), ContextTooLong("long", limit=limit))
+    trail = FallbackHistory(route("a", context), ContextTooLong("long", limit=limit))
     assert trail.fits_context(route("b", other)) is fits
-    assert Trail(route("a", context), BUSY).fits_context(route("b", other))
+    assert FallbackHistory(route("a", context), BUSY).fits_context(route("b", other))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_too_long_for_one_needs_more_by_declaration(
 def test_too_long_in_its_stead_rules_out_what_is_shorter(
     context: int | None, limit: int | None, *, fits: bool
 ) -> None:
-    trail = Trail(route("a"), BUSY)
+    trail = FallbackHistory(route("a"), BUSY)
     assert trail.record_failure(route("b", context), ContextTooLong("long", limit=limit))
 
     assert trail.error is BUSY
@@ -122,16 +124,16 @@ def test_too_long_in_its_stead_rules_out_what_is_shorter(
 
 
 def test_too_long_for_nobody_knows_what_leaves_who_declares_something() -> None:
-    trail = Trail(route("a"), BUSY)
+    trail = FallbackHistory(route("a"), BUSY)
     assert trail.record_failure(route("b"), ContextTooLong("long"))
     assert trail.fits_context(route("c", 1))
     assert not trail.fits_context(route("c"))
 
 
 def test_who_was_passed_over_is_counted_by_what_was_lacking() -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     lacked = ("chat@1 Overloaded", "my model@1 lacks tools, images")
-    metrics.record_request(Record("r", model="spare", version="1", fell_back=lacked))
+    metrics.record_request(RequestRecord("r", model="spare", version="1", fell_back=lacked))
     page = metrics.render_page().decode()
 
     for target, why in (("chat@1", "Overloaded"), ("my model@1", "lacks tools, images")):

@@ -7,9 +7,9 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.auth import Keyring, Principal
+from gateway.auth import Authenticator, Principal
 from gateway.cli import main
-from gateway.config import load
+from gateway.config.loading import load_text
 
 CONFIG = """\
 listeners: [{address: "0.0.0.0:8000", dialects: [openai]}]
@@ -30,10 +30,10 @@ def test_its_lines_are_the_end_of_a_configuration_and_the_key_is_good_there() ->
     assert key not in lines
     assert key not in result.stderr
 
-    [known] = load(CONFIG + lines, "gateway.yaml", env={}).keys
+    [known] = load_text(CONFIG + lines, "gateway.yaml", env={}).keys
 
     assert known.name == "web-app"
-    keyring = Keyring([Principal(known.name, known.sha256)])
+    keyring = Authenticator([Principal(known.name, known.sha256)])
     found = keyring.authenticate({"authorization": f"Bearer {key}"})
     assert found is not None
     assert found.name == "web-app"
@@ -69,5 +69,5 @@ def test_a_name_that_no_configuration_takes_is_refused(name: str) -> None:
 
 def test_a_name_that_looks_like_a_number_stays_a_name() -> None:
     lines = new("--name", "017").stdout.partition("\n")[2]
-    [known] = load(CONFIG + lines, "gateway.yaml", env={}).keys
+    [known] = load_text(CONFIG + lines, "gateway.yaml", env={}).keys
     assert known.name == "017"

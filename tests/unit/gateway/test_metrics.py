@@ -9,22 +9,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from backends.pool.tally import Tally
-from backends.upstream import Connections
+from backends.pool.tally import PoolMetrics
+from backends.upstream import ConnectionCounts
+from gateway.core.events import Usage
 from gateway.core.histogram import Histogram
-from gateway.core.loss import Loss
-from gateway.core.types import Usage
-from gateway.metrics import Metrics
-from gateway.metrics.process import Process
-from gateway.metrics.running import Running
-from gateway.metrics.vllm import Vllm
-from gateway.telemetry import Record, silent
-from gateway.told import Told
+from gateway.core.loss import UnsupportedParameter
+from gateway.metrics.exchanges import MetricsCollector
+from gateway.metrics.process import ProcessCollector
+from gateway.metrics.running import RunningRequestCollector
+from gateway.metrics.vllm import VllmCollector
+from gateway.telemetry import RequestRecord, ignore_record
+from gateway.told import MetricDefinition
 
 ARM = ("chat", "rollout", "2")
 
 
-def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+def samples(metrics: MetricsCollector) -> dict[tuple[str, ...], float]:
     """Values by the name and the labels in the order of the labels' names."""
     families = text_string_to_metric_families(metrics.render_page().decode())
     return {
@@ -34,7 +34,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     }
 
 
-RECORD = Record(
+RECORD = RequestRecord(
     "r",
     dialect="openai",
     model="chat",
@@ -46,15 +46,15 @@ RECORD = Record(
     usage=Usage(3, 5, source="counted"),
     finish=("eos", "length"),
     losses=(
-        Loss("top_k", "dropped", path="sampling.top_k"),
-        Loss("never heard of", "dropped"),
+        UnsupportedParameter("top_k", "dropped", path="sampling.top_k"),
+        UnsupportedParameter("never heard of", "dropped"),
     ),
 )
 
 
 def test_an_exchange_is_counted_by_its_labels() -> None:
-    seen: list[Record] = []
-    metrics = Metrics(seen.append, dict)
+    seen: list[RequestRecord] = []
+    metrics = MetricsCollector(seen.append, dict)
     metrics.record_request(RECORD)
     metrics.record_request(RECORD)
     cut = replace(RECORD, outcome="truncated", error="StreamBroken", losses=())
@@ -94,7 +94,7 @@ def test_an_exchange_is_counted_by_its_labels() -> None:
 def test_what_is_measured_lies_up_to_its_edge(
     name: str, count: int, total: float, edge: str, below: int
 ) -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     for record in (RECORD, RECORD, replace(RECORD, outcome="truncated")):
         metrics.record_request(record)
 
@@ -108,7 +108,7 @@ def test_what_is_measured_lies_up_to_its_edge(
 
 
 def test_who_was_diverted_is_no_sample_of_either_arm() -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(
         replace(RECORD, version="1", diverted="chat@2", fell_back=("chat@2 WorkerFailed",))
     )
@@ -130,14 +130,14 @@ def test_who_was_diverted_is_no_sample_of_either_arm() -> None:
 
 
 def test_nothing_is_told_before_there_is_anything() -> None:
-    assert samples(Metrics(silent, dict)) == {}
+    assert samples(MetricsCollector(ignore_record, dict)) == {}
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
 def test_whoever_asks_sees_all_of_them_however_many_wait(count: int) -> None:
-    seen: list[Record] = []
-    metrics = Metrics(seen.append, dict)
-    metrics.register(Vllm(metrics.collect_stats, dict))
+    seen: list[RequestRecord] = []
+    metrics = MetricsCollector(seen.append, dict)
+    metrics.register(VllmCollector(metrics.collect_stats, dict))
     for n in range(count):
         metrics.record_request(
             replace(RECORD, diverted="chat@1", fell_back=("chat@1 WorkerFailed",))
@@ -154,23 +154,23 @@ def test_whoever_asks_sees_all_of_them_however_many_wait(count: int) -> None:
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     for n in range(550):
-        metrics.record_request(Record("r", model=f"m{n}"))
+        metrics.record_request(RequestRecord("r", model=f"m{n}"))
     found = samples(metrics)
     assert len(found) == 501
     assert found["interlingua_requests_total", "", "", "_other", "ok", "_other", "_other"] == 50
 
 
 def test_fallbacks_without_end_do_not_fill_the_memory() -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     for n in range(10_050):
-        metrics.record_request(Record("r", fell_back=(f"m{n}@1 WorkerFailed",)))
+        metrics.record_request(RequestRecord("r", fell_back=(f"m{n}@1 WorkerFailed",)))
     assert samples(metrics)["interlingua_fallbacks_total", "_other", "_other"] == 50
 
 
 def test_a_name_is_written_so_that_it_can_be_read_again() -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     odd = 'a "b" \\ c\nd'
     metrics.record_request(replace(RECORD, model=odd))
     found = samples(metrics)
@@ -191,10 +191,10 @@ class Pool:
     discovery_failures = 3
     queued_request_ids = ("r1", "r2")
     in_panic = True
-    connections = Connections(open=5, idle=2, created=7, failed=1)
+    connections = ConnectionCounts(open=5, idle=2, created=7, failed=1)
 
     def __init__(self) -> None:
-        tally = self.metrics = Tally(exhausted=2, abandoned=6)
+        tally = self.metrics = PoolMetrics(exhausted=2, abandoned=6)
         tally.retries["connect"] += 4
         tally.failures["cut"] += 5
         tally.shed["queue_full"] += 8
@@ -205,7 +205,7 @@ class Pool:
 
 
 def test_workers_are_told_of_as_they_are_now() -> None:
-    found = samples(Metrics(silent, lambda: {"gpu": Pool()}))
+    found = samples(MetricsCollector(ignore_record, lambda: {"gpu": Pool()}))
     told = {name: value for name, value in found.items() if "bucket" not in name[0]}
     assert told == {
         ("interlingua_worker_up", "gpu", "http://a:1"): 1,
@@ -246,7 +246,7 @@ def test_workers_are_told_of_as_they_are_now() -> None:
 def test_a_stream_that_was_cut_is_told_with_who_is_to_blame(
     changes: dict[str, Any], side: str, reason: str
 ) -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(replace(RECORD, **({"stream": True, "tokens": 7} | changes)))
     aborts = {name: n for name, n in samples(metrics).items() if "stream_aborts" in name[0]}
     wasted = samples(metrics).get(("interlingua_wasted_tokens_total", *ARM), 0)
@@ -259,7 +259,7 @@ def test_a_stream_that_was_cut_is_told_with_who_is_to_blame(
 
 
 def test_what_is_cached_and_thought_is_told_beside_the_whole() -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(replace(RECORD, usage=Usage(9, 5, 4, 3), overhead=0.0004))
     found = samples(metrics)
     tokens = {name[1]: n for name, n in found.items() if name[0] == "interlingua_tokens_total"}
@@ -269,7 +269,7 @@ def test_what_is_cached_and_thought_is_told_beside_the_whole() -> None:
 
 
 def test_a_name_of_any_form_stays_one_label() -> None:
-    told = Told("named", "histogram", "Says nothing.", ("who",))
+    told = MetricDefinition("named", "histogram", "Says nothing.", ("who",))
     histogram = Histogram((1.0,))
     histogram.add(0.5)
     text = "".join(told.format_histogram_lines([(['a\n"b\\'], histogram)]))
@@ -279,9 +279,9 @@ def test_a_name_of_any_form_stays_one_label() -> None:
 
 @pytest.mark.parametrize(("full", "model"), [(499, "chat"), (500, "_other")])
 def test_arms_are_bounded(full: int, model: str) -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     for number in range(full):
-        metrics.record_request(Record("r", model=f"m{number}"))
+        metrics.record_request(RequestRecord("r", model=f"m{number}"))
     metrics.record_request(RECORD)
     assert [*metrics.collect_stats()][-1][0] == model
 
@@ -291,13 +291,13 @@ def test_arms_are_bounded(full: int, model: str) -> None:
 
 def test_what_is_not_over_is_told_by_its_phase() -> None:
     live = [
-        Record("q", model="chat"),
-        Record("w", model="chat"),
-        Record("s", model="chat", first_byte=0.1),
-        Record("s2", model="other", first_byte=0.1),
+        RequestRecord("q", model="chat"),
+        RequestRecord("w", model="chat"),
+        RequestRecord("s", model="chat", first_byte=0.1),
+        RequestRecord("s2", model="other", first_byte=0.1),
     ]
-    metrics = Metrics(silent, dict)
-    metrics.register(Running(lambda: live, lambda: {"q", "s"}))
+    metrics = MetricsCollector(ignore_record, dict)
+    metrics.register(RunningRequestCollector(lambda: live, lambda: {"q", "s"}))
     assert samples(metrics) == {
         ("interlingua_requests_in_flight", "chat", "queued"): 1,
         ("interlingua_requests_in_flight", "chat", "waiting"): 1,
@@ -312,8 +312,8 @@ class Listening(Struct):
 
 
 async def test_the_process_tells_of_itself() -> None:
-    process = Process(lambda: {"127.0.0.1:8000": Listening(3, {400: 2, 431: 1, 418: 5})})
-    metrics = Metrics(silent, dict)
+    process = ProcessCollector(lambda: {"127.0.0.1:8000": Listening(3, {400: 2, 431: 1, 418: 5})})
+    metrics = MetricsCollector(ignore_record, dict)
     metrics.register(process)
     process.stop()
     process.start()
@@ -333,21 +333,21 @@ async def test_the_process_tells_of_itself() -> None:
 def test_a_machine_without_proc_tells_the_rest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gateway.metrics.process._MEMORY", tmp_path / "nothing")
-    metrics = Metrics(silent, dict)
-    metrics.register(Process(dict))
+    monkeypatch.setattr("gateway.metrics.process._STATM_FILE", tmp_path / "nothing")
+    metrics = MetricsCollector(ignore_record, dict)
+    metrics.register(ProcessCollector(dict))
     names = {name for name, *_ in samples(metrics)}
     assert "interlingua_cpu_seconds_total" in names
     assert "interlingua_open_fds" not in names
 
 
 def test_vllm_has_other_names_for_the_same() -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     for version in ("1", "2"):
         metrics.record_request(replace(RECORD, version=version))
-    metrics.record_request(Record("r", path="/nowhere"))
+    metrics.record_request(RequestRecord("r", path="/nowhere"))
     phases = {("chat", "queued"): 2, ("chat", "waiting"): 3, ("chat", "streaming"): 4}
-    metrics.register(Vllm(metrics.collect_stats, lambda: phases))
+    metrics.register(VllmCollector(metrics.collect_stats, lambda: phases))
     found = samples(metrics)
     vllm = {name: n for name, n in found.items() if name[0].startswith("vllm:")}
     told = {name: n for name, n in vllm.items() if not name[0].endswith(("_bucket", "_sum"))}
@@ -369,7 +369,7 @@ def test_vllm_has_other_names_for_the_same() -> None:
 
 
 def test_vllms_gauges_are_there_before_anything_runs() -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(RECORD)
-    metrics.register(Vllm(metrics.collect_stats, dict))
+    metrics.register(VllmCollector(metrics.collect_stats, dict))
     assert samples(metrics)["vllm:num_requests_running", "0", "chat"] == 0

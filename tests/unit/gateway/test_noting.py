@@ -5,46 +5,48 @@ from typing import Any
 
 import pytest
 
-from gateway.core.ports import Take
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
     PromptEcho,
-    Refusal,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
-    Vector,
 )
-from gateway.noting import Arm, Noted, Overheard
+from gateway.core.ports import EventSink
+from gateway.noting import ObservedStrategy, ResponseSummary, ShadowSide
 from tests.fakes import FakeClock
 
 
-def noted(*events: Event) -> Noted:
-    one = Noted(lambda: 0.0)
+def noted(*events: Event) -> ResponseSummary:
+    one = ResponseSummary(lambda: 0.0)
     one.add_events(events)
     return one
 
 
-def arm(one: Noted) -> Arm:
+def arm(one: ResponseSummary) -> ShadowSide:
     return one.build_side(("chat", "2"), ("ok", ""))
 
 
 def test_an_answer_in_figures() -> None:
     clock = FakeClock()
-    one = Noted(clock)
+    one = ResponseSummary(clock)
     clock.now += 1
-    one.add_events([Start(3), PromptEcho(0, "before")])
+    one.add_events([StreamStart(3), PromptEcho(0, "before")])
     clock.now += 1
-    one.add_events([Text("two ", 1), Text("one", 0)])
+    one.add_events([TextDelta("two ", 1), TextDelta("one", 0)])
     clock.now += 1
-    one.add_events([Text(" words", 1, tokens=2), End("length", 1), End("eos", 0), Done()])
+    one.add_events(
+        [TextDelta(" words", 1, tokens=2), ChoiceEnd("length", 1), ChoiceEnd("eos", 0), StreamEnd()]
+    )
 
-    expected = Arm("chat", "2", "ok", "", ("eos", "length"), 4, 13, 2.0, 3.0)
+    expected = ShadowSide("chat", "2", "ok", "", ("eos", "length"), 4, 13, 2.0, 3.0)
     assert arm(one) == expected
     one.add_events([Usage(3, 9)])
     assert arm(one).tokens == 9
@@ -53,36 +55,38 @@ def test_an_answer_in_figures() -> None:
 
 def test_a_new_try_begins_anew() -> None:
     clock = FakeClock()
-    one = Noted(clock)
-    one.add_events([Text("half"), Usage(1, 1), End("eos")])
+    one = ResponseSummary(clock)
+    one.add_events([TextDelta("half"), Usage(1, 1), ChoiceEnd("eos")])
     clock.now += 5
     one.start()
     clock.now += 1
 
-    assert arm(one) == Arm("chat", "2", duration=1.0)
+    assert arm(one) == ShadowSide("chat", "2", duration=1.0)
     assert one.has_same_content(noted())
 
 
-@pytest.mark.parametrize("event", [Text("a"), Thought("a"), Vector(0, (1.0,)), Refusal("a")])
+@pytest.mark.parametrize(
+    "event", [TextDelta("a"), ReasoningDelta("a"), Embedding(0, (1.0,)), RefusalDelta("a")]
+)
 def test_whatever_is_said_is_the_first_of_it(event: Event) -> None:
     assert arm(noted(event)).first_token == 0.0
-    assert arm(noted(Start(1), Usage(1), Done())).first_token is None
+    assert arm(noted(StreamStart(1), Usage(1), StreamEnd())).first_token is None
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ([Text("ab"), Text("c")], [Text("a"), Text("bc")], True),
-        ([Text("abc")], [Text("abd")], False),
-        ([Text("abc")], [Text("abc", 1)], False),
-        ([Text("a"), Text("b", 1)], [Text("b", 1), Text("a")], True),
-        ([Text("abc")], [Text("abc"), Thought("hm")], True),
-        ([Text("abc")], [], False),
-        ([CallStart(0, 0, "x", "f"), CallArguments(0, 0, "{}")],
-         [CallStart(0, 0, "y", "f"), CallArguments(0, 0, "{"), CallArguments(0, 0, "}")], True),
-        ([CallStart(0, 0, "x", "f")], [CallStart(0, 0, "x", "g")], False),
-        ([CallStart(0, 0, "x", "f")], [Text("f")], False),
-        ([Text("\ud800")], [Text("\ud800")], True),
+        ([TextDelta("ab"), TextDelta("c")], [TextDelta("a"), TextDelta("bc")], True),
+        ([TextDelta("abc")], [TextDelta("abd")], False),
+        ([TextDelta("abc")], [TextDelta("abc", 1)], False),
+        ([TextDelta("a"), TextDelta("b", 1)], [TextDelta("b", 1), TextDelta("a")], True),
+        ([TextDelta("abc")], [TextDelta("abc"), ReasoningDelta("hm")], True),
+        ([TextDelta("abc")], [], False),
+        ([ToolCallStart(0, 0, "x", "f"), ToolCallDelta(0, 0, "{}")],
+         [ToolCallStart(0, 0, "y", "f"), ToolCallDelta(0, 0, "{"), ToolCallDelta(0, 0, "}")], True),
+        ([ToolCallStart(0, 0, "x", "f")], [ToolCallStart(0, 0, "x", "g")], False),
+        ([ToolCallStart(0, 0, "x", "f")], [TextDelta("f")], False),
+        ([TextDelta("\ud800")], [TextDelta("\ud800")], True),
     ],
 )  # fmt: skip
 def test_two_answers_are_the_same_by_their_words(
@@ -94,13 +98,13 @@ def test_two_answers_are_the_same_by_their_words(
 @pytest.mark.parametrize(
     ("events", "complete"),
     [
-        ([Text("a"), End("eos"), Done()], True),
-        ([Text("a"), End("eos")], False),
-        ([Text("a"), Done()], False),
-        ([Thought("a"), Done()], False),
-        ([CallStart(1, 0, "x", "f"), End("eos"), Done()], False),
-        ([End("eos"), End("eos", 1), Done()], True),
-        ([Vector(0, (1.0,)), Done()], True),
+        ([TextDelta("a"), ChoiceEnd("eos"), StreamEnd()], True),
+        ([TextDelta("a"), ChoiceEnd("eos")], False),
+        ([TextDelta("a"), StreamEnd()], False),
+        ([ReasoningDelta("a"), StreamEnd()], False),
+        ([ToolCallStart(1, 0, "x", "f"), ChoiceEnd("eos"), StreamEnd()], False),
+        ([ChoiceEnd("eos"), ChoiceEnd("eos", 1), StreamEnd()], True),
+        ([Embedding(0, (1.0,)), StreamEnd()], True),
     ],
 )
 def test_an_answer_is_complete_when_each_choice_is(events: list[Event], *, complete: bool) -> None:
@@ -129,24 +133,24 @@ class Answer:
         return given
 
     async def pieces(
-        self, take: Take | None = None
+        self, take: EventSink | None = None
     ) -> AsyncGenerator[tuple[bytes | None, Sequence[Event]], None]:
         try:
-            yield b"a", [Text("a")]
+            yield b"a", [TextDelta("a")]
             if take is not None:
-                take(b"b", [Text("b")])
-            yield None, [Done()]
+                take(b"b", [TextDelta("b")])
+            yield None, [StreamEnd()]
         finally:
             self.closed = True
 
 
 async def test_an_answer_passes_as_it_is() -> None:
-    noted, answer = Noted(lambda: 0.0), Answer()
-    made: Any = Overheard
+    noted, answer = ResponseSummary(lambda: 0.0), Answer()
+    made: Any = ObservedStrategy
     heard = made(answer, noted)
     pieces = heard.stream()
 
-    assert await anext(pieces) == (b"a", [Text("a")])
+    assert await anext(pieces) == (b"a", [TextDelta("a")])
     await pieces.aclose()
     assert answer.closed
     assert heard.request is answer.request
@@ -159,22 +163,22 @@ async def test_an_answer_passes_as_it_is() -> None:
 
 
 async def test_what_is_heard_of_it_is_noted() -> None:
-    noted = Noted(lambda: 0.0)
-    made: Any = Overheard
+    noted = ResponseSummary(lambda: 0.0)
+    made: Any = ObservedStrategy
     overheard = made(Answer(), noted)
 
     overheard.stream()
 
-    assert overheard.process_events([Text("a")]) == [Text("a"), Usage(0, 1)]
+    assert overheard.process_events([TextDelta("a")]) == [TextDelta("a"), Usage(0, 1)]
     assert arm(noted).length == 1
     assert arm(noted).tokens == 1
 
 
 async def test_what_another_target_said_before_is_not() -> None:
-    noted = Noted(lambda: 0.0)
-    made: Any = Overheard
+    noted = ResponseSummary(lambda: 0.0)
+    made: Any = ObservedStrategy
     overheard = made(Answer(), noted)
-    overheard.process_events([Text("a")])
+    overheard.process_events([TextDelta("a")])
 
     overheard.stream()
 
@@ -182,14 +186,14 @@ async def test_what_another_target_said_before_is_not() -> None:
 
 
 async def test_what_is_taken_at_once_is_given_to_who_takes_it() -> None:
-    made: Any = Overheard
+    made: Any = ObservedStrategy
     taken = list[tuple[bytes | None, Sequence[Event]]]()
 
     def take(data: bytes | None, events: Sequence[Event]) -> bool:
         taken.append((data, events))
         return True
 
-    read = [piece async for piece in made(Answer(), Noted(lambda: 0.0)).stream(take)]
+    read = [piece async for piece in made(Answer(), ResponseSummary(lambda: 0.0)).stream(take)]
 
-    assert read == [(b"a", [Text("a")]), (None, [Done()])]
-    assert taken == [(b"b", [Text("b")])]
+    assert read == [(b"a", [TextDelta("a")]), (None, [StreamEnd()])]
+    assert taken == [(b"b", [TextDelta("b")])]

@@ -8,9 +8,9 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from gateway.core.ports import Described, Description, Endpoint
-from gateway.openapi import document
-from gateway.paths import Mount
+from gateway.core.ports import Endpoint, OpenApiFragment, OpenApiProvider
+from gateway.openapi import build_document
+from gateway.paths import AdapterMount
 from protocols import DIALECTS
 
 ANSWER = {"responses": {"200": {"description": "."}}}
@@ -26,17 +26,17 @@ class Told:
         self.endpoints = endpoints
         self._about = about
 
-    def openapi_fragment(self) -> Description:
+    def openapi_fragment(self) -> OpenApiFragment:
         operation = {"summary": self._about, "requestBody": {"$ref": "#/components/schemas/Body"}}
-        return Description({"ask": operation}, {"Body": {"title": self._about}})
+        return OpenApiFragment({"ask": operation}, {"Body": {"title": self._about}})
 
 
-def read(*mounts: Mount, keyed: bool = False) -> Any:
-    return msgspec.json.decode(document(mounts, version="1", keyed=keyed))
+def read(*mounts: AdapterMount, keyed: bool = False) -> Any:
+    return msgspec.json.decode(build_document(mounts, version="1", keyed=keyed))
 
 
-def mounted(dialect: Any, prefix: str = "") -> Mount:
-    return Mount(dialect, prefix)
+def mounted(dialect: Any, prefix: str = "") -> AdapterMount:
+    return AdapterMount(dialect, prefix)
 
 
 def kind(name: str) -> Any:
@@ -129,5 +129,5 @@ def test_what_a_dialect_tells_is_sound(name: str, profile: str) -> None:
     for body in (node for node in nodes(found) if "schema" in node):
         jsonschema_rs.meta.validate(body["schema"])
     variants = {endpoint.operation for endpoint in dialect.endpoints}
-    if isinstance(dialect, Described):
+    if isinstance(dialect, OpenApiProvider):
         assert dialect.openapi_fragment().operations.keys() <= variants

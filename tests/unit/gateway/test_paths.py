@@ -6,8 +6,8 @@ import pytest
 from msgspec import Struct
 
 from gateway.core.errors import MethodNotAllowed, PathNotFound
-from gateway.core.ports import Dialect, Endpoint
-from gateway.paths import Mount, Paths
+from gateway.core.ports import ClientAdapter, Endpoint
+from gateway.paths import AdapterMount, PathRouter
 
 
 class Fake(Struct):
@@ -37,11 +37,11 @@ TWO = Fake(
 )
 
 
-def mount(fake: Fake, prefix: str = "") -> Mount:
-    return Mount(cast("Dialect", cast("Any", fake)), prefix)
+def mount(fake: Fake, prefix: str = "") -> AdapterMount:
+    return AdapterMount(cast("ClientAdapter", cast("Any", fake)), prefix)
 
 
-PATHS = Paths([mount(ONE), mount(TWO), mount(TWO, "/other")])
+PATHS = PathRouter([mount(ONE), mount(TWO), mount(TWO, "/other")])
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from gateway.config import Complaint, ConfigError, Loaded, loaded
-from gateway.reload import Origin, Reloader, Told
-from gateway.reloads import Reloads
+from gateway.config.complaints import ConfigError, ConfigIssue
+from gateway.config.loading import LoadedConfig, load_bytes
+from gateway.reload import ConfigSource, Reloader, ReloadResult
+from gateway.reloads import ReloadCollector
 
 GOOD = b"backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
 OTHER = GOOD.replace(b"m:", b"n:")
 BAD = GOOD.replace(b"backend: a", b"backend: b")
 
 
-def read(data: bytes) -> Loaded:
-    return loaded(data, "g.yaml", env={})
+def read(data: bytes) -> LoadedConfig:
+    return load_bytes(data, "g.yaml", env={})
 
 
 class Bench:
@@ -25,21 +26,21 @@ class Bench:
     def __init__(self, *files: bytes | Exception) -> None:
         self._files = iter(files)
         self.taken: list[str] = []
-        self.told: list[Told] = []
+        self.told: list[ReloadResult] = []
         self.may = asyncio.Event()
         self.may.set()
         self.reads = 0
         self.began = asyncio.Event()
-        self.reloader = Reloader(Origin(read(GOOD), self._read), self._take, self.told.append)
+        self.reloader = Reloader(ConfigSource(read(GOOD), self._read), self._take, self.told.append)
 
-    def _read(self) -> Loaded:
+    def _read(self) -> LoadedConfig:
         self.reads += 1
         found = next(self._files)
         if isinstance(found, Exception):
             raise found
         return read(found)
 
-    async def _take(self, one: Loaded) -> None:
+    async def _take(self, one: LoadedConfig) -> None:
         self.began.set()
         await self.may.wait()
         self.taken.append(one.hash)
@@ -120,7 +121,7 @@ async def test_the_files_that_a_bad_configuration_named_are_looked_at_too() -> N
     assert bench.reloader.files == frozenset()
 
 
-def page(reloads: Reloads) -> dict[str, float]:
+def page(reloads: ReloadCollector) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(reloads)
     lines = (line for line in generate_latest(registry).decode().splitlines() if line[0] != "#")
@@ -129,14 +130,14 @@ def page(reloads: Reloads) -> dict[str, float]:
 
 def test_reloads_are_counted() -> None:
     times = iter([100.0, 200.0])
-    reloads = Reloads("aaa", lambda: next(times))
+    reloads = ReloadCollector("aaa", lambda: next(times))
     at = "interlingua_config_last_reload_success_timestamp_seconds"
     well = "interlingua_config_last_reload_successful"
     total = "interlingua_config_reloads_total"
     first = page(reloads)
-    reloads.record_reload(Told("aaa", "g.yaml", (Complaint(1, 1, "no"),)))
+    reloads.record_reload(ReloadResult("aaa", "g.yaml", (ConfigIssue(1, 1, "no"),)))
     failed = page(reloads)
-    reloads.record_reload(Told("bbb", "g.yaml"))
+    reloads.record_reload(ReloadResult("bbb", "g.yaml"))
     mended = page(reloads)
     assert [one[at] for one in (first, failed, mended)] == [100, 100, 200]
     assert [one[well] for one in (first, failed, mended)] == [1, 0, 1]

@@ -4,24 +4,36 @@ import pytest
 
 from backends.echo import EchoBackend
 from gateway.core.catalog import ModelInfo
-from gateway.core.context import Context
+from gateway.core.context import RequestContext
 from gateway.core.errors import ModelNotFound, VersionNotFound
-from gateway.core.ports import About, Call, Dialect, Piece, Pieces, Relay, Take
-from gateway.router import Defaults, Model, OnLoss, Router, Target, compile_model
+from gateway.core.ports import (
+    ClientAdapter,
+    ClientRequest,
+    EventSink,
+    PassthroughRequest,
+    ResponseContext,
+    StreamItem,
+    StreamItems,
+)
+from gateway.router import Model, OnLoss, RequestDefaults, Router, Target, compile_model
 
 
 class Relays(EchoBackend):
     """Its workers take a client's own bytes."""
 
-    def prepare_passthrough(self, client: Dialect, call: Call, about: About) -> Relay | None:
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
         raise AssertionError
 
     def stream_passthrough(
-        self, relay: Relay, context: Context, take: Take | None = None
-    ) -> Pieces:
+        self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
+    ) -> StreamItems:
         raise AssertionError
 
-    async def collect_passthrough(self, relay: Relay, context: Context) -> list[Piece]:
+    async def collect_passthrough(
+        self, relay: PassthroughRequest, context: RequestContext
+    ) -> list[StreamItem]:
         raise AssertionError
 
 
@@ -116,16 +128,16 @@ def test_the_listing_says_shares_in_percent_and_readiness() -> None:
 @pytest.mark.parametrize(
     ("most", "on_loss", "defaults", "as_it_is"),
     [
-        (None, "report", Defaults(), True),
-        (None, "ignore", Defaults(), True),
-        (None, "reject", Defaults(), False),
-        (9, "report", Defaults(), False),
-        (None, "report", Defaults(sampling={"top_k": 1}), False),
-        (None, "report", Defaults(stopping={"max_tokens": 1}), False),
+        (None, "report", RequestDefaults(), True),
+        (None, "ignore", RequestDefaults(), True),
+        (None, "reject", RequestDefaults(), False),
+        (9, "report", RequestDefaults(), False),
+        (None, "report", RequestDefaults(sampling={"top_k": 1}), False),
+        (None, "report", RequestDefaults(stopping={"max_tokens": 1}), False),
     ],
 )
 def test_bytes_go_as_they_are_where_the_backend_takes_them_and_the_model_changes_nothing(
-    most: int | None, on_loss: OnLoss, defaults: Defaults, *, as_it_is: bool
+    most: int | None, on_loss: OnLoss, defaults: RequestDefaults, *, as_it_is: bool
 ) -> None:
     targets = {"1": Target("1", "m", BACKEND, "echo"), "2": Target("2", "m", RELAYS, "relays")}
     info = ModelInfo("*", (), max_tokens=most)

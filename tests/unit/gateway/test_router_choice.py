@@ -9,15 +9,15 @@ from msgspec.structs import replace
 from backends.echo import EchoBackend
 from gateway.core.catalog import ModelInfo
 from gateway.core.errors import ModelNotFound
-from gateway.router import Model, Route, Router, Shadow, Target, Why, compile_model
-from gateway.rules import Rule, When
-from gateway.splits import Split, bucket
-from gateway.traits import Traits
+from gateway.router import Model, Route, Router, RouteReason, ShadowRule, Target, compile_model
+from gateway.rules import RouteConditions, RouteRule
+from gateway.splits import TrafficSplit, compute_bucket
+from gateway.traits import RequestAttributes
 
 BACKEND = EchoBackend()
 STICKY = ("header:x-user-id", "body:user", "key", "address")
-BETA = When(headers={"x-cohort": "beta"})
-SOMEBODY = Traits(headers={"x-user-id": "user-4"}, key="web")
+BETA = RouteConditions(headers={"x-cohort": "beta"})
+SOMEBODY = RequestAttributes(headers={"x-user-id": "user-4"}, key="web")
 
 
 def model(name: str, weights: Mapping[str, int], **more: Any) -> Model:
@@ -27,7 +27,7 @@ def model(name: str, weights: Mapping[str, int], **more: Any) -> Model:
     return replace(compiled, **more)
 
 
-def router(*models: Model, rules: tuple[Rule, ...] = (), draw: float = 0.0) -> Router:
+def router(*models: Model, rules: tuple[RouteRule, ...] = (), draw: float = 0.0) -> Router:
     return Router({one.info.name: one for one in models}, draw=lambda: draw, rules=rules)
 
 
@@ -36,7 +36,7 @@ def told(route: Route) -> tuple[str, str, str]:
 
 
 def asks(**traits: Any) -> Any:
-    return lambda: Traits(**traits)
+    return lambda: RequestAttributes(**traits)
 
 
 CHAT = model("chat", {"1": 90, "2": 10}, aliases=("talk",))
@@ -60,7 +60,7 @@ def test_the_first_that_is_there_holds_the_client(traits: Any, sticky: str) -> N
     route = router(SALTED).route("chat", None, asks(**traits))
 
     assert route.target_name == "chat@2"
-    assert route.reason == Why("", sticky, bucket("llama31-rollout", "2", "user-4"))
+    assert route.reason == RouteReason("", sticky, compute_bucket("llama31-rollout", "2", "user-4"))
     assert not route.pinned
 
 
@@ -72,7 +72,7 @@ def test_where_nobody_is_told_luck_decides() -> None:
 def test_a_split_without_a_name_has_the_models_and_every_alias_is_the_model() -> None:
     one = replace(CHAT, sticky=("key",))
     people = [f"user-{n}" for n in range(200)]
-    split = Split({"1": 90, "2": 10}, "chat")
+    split = TrafficSplit({"1": 90, "2": 10}, "chat")
 
     for who in people:
         for name in ("chat", "talk"):
@@ -81,7 +81,7 @@ def test_a_split_without_a_name_has_the_models_and_every_alias_is_the_model() ->
 
 
 def test_a_pin_is_before_all() -> None:
-    table = router(SALTED, rules=(Rule("all", version="1"),))
+    table = router(SALTED, rules=(RouteRule("all", version="1"),))
 
     for route in (table.route("chat@2", None, _never), table.route("chat", "2", _never)):
         assert route.pinned
@@ -90,7 +90,7 @@ def test_a_pin_is_before_all() -> None:
 
 
 def test_nothing_is_asked_where_the_name_is_enough() -> None:
-    table = router(CHAT, OTHER, rules=(Rule("r", "other", BETA, version="1"),))
+    table = router(CHAT, OTHER, rules=(RouteRule("r", "other", BETA, version="1"),))
 
     assert table.route("chat", None, _never).target_name == "chat@1"
     assert list(table.list_fallbacks(table.route("chat", None, _never), _never)) == []
@@ -100,21 +100,21 @@ def test_nothing_is_asked_where_the_name_is_enough() -> None:
 
 
 def test_a_rule_leads_to_a_version() -> None:
-    table = router(SALTED, rules=(Rule("testers", "chat", BETA, version="1"),))
+    table = router(SALTED, rules=(RouteRule("testers", "chat", BETA, version="1"),))
 
     found = table.route("chat", None, asks(headers={"x-cohort": "beta", "x-user-id": "user-4"}))
     other = table.route("chat", None, asks(headers={"x-user-id": "user-4"}))
 
-    assert found.reason == Why("testers")
+    assert found.reason == RouteReason("testers")
     assert (found.target_name, found.requested_model) == ("chat@1", "chat")
     assert told(other) == ("chat@2", "", "header:x-user-id")
 
 
 def test_the_first_rule_that_holds_is_followed_and_an_alias_is_the_model() -> None:
     rules = (
-        Rule("other", "other", version="1"),
-        Rule("alias", "talk", When(key="web"), version="2"),
-        Rule("rest", version="1"),
+        RouteRule("other", "other", version="1"),
+        RouteRule("alias", "talk", RouteConditions(key="web"), version="2"),
+        RouteRule("rest", version="1"),
     )
     table = router(CHAT, OTHER, rules=rules, draw=0.99)
 
@@ -123,7 +123,7 @@ def test_the_first_rule_that_holds_is_followed_and_an_alias_is_the_model() -> No
 
 
 def test_a_rule_leads_to_another_model_by_its_own_split_and_by_no_further_rule() -> None:
-    rules = (Rule("away", "chat", to="other"), Rule("back", "other", to="chat"))
+    rules = (RouteRule("away", "chat", to="other"), RouteRule("back", "other", to="chat"))
     table = router(CHAT, replace(OTHER, split=SALTED.split), rules=rules)
 
     route = table.route("talk", None, lambda: SOMEBODY)
@@ -134,7 +134,7 @@ def test_a_rule_leads_to_another_model_by_its_own_split_and_by_no_further_rule()
 
 
 def test_a_rule_leads_to_a_version_of_another_model() -> None:
-    table = router(CHAT, OTHER, rules=(Rule("away", "chat", to="other", version="1"),))
+    table = router(CHAT, OTHER, rules=(RouteRule("away", "chat", to="other", version="1"),))
 
     route = table.route("chat", None, lambda: SOMEBODY)
 
@@ -143,7 +143,7 @@ def test_a_rule_leads_to_a_version_of_another_model() -> None:
 
 
 def test_a_rule_may_leave_a_model_to_its_split() -> None:
-    rules = (Rule("exempt", "chat", BETA, to="chat"), Rule("rest", "chat", version="2"))
+    rules = (RouteRule("exempt", "chat", BETA, to="chat"), RouteRule("rest", "chat", version="2"))
     table = router(CHAT, rules=rules)
 
     route = table.route("chat", None, asks(headers={"x-cohort": "beta"}))
@@ -153,20 +153,20 @@ def test_a_rule_may_leave_a_model_to_its_split() -> None:
 
 
 def test_a_rules_share_is_by_the_sticky_list_of_the_model_asked_for() -> None:
-    rule = Rule("early", "chat", When(share=0.05), version="2")
+    rule = RouteRule("early", "chat", RouteConditions(share=0.05), version="2")
     table = router(SALTED, rules=(rule,), draw=0.99)
 
     taken = table.route("chat", None, asks(key="user-9"))
     left = table.route("chat", None, asks(key="user-1"))
 
-    assert taken.reason == Why("early", "key", 207121674519990)
+    assert taken.reason == RouteReason("early", "key", 207121674519990)
     assert told(taken) == ("chat@2", "early", "key")
     assert told(left) == ("chat@1", "", "key")
 
 
 def test_a_share_by_luck_does_not_use_up_the_luck_of_the_split() -> None:
     draws = iter([0.06, 0.0])
-    rules = (Rule("early", "chat", When(share=0.05), version="2"),)
+    rules = (RouteRule("early", "chat", RouteConditions(share=0.05), version="2"),)
     table = Router({"chat": CHAT}, draw=lambda: next(draws), rules=rules)
 
     assert told(table.route("chat", None, asks())) == ("chat@1", "", "")
@@ -177,7 +177,7 @@ def test_a_share_by_luck_does_not_use_up_the_luck_of_the_split() -> None:
 
 def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
     anyone = model("*", {"1": 1, "2": 1}, sticky=("key",), fallback=("2", "chat"))
-    rules = (Rule("small", "*", BETA, to="chat"), Rule("first", "*", version="1"))
+    rules = (RouteRule("small", "*", BETA, to="chat"), RouteRule("first", "*", version="1"))
     table = router(anyone, CHAT, rules=rules)
 
     away = table.route("any/thing", None, asks(headers={"x-cohort": "beta"}))
@@ -202,7 +202,7 @@ def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
 
 def test_who_answers_in_its_stead_is_held_too_and_no_rule_leads_away() -> None:
     first = model("first", {"1": 1, "2": 0}, fallback=("1", "2", "chat"))
-    rules = (Rule("mine", "first", version="1"), Rule("away", "chat", to="first"))
+    rules = (RouteRule("mine", "first", version="1"), RouteRule("away", "chat", to="first"))
     table = router(first, SALTED, rules=rules)
 
     route = table.route("first", None, lambda: SOMEBODY)
@@ -216,7 +216,7 @@ def test_who_answers_in_its_stead_is_held_too_and_no_rule_leads_away() -> None:
     assert {one.requested_model for one in after} == {"first"}
 
 
-def _never() -> Traits:
+def _never() -> RequestAttributes:
     raise AssertionError("the request was looked at")
 
 
@@ -224,7 +224,7 @@ def _never() -> Traits:
 
 
 def test_a_share_is_copied_by_luck() -> None:
-    shadow = Shadow("chat", "2", 0.25)
+    shadow = ShadowRule("chat", "2", 0.25)
     one = replace(CHAT, shadow=shadow)
 
     for draw, copied in ((0.0, "chat@2"), (0.2499, "chat@2"), (0.25, None), (0.9, None)):
@@ -237,9 +237,9 @@ def test_a_share_is_copied_by_luck() -> None:
 
 
 def test_a_copy_for_another_model_is_held_there_by_no_rule() -> None:
-    shadow = Shadow("other", "talk", 1.0)
+    shadow = ShadowRule("other", "talk", 1.0)
     salted = replace(SALTED, info=replace(SALTED.info, aliases=("talk",)))
-    table = router(OTHER, salted, rules=(Rule("all", version="1"),))
+    table = router(OTHER, salted, rules=(RouteRule("all", version="1"),))
 
     found = table.route_shadow(Route(OTHER, OTHER.targets["1"]), shadow, lambda: SOMEBODY)
 

@@ -2,17 +2,19 @@
 
 from prometheus_client.registry import CollectorRegistry
 
-from gateway.noting import Arm, Fate, Shadowed
-from gateway.shadow_counts import ShadowCounts
+from gateway.noting import ShadowComparison, ShadowOutcome, ShadowSide
+from gateway.shadow_counts import ShadowCollector
 
 
-def told(outcome: Fate, error: str = "", *, equal: bool | None = None, name: str = "c") -> Shadowed:
-    shadow = Arm(name, "2", outcome, error)
-    return Shadowed("r", "r-shadow", Arm("c", "1"), shadow, equal=equal)
+def told(
+    outcome: ShadowOutcome, error: str = "", *, equal: bool | None = None, name: str = "c"
+) -> ShadowComparison:
+    shadow = ShadowSide(name, "2", outcome, error)
+    return ShadowComparison("r", "r-shadow", ShadowSide("c", "1"), shadow, equal=equal)
 
 
 def test_shadows_are_counted_by_their_end() -> None:
-    counts, registry = ShadowCounts(), CollectorRegistry()
+    counts, registry = ShadowCollector(), CollectorRegistry()
     registry.register(counts)
     for one in (
         told("ok", equal=True),
@@ -36,7 +38,7 @@ def test_shadows_are_counted_by_their_end() -> None:
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
-    counts = ShadowCounts()
+    counts = ShadowCollector()
     for n in range(1010):
         counts.record_shadow(told("ok", name=f"m{n}"))
     families = {family.name: family.samples for family in counts.collect()}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.rules import Match, Rule, When, first
-from gateway.splits import Split, bucket, part
-from gateway.traits import Traits
+from gateway.rules import RouteConditions, RouteRule, RuleMatch, find_matching_rule
+from gateway.splits import TrafficSplit, bucket_to_fraction, compute_bucket
+from gateway.traits import RequestAttributes
 
 TEXT = (Path(__file__).parents[3] / "docs" / "howto" / "ab-test.md").read_text("utf-8")
 ROW = r"^\| `([^`]+)` \| (\d+) \| (\d+) \| `(.)` \| `(.)` \| `(.)` \|$"
@@ -22,10 +22,12 @@ def test_the_documented_arms_are_those_taken() -> None:
 
     assert len(rows) == 8
     for who, *numbers, one, two, three in rows:
-        assert [str(bucket(NAME, arm, who)) for arm in "12"] == numbers
-        held = [Split(weights, NAME).assign_version(who) for weights in WEIGHTS]
+        assert [str(compute_bucket(NAME, arm, who)) for arm in "12"] == numbers
+        held = [TrafficSplit(weights, NAME).assign_version(who) for weights in WEIGHTS]
         assert [arm.version for arm in held] == [one, two, three]
-        assert [arm.bucket for arm in held] == [bucket(NAME, arm.version, who) for arm in held]
+        assert [arm.bucket for arm in held] == [
+            compute_bucket(NAME, arm.version, who) for arm in held
+        ]
 
 
 def test_the_documented_program_finds_them_too() -> None:
@@ -37,31 +39,35 @@ def test_the_documented_program_finds_them_too() -> None:
 
     for who in (f"user-{n}" for n in range(500)):
         for weights in [*WEIGHTS, {"1": 0, "2": 5}]:
-            assert found(NAME, weights, who) == Split(weights, NAME).assign_version(who).version
+            assert (
+                found(NAME, weights, who) == TrafficSplit(weights, NAME).assign_version(who).version
+            )
 
 
 def test_the_documented_shares_are_those_taken() -> None:
     rows = re.findall(SHARE_ROW, TEXT, re.MULTILINE)
-    rule = Rule("early", conditions=When(share=0.05))
+    rule = RouteRule("early", conditions=RouteConditions(share=0.05))
 
     assert len(rows) == 4
     for who, number, taken in rows:
-        found = first([rule], Traits(key=who), ("key",), lambda: 0.99)
+        found = find_matching_rule([rule], RequestAttributes(key=who), ("key",), lambda: 0.99)
         n = int(number)
-        assert found == (Match(rule, "key", n, part(n)) if taken == "yes" else None)
+        assert found == (
+            RuleMatch(rule, "key", n, bucket_to_fraction(n)) if taken == "yes" else None
+        )
 
 
 @pytest.mark.parametrize(
     ("draw", "version"), [(0.0, "1"), (0.89, "1"), (0.9, "2"), (0.999999, "2")]
 )
 def test_luck_follows_the_weights(draw: float, version: str) -> None:
-    assert Split({"0": 0, "1": 90, "2": 10}, "s").pick_version(draw) == version
+    assert TrafficSplit({"0": 0, "1": 90, "2": 10}, "s").pick_version(draw) == version
 
 
 @pytest.mark.parametrize("weights", [{"a": 0, "b": 3}, {"b": 3}])
 def test_without_a_weight_nobody_is_held(weights: Mapping[str, int]) -> None:
-    assert {Split(weights, "s").assign_version(f"{n}").version for n in range(100)} == {"b"}
+    assert {TrafficSplit(weights, "s").assign_version(f"{n}").version for n in range(100)} == {"b"}
 
 
 def test_bytes_that_are_no_text_are_someone_too() -> None:
-    assert bucket("s", "1", "\udcff") != bucket("s", "1", "\udcfe")
+    assert compute_bucket("s", "1", "\udcff") != compute_bucket("s", "1", "\udcfe")

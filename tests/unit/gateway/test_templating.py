@@ -11,14 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Raw
 
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import (
-    GenerateRequest,
-    Message,
-    Templating,
-    TextPart,
-    Tool,
-    ToolCall,
-)
+from gateway.core.request import GenerationRequest, Message, PromptOptions, TextPart, Tool, ToolCall
 from gateway.templating import ChatTemplate, _Sandbox
 
 CHATML = (
@@ -30,9 +23,9 @@ CHATML = (
 )
 
 
-def ask(*said: tuple[str, str], **more: Any) -> GenerateRequest:
+def ask(*said: tuple[str, str], **more: Any) -> GenerationRequest:
     messages = tuple(Message(role, (TextPart(text),)) for role, text in said)  # type: ignore[arg-type]
-    return GenerateRequest(model="m", kind="chat", messages=messages, **more)
+    return GenerationRequest(model="m", kind="chat", messages=messages, **more)
 
 
 def folder(path: Path, **described: Any) -> Path:
@@ -78,7 +71,7 @@ def test_a_template_of_its_own_file_comes_first(tmp_path: Path) -> None:
 
 def test_an_assistants_message_is_gone_on_with(tmp_path: Path) -> None:
     template = ChatTemplate(str(folder(tmp_path, chat_template=CHATML, bos_token="")))
-    going_on = Templating(continue_final=True)
+    going_on = PromptOptions(continue_final=True)
 
     text = template.render_prompt(
         ask(("user", "Count."), ("assistant", "One, "), templating=going_on)
@@ -93,7 +86,7 @@ def test_calls_and_tools_are_seen_as_objects(tmp_path: Path) -> None:
         "|{{ messages[1].tool_call_id }}|{{ messages[1].name }}|{{ style }}"
     )
     template = ChatTemplate(str(folder(tmp_path, chat_template=source)))
-    request = GenerateRequest(
+    request = GenerationRequest(
         model="m",
         kind="chat",
         messages=(
@@ -101,7 +94,7 @@ def test_calls_and_tools_are_seen_as_objects(tmp_path: Path) -> None:
             Message("tool", (TextPart("rain"),), "weather", tool_call_id="c1"),
         ),
         tools=(Tool("weather", parameters=Raw(b'{"type":"object"}')), Tool("plain", "does it")),
-        templating=Templating(arguments={"style": Raw(b'"x"'), "messages": Raw(b"[]")}),
+        templating=PromptOptions(arguments={"style": Raw(b'"x"'), "messages": Raw(b"[]")}),
     )
 
     assert template.render_prompt(request) == (
@@ -116,7 +109,7 @@ def test_arguments_that_are_no_json_are_seen_as_they_are(tmp_path: Path) -> None
     template = ChatTemplate(str(folder(tmp_path, chat_template=source)))
     call = Message("assistant", tool_calls=(ToolCall("c", "f", "{oops"),))
 
-    request = GenerateRequest(model="m", kind="chat", messages=(call,))
+    request = GenerationRequest(model="m", kind="chat", messages=(call,))
     assert template.render_prompt(request) == "{oopsnull"
 
 
@@ -179,7 +172,7 @@ def test_a_template_sees_what_all_templates_see_unless_a_request_says_otherwise(
     file = tmp_path / "seen.jinja"
     file.write_text("{% for i in range(2) %}{{ i }}{% endfor %}{{ strftime_now and bos_token }}")
     template = ChatTemplate(str(file))
-    own = Templating(arguments={"range": Raw(b'"no"'), "bos_token": Raw(b'"<s>"')})
+    own = PromptOptions(arguments={"range": Raw(b'"no"'), "bos_token": Raw(b'"<s>"')})
 
     assert template.render_prompt(ask(("user", "Hi"))) == "01"
     with pytest.raises(InvalidParameter, match="not callable"):

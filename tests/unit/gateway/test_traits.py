@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.traits import Traits
+from gateway.traits import RequestAttributes
 
 BODY = (
     b'{"user":"u","n":7,"big":123456789012345678901234567890,"part":1.5,"yes":true,"no":null,'
@@ -30,7 +30,7 @@ BODY = (
     ],
 )
 def test_a_field_is_a_scalar_of_the_top_level(name: str, value: Any) -> None:
-    found = Traits(body=BODY).read_field(name)
+    found = RequestAttributes(body=BODY).read_field(name)
 
     assert (found, type(found)) == (value, type(value))
 
@@ -48,14 +48,14 @@ def test_a_field_is_a_scalar_of_the_top_level(name: str, value: Any) -> None:
     ids=["empty", "list", "cut", "encoding", "surrogate", "deep"],
 )
 def test_a_body_that_cannot_be_read_says_nothing(body: bytes) -> None:
-    traits = Traits(body=body)
+    traits = RequestAttributes(body=body)
 
     assert traits.read_field("user") is None
     assert traits.find_first_source(["body:user"]) == ("", "")
 
 
 def test_the_body_is_read_when_a_field_is_asked_for_and_once() -> None:
-    traits = Traits(headers={"x-a": "1"}, body=BODY, key="k", address="::1")
+    traits = RequestAttributes(headers={"x-a": "1"}, body=BODY, key="k", address="::1")
 
     assert [traits.read_source(one) for one in ("header:x-a", "key", "address")] == [
         "1",
@@ -84,6 +84,6 @@ def test_the_first_that_says_something_tells_who_asks(
     sources: Sequence[str], found: tuple[str, str]
 ) -> None:
     headers = {"x-a": "1", "x-empty": ""}
-    traits = Traits(headers=headers, body=BODY, key="k", address="::1")
+    traits = RequestAttributes(headers=headers, body=BODY, key="k", address="::1")
 
     assert traits.find_first_source(sources) == found

@@ -9,11 +9,13 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from gateway.commands.usage import usage
-from gateway.core.types import Usage
-from gateway.recording.ledger import Ledger
-from gateway.telemetry import Record
+from gateway.core.events import Usage
+from gateway.recording.ledger import SqliteUsageRecorder
+from gateway.telemetry import RequestRecord
 
-RECORD = Record("a", 1_700_000_000.0, model="chat", version="1", key="web", usage=Usage(1000, 20))
+RECORD = RequestRecord(
+    "a", 1_700_000_000.0, model="chat", version="1", key="web", usage=Usage(1000, 20)
+)
 RECORDS = (
     RECORD,
     replace(RECORD, id="b", began=1_700_090_000.0, version="2", split="rollout"),
@@ -25,7 +27,7 @@ RECORDS = (
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     made = tmp_path / "usage.sqlite"
-    ledger = Ledger(str(made), 1e12, lambda: 1_700_000_000.0)
+    ledger = SqliteUsageRecorder(str(made), 1e12, lambda: 1_700_000_000.0)
     ledger._write_batch(RECORDS)
     ledger.close(1)
     return made

@@ -10,18 +10,18 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from gateway.processes.desk import Desk
-from gateway.processes.line import Ready
+from gateway.processes.desk import AdminProxy
+from gateway.processes.line import ProcessReady
 
 if TYPE_CHECKING:
-    from gateway.processes.member import Member
+    from gateway.processes.member import ServingProcess
 
 
 class Gone(Struct, eq=False):
     """A member of whom nobody has heard yet that it is gone."""
 
     admin: str
-    ready: Ready | None = Ready((), ())
+    ready: ProcessReady | None = ProcessReady((), ())
 
 
 async def nothing() -> object:
@@ -30,7 +30,9 @@ async def nothing() -> object:
 
 @asynccontextmanager
 async def desk(*members: Gone) -> AsyncIterator[httpx.AsyncClient]:
-    made = Desk("127.0.0.1:0", lambda: cast("list[Member]", members), lambda: b"own 1.0\n", nothing)
+    made = AdminProxy(
+        "127.0.0.1:0", lambda: cast("list[ServingProcess]", members), lambda: b"own 1.0\n", nothing
+    )
     async with httpx.AsyncClient(base_url=await made.listen()) as http:
         yield http
     await made.close()
@@ -66,7 +68,7 @@ async def test_nothing_is_done_where_no_process_answers() -> None:
 
 
 async def test_a_body_may_not_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.processes.desk._PATIENCE", 0.05)
+    monkeypatch.setattr("gateway.processes.desk._BODY_TIMEOUT", 0.05)
     async with desk() as http:
         reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
         writer.write(b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")

@@ -2,15 +2,15 @@
 
 import socket
 
-from gateway.processes.line import Line, Prepare, Seated
-from gateway.processes.text import Text
+from gateway.processes.line import IpcChannel, ListenerPort, PrepareReload
+from gateway.processes.text import ConfigText
 
 
 async def test_what_is_told_is_heard_whole_and_in_order_until_the_end() -> None:
     ours, theirs = socket.socketpair()
-    one, other = await Line.connect(ours), await Line.connect(theirs)
+    one, other = await IpcChannel.connect(ours), await IpcChannel.connect(theirs)
     told = [
-        Prepare(Text(b"x" * size, "x.yaml", {"A": "b"}), [Seated("h:0", 1, 5000)])
+        PrepareReload(ConfigText(b"x" * size, "x.yaml", {"A": "b"}), [ListenerPort("h:0", 1, 5000)])
         for size in (0, 1 << 20)
     ]
     for message in told:
@@ -23,7 +23,7 @@ async def test_what_is_told_is_heard_whole_and_in_order_until_the_end() -> None:
 
 async def test_who_leaves_amid_a_message_has_said_nothing() -> None:
     ours, theirs = socket.socketpair()
-    line = await Line.connect(theirs)
+    line = await IpcChannel.connect(theirs)
     with ours:
         ours.sendall(b"\0\0\0\5ab")
     assert await line.receive() is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.processes.merging import Page, workers
+from gateway.processes.merging import MetricsPage, merge_workers
 
 ONE = """\
 # HELP interlingua_requests_total Exchanges.
@@ -41,9 +41,9 @@ interlingua_request_duration_seconds_sum 0.25
 
 
 def test_counts_are_added_and_the_supervisors_own_left_alone() -> None:
-    page = Page("# HELP own Mine.\n# TYPE own gauge\nown 2.0\n")
-    page.merge(Page(ONE))
-    page.merge(Page(OTHER))
+    page = MetricsPage("# HELP own Mine.\n# TYPE own gauge\nown 2.0\n")
+    page.merge(MetricsPage(ONE))
+    page.merge(MetricsPage(OTHER))
     samples = [line for line in page.render().splitlines() if not line.startswith("#")]
     assert samples == [
         "own 2.0",
@@ -70,32 +70,34 @@ def test_counts_are_added_and_the_supervisors_own_left_alone() -> None:
 def test_a_gauge_is_merged_as_it_is_documented(
     name: str, one: float, other: float, together: float | None
 ) -> None:
-    page = Page()
+    page = MetricsPage()
     for value in (one, other):
-        page.merge(Page(f"# HELP {name} Says nothing.\n# TYPE {name} gauge\n{name} {value}\n"))
+        page.merge(
+            MetricsPage(f"# HELP {name} Says nothing.\n# TYPE {name} gauge\n{name} {value}\n")
+        )
     found = page.families.get(name)
     assert (found and found.samples[name]) == together
 
 
 def test_each_metric_is_introduced_once_before_its_samples() -> None:
-    page = Page()
-    page.merge(Page(OTHER))
-    page.merge(Page(OTHER))
+    page = MetricsPage()
+    page.merge(MetricsPage(OTHER))
+    page.merge(MetricsPage(OTHER))
     heads = [line for line in page.render().splitlines() if line.startswith("#")]
     assert heads == [line for line in OTHER.splitlines() if line.startswith("#")]
 
 
 def test_adding_changes_neither_of_those_that_are_added() -> None:
-    one, other = Page(ONE), Page(OTHER)
+    one, other = MetricsPage(ONE), MetricsPage(OTHER)
     before = one.render()
-    page = Page()
+    page = MetricsPage()
     page.merge(one)
     page.merge(other)
     assert one.render() == before
 
 
 def test_of_who_is_gone_only_counts_are_kept() -> None:
-    kept = Page(ONE).select_counters().render()
+    kept = MetricsPage(ONE).select_counters().render()
     assert "interlingua_requests_total" in kept
     assert "duration_seconds_bucket" in kept
     assert "worker" not in kept
@@ -105,6 +107,6 @@ def test_a_workers_requests_and_places_are_those_of_all_processes() -> None:
     x = {"url": "x", "state": "up", "in_flight": 1, "limit": 2}
     y = {"url": "y", "state": "up", "in_flight": 1, "limit": None}
     told = [{"p": [x, y]}, {"p": [x | {"state": "out", "in_flight": 3}, y]}]
-    assert workers(told) == {
+    assert merge_workers(told) == {
         "p": [x | {"in_flight": 4, "limit": 4}, y | {"in_flight": 2, "limit": None}]
     }

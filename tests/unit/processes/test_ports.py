@@ -4,12 +4,12 @@ import socket
 
 import pytest
 
-from gateway.processes.ports import Held
+from gateway.processes.ports import PortReservations
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0"])
 def test_a_free_port_is_held_for_those_that_share_it(address: str) -> None:
-    held = Held()
+    held = PortReservations()
     held.reserve((address, 0))
     held.reserve((address, 1))
     one, other = (held.ports[address, number] for number in (0, 1))
@@ -27,7 +27,7 @@ def test_a_free_port_is_held_for_those_that_share_it(address: str) -> None:
 
 
 def test_what_is_not_kept_is_free_again() -> None:
-    held = Held()
+    held = PortReservations()
     held.reserve(("127.0.0.1:0", 0))
     held.reserve(("127.0.0.1:0", 1))
     port = held.ports["127.0.0.1:0", 0]
@@ -38,7 +38,7 @@ def test_what_is_not_kept_is_free_again() -> None:
 
 
 def test_a_port_that_another_gateways_processes_share_is_taken() -> None:
-    held = Held()
+    held = PortReservations()
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as theirs:
         port = theirs.getsockname()[1]
         with pytest.raises(OSError, match="in use"):

@@ -4,8 +4,8 @@ import os
 
 from msgspec.structs import replace
 
-from gateway import config as c
-from gateway.processes.shares import share, undivided
+from gateway.config import allowances, listeners, loading, pools
+from gateway.processes.shares import find_unpartitionable, partition_config
 
 FILE = """
 listeners:
@@ -28,13 +28,13 @@ models:
 state: {redis: "redis://127.0.0.1:6379", replicas: 2}
 """
 SEATS = {("127.0.0.1:0", 0): 5001, ("127.0.0.1:0", 1): 5002}
-CONFIG = c.load(FILE, "x.yaml", env={})
+CONFIG = loading.load_text(FILE, "x.yaml", env={})
 
 
 def test_each_limit_is_divided_and_rounded_up() -> None:
-    part = share(CONFIG, 3, SEATS)
+    part = partition_config(CONFIG, 3, SEATS)
     pool, shadow = part.backends["pool"], part.models["m"].shadow
-    assert isinstance(pool, c.Pool)
+    assert isinstance(pool, pools.PoolConfig)
     assert shadow is not None
     assert (part.limits.connections, part.limits.connections_per_address) == (334, 4)
     assert [one.max_concurrency for one in pool.workers] == [1, None]
@@ -43,7 +43,7 @@ def test_each_limit_is_divided_and_rounded_up() -> None:
 
 
 def test_each_process_is_one_of_those_that_share_state() -> None:
-    part = share(CONFIG, 3, SEATS)
+    part = partition_config(CONFIG, 3, SEATS)
     assert part.state is not None
     assert part.state.replicas == 6
 
@@ -64,40 +64,43 @@ keys:
 
 
 def test_what_a_key_may_take_is_divided_where_no_state_is_shared() -> None:
-    config = c.load(LIMITED, "x.yaml", env={})
-    part = share(config, 3, dict.fromkeys(c.listeners_by_id(config), 1))
+    config = loading.load_text(LIMITED, "x.yaml", env={})
+    part = partition_config(config, 3, dict.fromkeys(listeners.listeners_by_id(config), 1))
     one, two = part.keys
-    assert part.defaults.limits == c.KeyLimits(requests=(4, 1))
-    assert one.limits == c.KeyLimits(
+    assert part.defaults.limits == allowances.KeyRateLimitConfig(requests=(4, 1))
+    assert one.limits == allowances.KeyRateLimitConfig(
         requests=(200, 60),
         tokens=(66_667, 60),
         concurrent=2,
         budget=1_666_667,
-        models={"m": c.Allowance(tokens=(1, 1))},
+        models={"m": allowances.RateLimitConfig(tokens=(1, 1))},
     )
     assert two.limits is None
-    shared = c.load(LIMITED + 'state: {redis: "redis://h"}', "x.yaml", env={})
-    assert share(shared, 3, dict.fromkeys(c.listeners_by_id(shared), 1)).keys == shared.keys
+    shared = loading.load_text(LIMITED + 'state: {redis: "redis://h"}', "x.yaml", env={})
+    assert (
+        partition_config(shared, 3, dict.fromkeys(listeners.listeners_by_id(shared), 1)).keys
+        == shared.keys
+    )
 
 
 def test_what_has_no_limit_stays_without() -> None:
-    part = share(CONFIG, 3, SEATS)
+    part = partition_config(CONFIG, 3, SEATS)
     free = part.backends["free"]
-    assert isinstance(free, c.Pool)
+    assert isinstance(free, pools.PoolConfig)
     assert (free.max_concurrency, free.total_concurrency) == (None, None)
     assert part.backends["echo"] == CONFIG.backends["echo"]
     assert part.models["n"] == CONFIG.models["n"]
-    assert share(replace(CONFIG, state=None), 3, SEATS).state is None
+    assert partition_config(replace(CONFIG, state=None), 3, SEATS).state is None
 
 
 def test_every_listener_has_the_port_that_all_have() -> None:
-    addresses = [one.address for one in share(CONFIG, 2, SEATS).listeners]
+    addresses = [one.address for one in partition_config(CONFIG, 2, SEATS).listeners]
     assert addresses == ["127.0.0.1:5001", "127.0.0.1:5002"]
 
 
 def test_a_local_model_cannot_be_shared() -> None:
     text = "backends: {l: {kind: torch, path: /}, e: {kind: echo}}\nmodels: {m: {backend: l}}"
-    found = c.loaded(text.encode(), "x.yaml", env=os.environ)
-    told = str(found.build_error(*undivided(found.config)))
+    found = loading.load_bytes(text.encode(), "x.yaml", env=os.environ)
+    told = str(found.build_error(*find_unpartitionable(found.config)))
     assert told.startswith("x.yaml:1:15: each process would load this model; serve it with `inter")
     assert told.endswith("(at backends.l)")

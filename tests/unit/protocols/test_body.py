@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import Malformed
-from gateway.core.ports import Call, Endpoint
+from gateway.core.errors import MalformedRequest
+from gateway.core.ports import ClientRequest, Endpoint
 from protocols.body import (
-    WRONG,
-    check_text,
-    fields_of,
+    JSON_ERRORS,
+    check_unicode,
+    decode_value,
+    pop_fields,
+    read_fields,
     read_object,
-    take_fields,
-    unchecked_fields,
-    value,
+    read_unchecked_fields,
 )
 
 DEEP = b"[" * 100_000
@@ -38,15 +38,15 @@ OBJECTS: list[tuple[bytes, str, int | None, str]] = [
 
 @pytest.mark.parametrize(("body", "problem", "at", "said"), OBJECTS)
 def test_a_body_that_can_not_be_read(body: bytes, problem: str, at: int | None, said: str) -> None:
-    with pytest.raises(Malformed, match=said) as caught:
+    with pytest.raises(MalformedRequest, match=said) as caught:
         read_object(body)
 
     assert caught.value.problem == problem
     assert at is None or caught.value.offset == at
 
 
-def called(body: bytes) -> Call:
-    return Call(Endpoint("POST", "/"), {}, {}, "", body, "/")
+def called(body: bytes) -> ClientRequest:
+    return ClientRequest(Endpoint("POST", "/"), {}, {}, "", body, "/")
 
 
 @pytest.mark.parametrize("peeked", [True, False])
@@ -54,11 +54,11 @@ def called(body: bytes) -> Call:
 def test_a_calls_fields_are_refused_alike(body: bytes, *, peeked: bool) -> None:
     call = called(body)
     if peeked:
-        unchecked_fields(call)
+        read_unchecked_fields(call)
 
-    with pytest.raises(Malformed) as caught:
-        fields_of(call)
-    with pytest.raises(Malformed) as other:
+    with pytest.raises(MalformedRequest) as caught:
+        read_fields(call)
+    with pytest.raises(MalformedRequest) as other:
         read_object(body)
 
     assert str(caught.value) == str(other.value)
@@ -70,12 +70,12 @@ def test_a_calls_fields_are_refused_alike(body: bytes, *, peeked: bool) -> None:
 )
 def test_a_calls_fields_are_those_of_its_body_and_are_read_once(body: bytes) -> None:
     call = called(body)
-    assert fields_of(call) == read_object(body)
+    assert read_fields(call) == read_object(body)
 
-    kept = unchecked_fields(call)
+    kept = read_unchecked_fields(call)
 
     assert kept == read_object(body)
-    assert fields_of(call) is kept
+    assert read_fields(call) is kept
 
 
 @pytest.mark.parametrize("peeked", [True, False])
@@ -85,29 +85,29 @@ def test_fields_that_are_taken_are_refused_once_their_texts_are_looked_at(
 ) -> None:
     call = called(body)
     if peeked:
-        unchecked_fields(call)
+        read_unchecked_fields(call)
 
     def taken() -> Mapping[str, Any]:
-        fields = take_fields(call)
-        check_text(call.body)
+        fields = pop_fields(call)
+        check_unicode(call.body)
         return fields
 
-    with pytest.raises(WRONG):
+    with pytest.raises(JSON_ERRORS):
         taken()
 
 
 def test_fields_are_taken_once() -> None:
     call = called(b'{"a":1}')
-    kept = unchecked_fields(call)
+    kept = read_unchecked_fields(call)
 
-    assert take_fields(call) is kept
-    assert take_fields(call) == kept
-    assert take_fields(call) is not kept
+    assert pop_fields(call) is kept
+    assert pop_fields(call) == kept
+    assert pop_fields(call) is not kept
 
 
 def test_unchecked_fields_may_hold_any_text() -> None:
-    assert list(unchecked_fields(called(b'{"a":"\xff"}')) or ()) == ["a"]
-    assert unchecked_fields(called(b'{"\xff":1}')) is None
+    assert list(read_unchecked_fields(called(b'{"a":"\xff"}')) or ()) == ["a"]
+    assert read_unchecked_fields(called(b'{"\xff":1}')) is None
 
 
 VALUES: list[tuple[bytes, str]] = [(b'"\xff"', "encoding"), (DEEP, "depth"), (b"[1,]", "json")]
@@ -115,8 +115,8 @@ VALUES: list[tuple[bytes, str]] = [(b'"\xff"', "encoding"), (DEEP, "depth"), (b"
 
 @pytest.mark.parametrize(("raw", "problem"), VALUES)
 def test_a_value_that_can_not_be_read(raw: bytes, problem: str) -> None:
-    with pytest.raises(Malformed) as caught:
-        value(Raw(raw))
+    with pytest.raises(MalformedRequest) as caught:
+        decode_value(Raw(raw))
 
     assert caught.value.problem == problem
 
@@ -129,4 +129,4 @@ def test_values_are_left_as_they_were_sent() -> None:
         "é": '"é"'.encode(),
         "c": b'"\\u00e9"',
     }
-    assert [value(raw) for raw in fields.values()] == [[1, 2], "é", "é"]
+    assert [decode_value(raw) for raw in fields.values()] == [[1, 2], "é", "é"]

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from protocols.databricks import Databricks
-from protocols.mindie import MindIE
-from protocols.openai import OpenAI
-from protocols.ovms import OVMS
-from protocols.triton import Triton
+from protocols.databricks.dialect import Databricks
+from protocols.mindie.dialect import MindIE
+from protocols.openai.dialect import OpenAI
+from protocols.ovms.dialect import OVMS
+from protocols.triton.dialect import Triton
 
 
 def operations(dialect: Any) -> dict[str, Any]:

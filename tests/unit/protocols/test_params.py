@@ -7,23 +7,29 @@ import pytest
 from msgspec import Raw, json
 
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import SECTIONS, EmbedRequest, GenerateRequest, Sampling, Stopping
+from gateway.core.request import (
+    SECTIONS,
+    EmbeddingRequest,
+    GenerationRequest,
+    SamplingParams,
+    StopConditions,
+)
 from protocols import DIALECTS
 from protocols.params import (
     Param,
-    Table,
-    Tabled,
-    Type,
-    Values,
-    carries,
-    check,
-    names,
-    read,
-    take,
-    write,
+    ParamTable,
+    ParamTableProvider,
+    ParamType,
+    ParsedParams,
+    build_parameter_support,
+    check_param,
+    map_field_names,
+    read_param,
+    read_params,
+    write_params,
 )
 
-TAKEN: list[tuple[Type, Any, Any]] = [
+TAKEN: list[tuple[ParamType, Any, Any]] = [
     ("int", 5, 5),
     ("int", 5.0, 5),
     ("strict int", 5, 5),
@@ -36,7 +42,7 @@ TAKEN: list[tuple[Type, Any, Any]] = [
     ("string list", ["a"], ("a",)),
     ("ints", [1, 2], (1, 2)),
 ]
-REFUSED: list[tuple[Type, Any, str]] = [
+REFUSED: list[tuple[ParamType, Any, str]] = [
     ("int", 5.5, "'x' must be an integer, got 5.5"),
     ("int", True, "'x' must be an integer, got True"),
     ("int", "5", "'x' must be an integer, got a string"),
@@ -53,19 +59,19 @@ REFUSED: list[tuple[Type, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "got", "taken"), TAKEN)
-def test_what_a_type_takes(kind: Type, got: Any, taken: Any) -> None:
-    found = check(Param(wire="x", field="x", type=kind), got)
+def test_what_a_type_takes(kind: ParamType, got: Any, taken: Any) -> None:
+    found = check_param(Param(wire="x", field="x", type=kind), got)
 
     assert found == taken
     assert type(found) is type(taken)
 
 
 @pytest.mark.parametrize(("kind", "got", "said"), REFUSED)
-def test_what_a_type_refuses(kind: Type, got: Any, said: str) -> None:
+def test_what_a_type_refuses(kind: ParamType, got: Any, said: str) -> None:
     row = Param(wire="x", field="x", type=kind)
 
     with pytest.raises(InvalidParameter) as caught:
-        check(row, got)
+        check_param(row, got)
 
     assert caught.value.message.startswith(said)
     assert (caught.value.problem, caught.value.expected) == ("type", row)
@@ -87,13 +93,13 @@ def test_what_is_out_of_range(limits: dict[str, Any], got: Any, problem: str, sa
     row = Param(**{"wire": "x", "field": "x", "type": "int", **limits})
 
     with pytest.raises(InvalidParameter) as caught:
-        check(row, got)
+        check_param(row, got)
 
     assert caught.value.problem == problem
     assert caught.value.message.startswith(said)
 
 
-TABLE = Table(
+TABLE = ParamTable(
     Param(wire="top_k", field="sampling.top_k", type="int", low=1, high=50, off=(-1,)),
     Param(wire="temp", field="sampling.temperature", type="float", low=0.1, high=2),
     Param(wire="stop", field="stopping.stop", type="strings"),
@@ -107,12 +113,12 @@ def fields(**given: Any) -> dict[str, Raw]:
 
 
 def test_a_request_is_read_in_the_tables_order() -> None:
-    values = read(TABLE, fields(other=1, stop="a", top_k=5, temp=None, loud=False))
+    values = read_params(TABLE, fields(other=1, stop="a", top_k=5, temp=None, loud=False))
 
     assert values.given == {"stop", "top_k", "loud"}
     assert values.build_request_arguments() == {
-        "sampling": Sampling(top_k=5),
-        "stopping": Stopping(stop=("a",)),
+        "sampling": SamplingParams(top_k=5),
+        "stopping": StopConditions(stop=("a",)),
         "echo": False,
         "given": frozenset({"stop", "top_k", "loud"}),
     }
@@ -120,20 +126,20 @@ def test_a_request_is_read_in_the_tables_order() -> None:
 
 def test_the_first_wrong_one_of_the_table_is_told_however_they_were_sent() -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read(TABLE, fields(n="x", stop=1, temp="x"))
+        read_params(TABLE, fields(n="x", stop=1, temp="x"))
 
     assert caught.value.param == "temp"
 
 
 @pytest.mark.parametrize("sent", [{"n": 1, "many": 2}, {"many": 2, "n": 1}])
 def test_the_last_of_the_table_wins_however_they_were_sent(sent: dict[str, int]) -> None:
-    twice = Table(TABLE[3], Param(wire="many", field="n", type="int"))
+    twice = ParamTable(TABLE[3], Param(wire="many", field="n", type="int"))
 
-    assert read(twice, fields(**sent)) == {"n": 2}
+    assert read_params(twice, fields(**sent)) == {"n": 2}
 
 
 def test_what_stands_for_no_field_of_a_request_is_none_of_its_fields() -> None:
-    values = Values()
+    values = ParsedParams()
     values |= {"asked.logprobs": True, "labels.user": "a", "labels.session": "b", "adapter": "c"}
 
     assert values.build_request_arguments() == {"adapter": "c", "given": frozenset()}
@@ -144,9 +150,9 @@ def test_what_stands_for_no_field_of_a_request_is_none_of_its_fields() -> None:
 def test_every_row_has_a_field_to_be_read_into(name: str) -> None:
     module, _, kind = DIALECTS[name].partition(":")
     made = getattr(import_module(module), kind)()
-    tables = made.param_tables if isinstance(made, Tabled) else {}
+    tables = made.param_tables if isinstance(made, ParamTableProvider) else {}
     apart = ("asked", "kept", "labels")
-    own = {*GenerateRequest.__struct_fields__, *EmbedRequest.__struct_fields__}
+    own = {*GenerationRequest.__struct_fields__, *EmbeddingRequest.__struct_fields__}
 
     for row in (row for table in tables.values() for row in table):
         section, _, field = row.field.rpartition(".")
@@ -155,7 +161,7 @@ def test_every_row_has_a_field_to_be_read_into(name: str) -> None:
 
 
 def test_a_value_that_switches_off_is_said_and_not_set() -> None:
-    values = read(TABLE, fields(top_k=-1))
+    values = read_params(TABLE, fields(top_k=-1))
 
     assert values.given == {"top_k"}
     assert values.get("sampling.top_k") is None
@@ -164,28 +170,32 @@ def test_a_value_that_switches_off_is_said_and_not_set() -> None:
 
 def test_null_where_it_is_not_taken() -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read(TABLE, fields(n=None), at="parameters.")
+        read_params(TABLE, fields(n=None), at="parameters.")
 
     assert caught.value.param == "parameters.n"
     assert caught.value.message == "'parameters.n' must be an integer, got null"
 
 
 def test_one_parameter_after_another_is_read_into_the_same() -> None:
-    into = Values()
+    into = ParsedParams()
 
-    take(TABLE[0], Raw(b"5"), into)
-    take(TABLE[3], Raw(b"2"), into)
+    read_param(TABLE[0], Raw(b"5"), into)
+    read_param(TABLE[3], Raw(b"2"), into)
 
     assert (into.get("sampling.top_k"), into.get("n"), into.get("echo", 7)) == (5, 2, 7)
 
 
 def test_what_is_written_is_clamped_to_the_rows() -> None:
-    sampling = Sampling(top_k=99, temperature=0.0)
-    request = GenerateRequest(
-        model="m", kind="completion", sampling=sampling, stopping=Stopping(stop=("a",)), echo=True
+    sampling = SamplingParams(top_k=99, temperature=0.0)
+    request = GenerationRequest(
+        model="m",
+        kind="completion",
+        sampling=sampling,
+        stopping=StopConditions(stop=("a",)),
+        echo=True,
     )
 
-    written = write(TABLE, request.said)
+    written = write_params(TABLE, request.said)
 
     assert written == {"top_k": 50, "temp": 0.1, "stop": ["a"], "loud": True}
     assert [*written] == ["top_k", "temp", "stop", "loud"]
@@ -194,15 +204,17 @@ def test_what_is_written_is_clamped_to_the_rows() -> None:
 def test_what_is_not_carried_is_not_written() -> None:
     dropped = Param(wire="n", field="n", type="int", reason="dropped")
 
-    assert write(Table(dropped), GenerateRequest(model="m", kind="chat", n=2).said) == {}
-    assert carries((dropped,))["n"].reason == "dropped"
-    assert names(TABLE)["stopping.stop"] == "stop"
+    assert (
+        write_params(ParamTable(dropped), GenerationRequest(model="m", kind="chat", n=2).said) == {}
+    )
+    assert build_parameter_support((dropped,))["n"].reason == "dropped"
+    assert map_field_names(TABLE)["stopping.stop"] == "stop"
 
 
 def test_rows_of_one_field_are_written_each() -> None:
-    twice = Table(TABLE[3], Param(wire="many", field="n", type="int"))
+    twice = ParamTable(TABLE[3], Param(wire="many", field="n", type="int"))
 
-    request = EmbedRequest(model="m", inputs=("a",))
+    request = EmbeddingRequest(model="m", inputs=("a",))
 
-    assert write(twice, {"n": 2}) == {"n": 2, "many": 2}
-    assert write(twice, request.said) == {}
+    assert write_params(twice, {"n": 2}) == {"n": 2, "many": 2}
+    assert write_params(twice, request.said) == {}

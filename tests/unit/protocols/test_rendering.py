@@ -6,30 +6,30 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Loss
-from gateway.core.types import (
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.request import (
     AudioPart,
     FilePart,
-    GenerateRequest,
+    GenerationRequest,
     ImagePart,
     Message,
+    PromptOptions,
     RefusalPart,
-    Templating,
     TextPart,
     Tool,
     ToolCall,
     VideoPart,
 )
-from protocols.rendering import carries, prompt_of, rendering_losses
+from protocols.rendering import build_prompt, build_prompt_support, find_prompt_losses
 
-NO_TEMPLATE = Loss("messages", "approximated", "no chat template", "messages")
+NO_TEMPLATE = UnsupportedParameter("messages", "approximated", "no chat template", "messages")
 
 
 class Shout:
     """A template that shouts."""
 
-    def render_prompt(self, request: GenerateRequest) -> str:
+    def render_prompt(self, request: GenerationRequest) -> str:
         return "|".join(message.text.upper() for message in request.messages)
 
 
@@ -37,13 +37,13 @@ def said(role: Any, *texts: str, **fields: Any) -> Message:
     return Message(role, tuple(TextPart(text) for text in texts), **fields)
 
 
-def chat(*messages: Message, **fields: Any) -> GenerateRequest:
-    return GenerateRequest(model="m", kind="chat", messages=messages, **fields)
+def chat(*messages: Message, **fields: Any) -> GenerationRequest:
+    return GenerationRequest(model="m", kind="chat", messages=messages, **fields)
 
 
-def text(*prompts: Any, mode: Any = "raw") -> GenerateRequest:
-    how = Templating(mode=mode)
-    return GenerateRequest(model="m", kind="completion", prompts=prompts, templating=how)
+def text(*prompts: Any, mode: Any = "raw") -> GenerationRequest:
+    how = PromptOptions(mode=mode)
+    return GenerationRequest(model="m", kind="completion", prompts=prompts, templating=how)
 
 
 TALK = (said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hello"))
@@ -61,11 +61,11 @@ TALK = (said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hell
         (chat(*TALK), "System: Be brief.\nUser: Hi\nAssistant: Hello\nAssistant:"),
         (chat(said("developer", "x"), said("function", "y")), "System: x\nTool: y\nAssistant:"),
         (
-            chat(*TALK, templating=Templating(continue_final=True)),
+            chat(*TALK, templating=PromptOptions(continue_final=True)),
             "System: Be brief.\nUser: Hi\nAssistant: Hello",
         ),
         (
-            chat(*TALK, templating=Templating(add_generation_prompt=False)),
+            chat(*TALK, templating=PromptOptions(add_generation_prompt=False)),
             "System: Be brief.\nUser: Hi\nAssistant: Hello",
         ),
         (
@@ -85,8 +85,8 @@ TALK = (said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hell
         ),
     ],
 )
-def test_without_a_template(request_: GenerateRequest, prompt: str) -> None:
-    assert prompt_of(request_, None) == prompt
+def test_without_a_template(request_: GenerationRequest, prompt: str) -> None:
+    assert build_prompt(request_, None) == prompt
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_without_a_template(request_: GenerateRequest, prompt: str) -> None:
         (text("a"), "a"),
     ],
 )
-def test_with_a_template(request_: GenerateRequest, prompt: str) -> None:
-    assert prompt_of(request_, Shout()) == prompt
+def test_with_a_template(request_: GenerationRequest, prompt: str) -> None:
+    assert build_prompt(request_, Shout()) == prompt
 
 
 @pytest.mark.parametrize("mode", ["raw", "server"])
 def test_token_ids_are_no_text(mode: str) -> None:
-    with pytest.raises(Unsupported):
-        prompt_of(text((1, 2), mode=mode), Shout())
+    with pytest.raises(UnsupportedFeature):
+        build_prompt(text((1, 2), mode=mode), Shout())
 
 
 EVERYTHING = chat(
@@ -126,24 +126,27 @@ EVERYTHING = chat(
         (chat(*TALK), Shout(), ()),
     ],
 )
-def test_what_is_lost(request_: GenerateRequest, renderer: Any, losses: Any) -> None:
-    assert rendering_losses(request_, renderer, {}) == losses
+def test_what_is_lost(request_: GenerationRequest, renderer: Any, losses: Any) -> None:
+    assert find_prompt_losses(request_, renderer, {}) == losses
 
 
 def test_what_no_text_can_hold() -> None:
     names = {"messages": "input", "tools": "functions"}
 
-    assert rendering_losses(EVERYTHING, None, names) == (
-        Loss("input", "approximated", "no chat template", "messages"),
-        Loss("input", "dropped", "audio, files, images, videos", "messages"),
-        Loss("functions", "dropped", path="tools"),
+    assert find_prompt_losses(EVERYTHING, None, names) == (
+        UnsupportedParameter("input", "approximated", "no chat template", "messages"),
+        UnsupportedParameter("input", "dropped", "audio, files, images, videos", "messages"),
+        UnsupportedParameter("functions", "dropped", path="tools"),
     )
-    assert rendering_losses(EVERYTHING, Shout(), names) == (
-        Loss("input", "dropped", "audio, files, images, videos", "messages"),
-        Loss("functions", "approximated", "calls come back as text", "tools"),
+    assert find_prompt_losses(EVERYTHING, Shout(), names) == (
+        UnsupportedParameter("input", "dropped", "audio, files, images, videos", "messages"),
+        UnsupportedParameter("functions", "approximated", "calls come back as text", "tools"),
     )
 
 
 def test_a_template_s_arguments_need_a_template() -> None:
-    assert "templating.arguments" not in carries(None)
-    assert set(carries(Shout())) == {*carries(None), "templating.arguments"}
+    assert "templating.arguments" not in build_prompt_support(None)
+    assert set(build_prompt_support(Shout())) == {
+        *build_prompt_support(None),
+        "templating.arguments",
+    }

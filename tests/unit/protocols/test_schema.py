@@ -8,17 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core.errors import ClientGone, Forbidden, InvalidParameter, RateLimited
+from gateway.core.errors import ClientDisconnected, Forbidden, InvalidParameter, RateLimitExceeded
 from protocols import params
-from protocols.openai.messages import RULES, Rules
-from protocols.openai.parts import _PARTS
-from protocols.openai.shapes import PARTS, messages
-from protocols.openai.tables import CHAT, CHAT_EXTENSIONS, COMPLETION, EMBEDDING
+from protocols.openai.messages import DEFAULT_MESSAGE_RULES, MessageRules
+from protocols.openai.parts import _PART_READERS
+from protocols.openai.shapes import PART_SCHEMAS, build_messages
+from protocols.openai.tables import (
+    CHAT_EXTENSION_PARAMS,
+    CHAT_PARAMS,
+    COMPLETION_PARAMS,
+    EMBEDDING_PARAMS,
+)
 from protocols.params import Param
-from protocols.schema import answer, data, record, refusals, row, rows, structs
+from protocols.schema import (
+    build_error_responses,
+    build_event_data,
+    build_param_schema,
+    build_properties,
+    build_response,
+    build_struct_schemas,
+    object_of,
+)
 
 PARAMS = (
-    *(*CHAT, *CHAT_EXTENSIONS, *COMPLETION, *EMBEDDING),
+    *(*CHAT_PARAMS, *CHAT_EXTENSION_PARAMS, *COMPLETION_PARAMS, *EMBEDDING_PARAMS),
     Param(wire="a", field="a", type="float", low=0, high=1, above_low=True, below_high=True),
     Param(wire="b", field="b", type="ints", min_items=1, max_items=2),
     Param(wire="c", field="c", type="str", null=False),
@@ -33,7 +46,7 @@ def taken(param: Param, value: Any) -> bool:
     if value is None:
         return param.null
     try:
-        params.check(param, value)
+        params.check_param(param, value)
     except InvalidParameter:
         return False
     return True
@@ -41,11 +54,13 @@ def taken(param: Param, value: Any) -> bool:
 
 @given(st.sampled_from(PARAMS), VALUES)
 def test_a_row_allows_what_it_reads(param: Param, value: Any) -> None:
-    assert jsonschema_rs.is_valid(row(param), value) is taken(param, value)
+    assert jsonschema_rs.is_valid(build_param_schema(param), value) is taken(param, value)
 
 
 def test_a_row_tells_its_default_and_its_note() -> None:
-    found = rows([Param(wire="n", field="n", type="int", low=1, default=1, note="why", null=False)])
+    found = build_properties(
+        [Param(wire="n", field="n", type="int", low=1, default=1, note="why", null=False)]
+    )
 
     assert found == {"n": {"type": "integer", "minimum": 1, "default": 1, "description": "why"}}
 
@@ -61,32 +76,32 @@ class Outer(Struct):
 
 
 def test_what_is_always_written_is_required() -> None:
-    found = structs(Outer)
+    found = build_struct_schemas(Outer)
 
     assert found["Inner"]["required"] == ["a", "b"]
     assert found["Outer"]["properties"] == {"inner": {"$ref": "#/components/schemas/Inner"}}
 
 
 def test_refusals_are_told_by_status_and_those_that_nobody_hears_are_not() -> None:
-    pairs = [(ClientGone, 499), (Forbidden, 403), (RateLimited, 429)]
-    found = refusals(pairs, {"type": "object"})
+    pairs = [(ClientDisconnected, 499), (Forbidden, 403), (RateLimitExceeded, 429)]
+    found = build_error_responses(pairs, {"type": "object"})
 
     assert list(found) == ["403", "429"]
     assert found["403"]["description"] == "A good key, and not for this."
 
 
 def test_an_answer_may_be_whole_or_events() -> None:
-    event = data({"type": "object"})
+    event = build_event_data({"type": "object"})
 
-    assert list(answer({"type": "object"})["content"]) == ["application/json"]
-    assert answer(None, event)["content"] == {
-        "text/event-stream": {"schema": record({"data": event}, "data")}
+    assert list(build_response({"type": "object"})["content"]) == ["application/json"]
+    assert build_response(None, event)["content"] == {
+        "text/event-stream": {"schema": object_of({"data": event}, "data")}
     }
-    assert data({}, "[DONE]")["anyOf"][0] == {"const": "[DONE]"}
+    assert build_event_data({}, "[DONE]")["anyOf"][0] == {"const": "[DONE]"}
 
 
 def test_every_part_that_is_read_is_described() -> None:
-    assert PARTS.keys() == _PARTS.keys()
+    assert PART_SCHEMAS.keys() == _PART_READERS.keys()
 
 
 ARGUMENTS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}]
@@ -108,10 +123,12 @@ CONVERSATIONS: list[tuple[Any, bool]] = [
 
 @pytest.mark.parametrize(("conversation", "allowed"), CONVERSATIONS)
 def test_conversations(conversation: Any, allowed: bool) -> None:
-    assert jsonschema_rs.is_valid(messages(RULES), conversation) is allowed
+    assert jsonschema_rs.is_valid(build_messages(DEFAULT_MESSAGE_RULES), conversation) is allowed
 
 
 def test_arguments_may_be_objects_where_the_rules_say_so() -> None:
     conversation = [{"role": "assistant", "tool_calls": ARGUMENTS}]
 
-    assert jsonschema_rs.is_valid(messages(Rules(accepts_argument_objects=True)), conversation)
+    assert jsonschema_rs.is_valid(
+        build_messages(MessageRules(accepts_argument_objects=True)), conversation
+    )

@@ -3,15 +3,15 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from backends.http import HttpUpstream
-from backends.upstream import Reading
+from backends.http.client import AsyncioHttpClient
+from backends.upstream import UpstreamResponse
 
 
 @asynccontextmanager
 async def client(
     *, idle: float = 4.0, keep: int = 64, ca: str | None = None
-) -> AsyncIterator[HttpUpstream]:
-    upstream = HttpUpstream(idle=idle, keep=keep, ca=ca)
+) -> AsyncIterator[AsyncioHttpClient]:
+    upstream = AsyncioHttpClient(idle=idle, keep=keep, ca=ca)
     await upstream.start()
     try:
         yield upstream
@@ -19,7 +19,7 @@ async def client(
         await upstream.aclose()
 
 
-async def rest(reading: Reading) -> bytes:
+async def rest(reading: UpstreamResponse) -> bytes:
     """The body, read to its end; the connection is given back, or cut where it breaks."""
     body = b""
     try:

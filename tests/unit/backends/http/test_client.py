@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from backends.http import HttpUpstream
-from backends.upstream import Worker
+from backends.http.client import AsyncioHttpClient
+from backends.upstream import WorkerConfig
 from gateway.core.errors import InternalError, StreamBroken, WorkerUnreachable
-from gateway.core.ports import WireRequest
+from gateway.core.ports import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, Reply, ScriptedWorker, chunk, chunked, head, whole
 from tests.unit.backends.http.asking import client, rest
 
-ASK = WireRequest("/v1/say%2Fit?x=1", b'{"a":1}', (("Content-Type", "application/json"),))
+ASK = UpstreamRequest("/v1/say%2Fit?x=1", b'{"a":1}', (("Content-Type", "application/json"),))
 OK = [whole(b"fine")]
 PEM = Path(__file__).parents[3] / "fault" / "loopback.pem"
 
 
-async def ask(upstream: HttpUpstream, url: str, request: WireRequest = ASK) -> bytes:
+async def ask(upstream: AsyncioHttpClient, url: str, request: UpstreamRequest = ASK) -> bytes:
     return await rest(await upstream.send(url, request, 2.0))
 
 
@@ -52,7 +52,7 @@ async def test_what_is_of_one_request_alone_is_not_sent_with_the_next() -> None:
 
 async def test_a_get_has_no_body() -> None:
     async with ScriptedWorker(OK) as worker, client() as upstream:
-        await ask(upstream, worker.url, WireRequest("/health", b"", method="GET"))
+        await ask(upstream, worker.url, UpstreamRequest("/health", b"", method="GET"))
 
     assert worker.requests[0].method == "GET"
     assert worker.requests[0].headers.keys() == {"host", "accept-encoding"}
@@ -61,7 +61,7 @@ async def test_a_get_has_no_body() -> None:
 async def test_a_large_body_arrives_whole_with_its_length() -> None:
     body = bytes(range(256)) * (40 << 10)
     async with ScriptedWorker(OK) as worker, client() as upstream:
-        await ask(upstream, worker.url, WireRequest("/", body))
+        await ask(upstream, worker.url, UpstreamRequest("/", body))
 
     assert worker.requests[0].body == body
     assert worker.requests[0].headers["content-length"] == str(len(body))
@@ -106,7 +106,7 @@ async def test_what_came_before_the_break_is_not_lost() -> None:
 # ── connections ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def connections(upstream: HttpUpstream, worker: ScriptedWorker, times: int) -> list[int]:
+async def connections(upstream: AsyncioHttpClient, worker: ScriptedWorker, times: int) -> list[int]:
     """The connections that the next requests use, one after the other."""
     before = worker.asked
     for _ in range(times):
@@ -114,7 +114,7 @@ async def connections(upstream: HttpUpstream, worker: ScriptedWorker, times: int
     return [one.connection for one in worker.requests[before:]]
 
 
-async def together(upstream: HttpUpstream, url: str, times: int) -> None:
+async def together(upstream: AsyncioHttpClient, url: str, times: int) -> None:
     """So many requests at a time, which end in their order."""
     readings = [await upstream.send(url, ASK, 2.0) for _ in range(times)]
     for reading in readings:
@@ -238,7 +238,7 @@ async def test_what_was_thrown_away_does_not_look_like_the_end() -> None:
 async def test_a_long_path_is_a_path_like_others() -> None:
     path = f"/{'a' * 5000}"
     async with ScriptedWorker(OK) as worker, client() as upstream:
-        await ask(upstream, worker.url, WireRequest(path, b"{}"))
+        await ask(upstream, worker.url, UpstreamRequest(path, b"{}"))
 
     assert worker.requests[0].path == path
 
@@ -335,7 +335,7 @@ async def test_a_worker_that_takes_no_connection_is_given_up_in_time() -> None:
 async def test_a_path_is_a_path(path: str) -> None:
     async with client() as upstream:
         with pytest.raises(InternalError):
-            await upstream.send("http://127.0.0.1:1", WireRequest(path, b""), 1.0)
+            await upstream.send("http://127.0.0.1:1", UpstreamRequest(path, b""), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -356,19 +356,19 @@ async def test_a_path_is_a_path(path: str) -> None:
 )
 def test_a_workers_url_is_its_base(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
-        Worker(url)
+        WorkerConfig(url)
 
 
 def test_a_key_fits_into_a_header_and_is_not_shown() -> None:
-    assert "s3cret" not in repr(Worker("http://a", bearer="s3cret"))
+    assert "s3cret" not in repr(WorkerConfig("http://a", bearer="s3cret"))
     with pytest.raises(ValueError, match="printable") as caught:
-        Worker("http://a", bearer="s3cret\r\nX: y")
+        WorkerConfig("http://a", bearer="s3cret\r\nX: y")
     assert "s3cret" not in str(caught.value)
 
 
 async def test_a_client_that_was_not_started_says_so() -> None:
     with pytest.raises(InternalError):
-        await HttpUpstream().send("http://a", ASK, 1.0)
+        await AsyncioHttpClient().send("http://a", ASK, 1.0)
 
 
 async def test_a_stream_is_whole_only_with_its_last_chunk() -> None:

@@ -5,19 +5,19 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from backends.http import HttpUpstream
+from backends.http.client import AsyncioHttpClient
 from gateway.core.errors import InternalError, StreamBroken, WorkerError, WorkerFailed
-from gateway.core.ports import WireRequest
+from gateway.core.ports import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, head, whole
 from tests.serving import serving
 from tests.unit.backends.http.asking import client, rest
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-ASK = WireRequest("/", b"{}")
+ASK = UpstreamRequest("/", b"{}")
 OK = [whole(b"fine")]
 
 
-async def ask(upstream: HttpUpstream, worker: ScriptedWorker) -> bytes:
+async def ask(upstream: AsyncioHttpClient, worker: ScriptedWorker) -> bytes:
     return await rest(await upstream.send(worker.url, ASK, 2.0))
 
 
@@ -177,7 +177,7 @@ async def test_an_answer_before_the_whole_question_ends_the_connection() -> None
     """What is left of the question would be read as the next one."""
     early = ScriptedWorker([whole(b"no", status="413 Too Large"), HANG], OK, read_body=False)
     async with early as worker, client() as upstream:
-        reading = await upstream.send(worker.url, WireRequest("/", b"x" * (32 << 20)), 2.0)
+        reading = await upstream.send(worker.url, UpstreamRequest("/", b"x" * (32 << 20)), 2.0)
         assert await rest(reading) == b"no"
         await worker.until_left()
 
@@ -204,9 +204,9 @@ async def test_one_that_ends_under_a_question_is_replaced_once_and_a_new_one_is_
 async def test_a_header_is_one_line(value: str) -> None:
     async with ScriptedWorker(OK) as worker, client() as upstream:
         with pytest.raises(InternalError):
-            await upstream.send(worker.url, WireRequest("/", b"", (("X-A", value),)), 2.0)
+            await upstream.send(worker.url, UpstreamRequest("/", b"", (("X-A", value),)), 2.0)
         with pytest.raises(InternalError):
-            await upstream.send(worker.url, WireRequest("/", b""), 2.0, (("X-A", value),))
+            await upstream.send(worker.url, UpstreamRequest("/", b""), 2.0, (("X-A", value),))
     assert worker.asked == 0
 
 
@@ -218,9 +218,9 @@ async def test_many_at_once_each_get_their_own_answer() -> None:
             writer.write(whole(body))
             await writer.drain()
 
-    async def one(upstream: HttpUpstream, url: str, n: int) -> bool:
+    async def one(upstream: AsyncioHttpClient, url: str, n: int) -> bool:
         body = b"%d" % n
-        return await rest(await upstream.send(url, WireRequest("/", body), 10.0)) == body
+        return await rest(await upstream.send(url, UpstreamRequest("/", body), 10.0)) == body
 
     async with serving(echo) as url, client() as upstream:
         for start in (0, 300):

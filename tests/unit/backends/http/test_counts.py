@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from backends.http import HttpUpstream
-from backends.pool import PoolBackend
-from backends.upstream import Connections, Worker
+from backends.http.client import AsyncioHttpClient
+from backends.pool.backend import PoolBackend
+from backends.upstream import ConnectionCounts, WorkerConfig
 from gateway.core.errors import WorkerUnreachable
-from gateway.core.ports import WireRequest
+from gateway.core.ports import UpstreamRequest
 from tests.fakes import whole
 from tests.fault.lines import Lines
 from tests.serving import serving
 
-ASKED = WireRequest("/", b"", ())
+ASKED = UpstreamRequest("/", b"", ())
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -25,19 +25,19 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def test_connections_are_told_as_they_are_now() -> None:
-    upstream = HttpUpstream()
+    upstream = AsyncioHttpClient()
     await upstream.start()
     try:
-        assert upstream.connections == Connections()
+        assert upstream.connections == ConnectionCounts()
         async with serving(answer) as url:
             reading = await upstream.send(url, ASKED, 5)
-            assert upstream.connections == Connections(open=1, created=1)
+            assert upstream.connections == ConnectionCounts(open=1, created=1)
             while await reading.read():
                 pass
             reading.release()
-            assert upstream.connections == Connections(open=1, idle=1, created=1)
+            assert upstream.connections == ConnectionCounts(open=1, idle=1, created=1)
             again = await upstream.send(url, ASKED, 5)
-            assert upstream.connections == Connections(open=1, created=1)
+            assert upstream.connections == ConnectionCounts(open=1, created=1)
             again.abort()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -51,12 +51,12 @@ async def test_connections_are_told_as_they_are_now() -> None:
 @pytest.mark.parametrize("upstream", [None, object()])
 def test_a_client_that_tells_of_none_has_none(upstream: Any) -> None:
     pool = PoolBackend(
-        workers=[Worker("http://w:1")],
+        workers=[WorkerConfig("http://w:1")],
         dialect=Lines(),
         clock=lambda: 0.0,
         draw=Random(7).random,
         upstream=upstream,
     )
-    assert pool.connections == Connections()
+    assert pool.connections == ConnectionCounts()
     assert pool.queued_request_ids == []
     assert not pool.in_panic

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.http import dialling
-from backends.http.origin import Origin
+from backends.http.origin import WorkerOrigin
 from tests.fakes import ScriptedWorker, whole
 
 
@@ -56,8 +56,10 @@ async def test_it_holds_nothing_back_and_finds_out_that_its_line_broke(
     async with ScriptedWorker([whole(b"fine")]) as worker:
         there = {"one": int(worker.url.rpartition(":")[2]), "none": closed}
         addresses = [at(there[port]) for port in ports.split()]
-        target = Origin("worker.example", there["one"], tls=False, host_header="", base_path="")
-        met: Any = await dialling._met(addresses, target, None, meet)
+        target = WorkerOrigin(
+            "worker.example", there["one"], tls=False, host_header="", base_path=""
+        )
+        met: Any = await dialling._connect_any(addresses, target, None, meet)
         line = met.line
 
         assert line.getpeername() == ("127.0.0.1", there["one"])
@@ -72,14 +74,14 @@ async def test_one_that_ends_at_once_is_one_that_has_ended() -> None:
 
     async with ScriptedWorker([whole(b"fine")]) as worker:
         port = int(worker.url.rpartition(":")[2])
-        target = Origin("worker.example", port, tls=False, host_header="", base_path="")
-        met: Any = await dialling._met([at(port)], target, None, meet)
+        target = WorkerOrigin("worker.example", port, tls=False, host_header="", base_path="")
+        met: Any = await dialling._connect_any([at(port)], target, None, meet)
         await asyncio.sleep(0)
         assert met.lost
 
 
 @pytest.mark.parametrize("ports", [1, 2])
 async def test_where_none_answers_there_is_none(ports: int, closed: int) -> None:
-    target = Origin("worker.example", closed, tls=False, host_header="", base_path="")
+    target = WorkerOrigin("worker.example", closed, tls=False, host_header="", base_path="")
     with pytest.raises(ConnectionRefusedError):
-        await dialling._met([at(closed)] * ports, target, None, meet)
+        await dialling._connect_any([at(closed)] * ports, target, None, meet)

@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backends.upstream import Reading
+from backends.upstream import UpstreamResponse
 from gateway.core.errors import StreamBroken
-from gateway.core.ports import WireRequest
+from gateway.core.ports import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, chunked
 from tests.unit.backends.http.asking import client
 
-ASK = WireRequest("/", b"{}")
+ASK = UpstreamRequest("/", b"{}")
 
 
 @asynccontextmanager
-async def answered(reply: Reply) -> AsyncIterator[Reading]:
+async def answered(reply: Reply) -> AsyncIterator[UpstreamResponse]:
     """The answer of a worker, of which the head has come."""
     async with ScriptedWorker(reply) as worker, client() as upstream:
         reading = await upstream.send(worker.url, ASK, 2.0)

@@ -8,21 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.pool.attempt import Attempt, Means, Work
-from backends.pool.health import Health
-from backends.pool.member import Member, WorkerReport
-from backends.pool.roster import Place
-from backends.upstream import Reading, TakePieces, Worker
+from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices
+from backends.pool.health import WorkerHealth
+from backends.pool.member import WorkerReport, WorkerState
+from backends.pool.roster import WorkerSlot
+from backends.upstream import BodyConsumer, UpstreamResponse, WorkerConfig
 from gateway.core.context import Deadline, Timeouts
 from gateway.core.errors import GatewayError, WorkerFailed
-from gateway.core.lookout import Lookout
-from gateway.core.ports import Headers, Piece, WireRequest
-from gateway.core.types import Done, Event, GenerateRequest, Text
+from gateway.core.events import Event, StreamEnd, TextDelta
+from gateway.core.lookout import DeadlineTimer
+from gateway.core.ports import Headers, StreamItem, UpstreamRequest
+from gateway.core.request import GenerationRequest
 from tests.fakes import FakeClock
 
-REQUEST = GenerateRequest(kind="chat", model="m")
-WIRE = WireRequest("/v1", b"{}")
-EVENTS = st.lists(st.sampled_from([Text("a"), Text("b"), Done()]), max_size=3)
+REQUEST = GenerationRequest(kind="chat", model="m")
+WIRE = UpstreamRequest("/v1", b"{}")
+EVENTS = st.lists(st.sampled_from([TextDelta("a"), TextDelta("b"), StreamEnd()]), max_size=3)
 PIECES = st.tuples(st.none() | st.just(b"raw"), EVENTS)
 
 
@@ -49,7 +50,7 @@ class Body:
         self.complete = True
         return self.read_available()
 
-    async def forward_to(self, take: TakePieces) -> bool:
+    async def forward_to(self, take: BodyConsumer) -> bool:
         raise AssertionError(take)
 
     def abort(self) -> None:
@@ -62,10 +63,10 @@ class Body:
 class Upstream:
     """Answers by one body."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: UpstreamResponse) -> None:
         self._reading = reading
 
-    def try_send(self, url: str, request: WireRequest, own: Headers = ()) -> Reading:
+    def try_send(self, url: str, request: UpstreamRequest, own: Headers = ()) -> UpstreamResponse:
         assert (url, request, own) == ("http://w:1", WIRE, ())
         return self._reading
 
@@ -85,16 +86,16 @@ class Upstream:
 class Told:
     """A Passage that means what it was told to."""
 
-    def __init__(self, fed: Piece, closed: Piece | GatewayError) -> None:
+    def __init__(self, fed: StreamItem, closed: StreamItem | GatewayError) -> None:
         self._fed = fed
         self._closed = closed
 
-    def feed(self, pieces: Sequence[bytes]) -> Piece:
+    def feed(self, pieces: Sequence[bytes]) -> StreamItem:
         assert all(pieces)
         assert pieces
         return self._fed
 
-    def close(self) -> Piece:
+    def close(self) -> StreamItem:
         if isinstance(self._closed, GatewayError):
             raise self._closed
         return self._closed
@@ -103,7 +104,7 @@ class Told:
 class Outcome(NamedTuple):
     """What came of it, and what is known of its worker then."""
 
-    told: Sequence[Piece] | GatewayError
+    told: Sequence[StreamItem] | GatewayError
     over: bool
     accepted: bool
     failure: GatewayError | None
@@ -112,15 +113,15 @@ class Outcome(NamedTuple):
 
 
 async def outcome(
-    body: bytes, fed: Piece, closed: Piece | GatewayError, *, at_once: bool
+    body: bytes, fed: StreamItem, closed: StreamItem | GatewayError, *, at_once: bool
 ) -> Outcome:
     clock = FakeClock()
-    lookout = Lookout(clock, asyncio.get_running_loop)
-    means = Means(Upstream(Body(body, at_once=at_once)), Timeouts(), clock, lookout)
-    member = Member(0, Worker("http://w:1"), Health(), clock)
-    work = Work(REQUEST, WIRE, (), lambda: Told(fed, closed), _never, Deadline(clock, 60))
-    attempt = Attempt(Place(member, clock()), work, means)
-    told: Sequence[Piece] | GatewayError
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
+    means = AttemptServices(Upstream(Body(body, at_once=at_once)), Timeouts(), clock, lookout)
+    member = WorkerState(0, WorkerConfig("http://w:1"), WorkerHealth(), clock)
+    work = AttemptRequest(REQUEST, WIRE, (), lambda: Told(fed, closed), _never, Deadline(clock, 60))
+    attempt = Attempt(WorkerSlot(member, clock()), work, means)
+    told: Sequence[StreamItem] | GatewayError
     try:
         told = await attempt.begin()
     except GatewayError as error:
@@ -144,7 +145,7 @@ def _never(*_: object) -> NoReturn:
     closed=PIECES | st.just(WorkerFailed("it means nothing")),
 )
 def test_an_answer_in_one_piece_means_the_same_whenever_its_body_comes(
-    body: bytes, fed: Piece, closed: Piece | GatewayError
+    body: bytes, fed: StreamItem, closed: StreamItem | GatewayError
 ) -> None:
     one, other = (
         asyncio.run(outcome(body, fed, closed, at_once=at_once)) for at_once in (True, False)
@@ -156,9 +157,9 @@ def test_an_answer_in_one_piece_means_the_same_whenever_its_body_comes(
 async def test_too_large_an_answer_is_no_answer(
     monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
-    monkeypatch.setattr("backends.pool.attempt._WHOLE_BYTES", 3)
-    said: tuple[Sequence[Event], ...] = ((Text("a"),), (Done(),))
-    pieces: list[Piece] = [(None, events) for events in said]
+    monkeypatch.setattr("backends.pool.attempt._MAX_UNARY_BYTES", 3)
+    said: tuple[Sequence[Event], ...] = ((TextDelta("a"),), (StreamEnd(),))
+    pieces: list[StreamItem] = [(None, events) for events in said]
 
     found = await outcome(b"four", *pieces, at_once=at_once)
 

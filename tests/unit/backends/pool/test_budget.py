@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.pool.budget import Budget
+from backends.pool.budget import RetryBudget
 
 
-def spent(budget: Budget, now: float) -> int:
+def spent(budget: RetryBudget, now: float) -> int:
     """How many tries the budget has for one moment, all of which are used up."""
     tries = 0
     while budget.allows_retry(now):
@@ -16,12 +16,12 @@ def spent(budget: Budget, now: float) -> int:
 
 
 def test_a_few_tries_need_no_requests() -> None:
-    assert spent(Budget(least=3), 0.0) == 3
-    assert spent(Budget(least=0), 0.0) == 0
+    assert spent(RetryBudget(least=3), 0.0) == 3
+    assert spent(RetryBudget(least=0), 0.0) == 0
 
 
 def test_beside_them_it_is_a_share_of_the_requests() -> None:
-    budget = Budget(share=0.2, least=3)
+    budget = RetryBudget(share=0.2, least=3)
     for _ in range(50):
         budget.record_request(1.0)
 
@@ -29,7 +29,7 @@ def test_beside_them_it_is_a_share_of_the_requests() -> None:
 
 
 def test_a_share_below_one_request_is_none() -> None:
-    budget = Budget(share=0.2, least=0)
+    budget = RetryBudget(share=0.2, least=0)
     for _ in range(4):
         budget.record_request(0.0)
 
@@ -39,7 +39,7 @@ def test_a_share_below_one_request_is_none() -> None:
 
 
 def test_what_is_used_up_comes_back_after_the_window() -> None:
-    budget = Budget(window=10.0)
+    budget = RetryBudget(window=10.0)
     spent(budget, 0.0)
 
     assert not budget.allows_retry(8.9)
@@ -48,7 +48,7 @@ def test_what_is_used_up_comes_back_after_the_window() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=80))
 def test_nothing_is_tried_again_past_the_share(steps: list[tuple[float, bool]]) -> None:
-    budget, now, asked, retried = Budget(), 0.0, list[float](), list[float]()
+    budget, now, asked, retried = RetryBudget(), 0.0, list[float](), list[float]()
     for pause, fails in steps:
         now += pause
         budget.record_request(now)

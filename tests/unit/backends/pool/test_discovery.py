@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backends.pool.discovery import Discovery, DiscoveryFailed
-from backends.upstream import Worker
+from backends.pool.discovery.merging import WorkerDiscovery
+from backends.pool.discovery.source import DiscoveryError
+from backends.upstream import WorkerConfig
 
-A, B, C = (Worker(f"http://10.0.0.{last}:80") for last in (1, 2, 3))
+A, B, C = (WorkerConfig(f"http://10.0.0.{last}:80") for last in (1, 2, 3))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -22,12 +23,12 @@ async def until(condition: Callable[[], bool]) -> None:
 class Scripted:
     """A Source that names what it was told to; an exception is raised."""
 
-    def __init__(self, *looks: Sequence[Worker] | Exception, every: float = 10.0) -> None:
+    def __init__(self, *looks: Sequence[WorkerConfig] | Exception, every: float = 10.0) -> None:
         self.looks = list(looks)
         self.interval = every
         self.looked = 0
 
-    async def list_workers(self) -> Sequence[Worker]:
+    async def list_workers(self) -> Sequence[WorkerConfig]:
         now = self.looks[min(self.looked, len(self.looks) - 1)]
         self.looked += 1
         if isinstance(now, Exception):
@@ -43,7 +44,7 @@ class Hanging:
     def __init__(self) -> None:
         self.left = False
 
-    async def list_workers(self) -> Sequence[Worker]:
+    async def list_workers(self) -> Sequence[WorkerConfig]:
         try:
             await asyncio.Event().wait()
         finally:
@@ -74,23 +75,23 @@ class Pool:
 
     def __init__(self) -> None:
         self.sets: list[str] = []
-        self.workers: Sequence[Worker] = ()
+        self.workers: Sequence[WorkerConfig] = ()
 
-    def replace(self, workers: Sequence[Worker]) -> None:
+    def replace(self, workers: Sequence[WorkerConfig]) -> None:
         self.workers = workers
         self.sets.append(shown(workers))
 
 
-def shown(workers: Sequence[Worker]) -> str:
+def shown(workers: Sequence[WorkerConfig]) -> str:
     return "".join(sorted(worker.url.rstrip("/")[-4] for worker in workers))
 
 
 @asynccontextmanager
 async def discovering(
-    *sources: Scripted | Hanging, static: Sequence[Worker] = ()
-) -> AsyncIterator[tuple[Discovery, Pool, Pauses]]:
+    *sources: Scripted | Hanging, static: Sequence[WorkerConfig] = ()
+) -> AsyncIterator[tuple[WorkerDiscovery, Pool, Pauses]]:
     pool, pauses = Pool(), Pauses()
-    discovery = Discovery("gpu", static, sources, pool.replace, sleep=pauses)
+    discovery = WorkerDiscovery("gpu", static, sources, pool.replace, sleep=pauses)
     await discovery.start(within=0.05)
     try:
         yield discovery, pool, pauses
@@ -118,7 +119,7 @@ async def test_the_set_is_told_of_when_it_changes_and_only_then() -> None:
 
 
 async def test_a_worker_with_another_weight_is_a_change() -> None:
-    heavy = Worker(A.url, weight=3)
+    heavy = WorkerConfig(A.url, weight=3)
     source = Scripted([A], [heavy])
     async with discovering(source) as (discovery, pool, pauses):
         await pauses.end(source)
@@ -127,10 +128,8 @@ async def test_a_worker_with_another_weight_is_a_change() -> None:
         assert discovery.workers == (heavy,)
 
 
-@pytest.mark.parametrize(
-    "fault", [DiscoveryFailed("SERVFAIL"), (), RuntimeError("a fault of ours")]
-)
-async def test_a_failure_keeps_the_last_good_set(fault: Exception | Sequence[Worker]) -> None:
+@pytest.mark.parametrize("fault", [DiscoveryError("SERVFAIL"), (), RuntimeError("a fault of ours")])
+async def test_a_failure_keeps_the_last_good_set(fault: Exception | Sequence[WorkerConfig]) -> None:
     source = Scripted([A, B], fault, fault, [B])
     async with discovering(source) as (discovery, pool, pauses):
         await pauses.end(source)
@@ -155,7 +154,7 @@ async def test_one_source_that_fails_does_not_keep_another_from_being_heard() ->
 
 
 async def test_pauses_are_the_sources_own_and_after_failures_short_at_first() -> None:
-    down = DiscoveryFailed("down")
+    down = DiscoveryError("down")
     source = Scripted([A], *[down] * 6, [A], every=10.0)
     async with discovering(source) as (_, _, pauses):
         for _ in range(7):
@@ -165,12 +164,12 @@ async def test_pauses_are_the_sources_own_and_after_failures_short_at_first() ->
 
 
 async def test_a_failure_never_makes_the_pause_longer() -> None:
-    async with discovering(Scripted(DiscoveryFailed("down"), every=0.5)) as (_, _, pauses):
+    async with discovering(Scripted(DiscoveryError("down"), every=0.5)) as (_, _, pauses):
         assert pauses.asked == [0.5]
 
 
 async def test_changes_of_state_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    down, other = DiscoveryFailed("SERVFAIL"), DiscoveryFailed("silence")
+    down, other = DiscoveryError("SERVFAIL"), DiscoveryError("silence")
     source = Scripted([A], down, down, other, other, [A], [A], down)
     with caplog.at_level(logging.WARNING, "interlingua"):
         async with discovering(source, static=[A]) as (_, _, pauses):
@@ -190,7 +189,7 @@ async def test_a_fault_of_ours_is_logged_with_its_trace(caplog: pytest.LogCaptur
 
 
 async def test_comings_and_goings_are_logged_without_keys(caplog: pytest.LogCaptureFixture) -> None:
-    keyed = Worker(B.url, bearer="sk-canary")
+    keyed = WorkerConfig(B.url, bearer="sk-canary")
     with caplog.at_level(logging.WARNING, "interlingua"):
         async with discovering(Scripted([keyed]), static=[A]) as (discovery, _, _):
             discovery.remove(A.url)
@@ -203,7 +202,7 @@ async def test_comings_and_goings_are_logged_without_keys(caplog: pytest.LogCapt
 
 async def test_the_start_waits_for_the_first_look_and_not_for_ever() -> None:
     pool = Pool()
-    discovery = Discovery("gpu", [A], [Hanging(), Scripted([B])], pool.replace)
+    discovery = WorkerDiscovery("gpu", [A], [Hanging(), Scripted([B])], pool.replace)
 
     await discovery.start(within=0.01)
 
@@ -213,7 +212,7 @@ async def test_the_start_waits_for_the_first_look_and_not_for_ever() -> None:
 
 async def test_closing_stops_at_once_whatever_a_source_does() -> None:
     source = Hanging()
-    discovery = Discovery("gpu", [A], [source, Scripted([B])], Pool().replace)
+    discovery = WorkerDiscovery("gpu", [A], [source, Scripted([B])], Pool().replace)
     await discovery.start(within=0.01)
 
     await discovery.aclose()
@@ -223,7 +222,7 @@ async def test_closing_stops_at_once_whatever_a_source_does() -> None:
 
 
 async def test_one_that_never_started_can_be_closed() -> None:
-    await Discovery("gpu", [A], [], Pool().replace).aclose()
+    await WorkerDiscovery("gpu", [A], [], Pool().replace).aclose()
 
 
 # --- the admin's word ----------------------------------------------------------------------------
@@ -239,7 +238,7 @@ async def test_the_admin_adds_and_removes() -> None:
 
 
 async def test_the_admin_may_put_a_worker_in_the_place_of_another() -> None:
-    heavy = Worker(A.url + "/", weight=5)
+    heavy = WorkerConfig(A.url + "/", weight=5)
     async with discovering(Scripted([A, B]), static=[A]) as (discovery, pool, _):
         assert discovery.add(heavy) is False
         assert discovery.add(heavy) is False
@@ -289,16 +288,16 @@ async def test_a_set_of_which_all_were_removed_is_not_taken() -> None:
 
 
 async def test_there_is_a_limit_to_how_many_are_added() -> None:
-    many = [Worker(f"http://w:{port}") for port in range(1, 10_001)]
+    many = [WorkerConfig(f"http://w:{port}") for port in range(1, 10_001)]
     async with discovering(static=many) as (discovery, _, _):
         with pytest.raises(ValueError, match="already"):
             discovery.add(A)
 
-        assert discovery.add(Worker("http://w:1", weight=2)) is False
+        assert discovery.add(WorkerConfig("http://w:1", weight=2)) is False
 
 
 async def test_a_source_is_not_taken_beyond_the_limit(caplog: pytest.LogCaptureFixture) -> None:
-    many = [Worker(f"http://w:{port}") for port in range(1, 10_003)]
+    many = [WorkerConfig(f"http://w:{port}") for port in range(1, 10_003)]
     with caplog.at_level(logging.WARNING, "interlingua"):
         async with discovering(Scripted(many)) as (discovery, _, _):
             assert len(discovery.workers) == 10_000
@@ -308,7 +307,7 @@ async def test_a_source_is_not_taken_beyond_the_limit(caplog: pytest.LogCaptureF
 
 
 async def test_what_the_admin_did_is_told() -> None:
-    discovery = Discovery("gpu", [A, B], [], lambda _: None)
+    discovery = WorkerDiscovery("gpu", [A, B], [], lambda _: None)
     assert discovery.manual_workers == ()
     discovery.add(C)
     discovery.remove(A.url)

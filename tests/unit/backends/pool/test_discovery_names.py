@@ -9,19 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.aside import Aside
+from backends.aside import BackgroundCall
 from backends.pool import dns
-from backends.pool.discovery import (
-    DiscoveryFailed,
-    Dns,
-    DnsSettings,
-    Template,
-)
-from backends.pool.discovery.nameserver import read_address
-from backends.pool.dns import Answer, Record, Service
-from backends.upstream import Worker
+from backends.pool.discovery.names import DnsSettings, DnsSource, WorkerTemplate
+from backends.pool.discovery.nameserver import parse_server_address
+from backends.pool.discovery.source import DiscoveryError
+from backends.pool.dns import DnsAnswer, DnsRecord, ServiceTarget
+from backends.upstream import WorkerConfig
 
-Told = Answer | Exception
+Told = DnsAnswer | Exception
 
 
 class Zone:
@@ -31,23 +27,23 @@ class Zone:
         self.known: dict[str, Told] = known
         self.asked: list[str] = []
 
-    async def query(self, name: str, kind: dns.Kind) -> Answer:
+    async def query(self, name: str, kind: dns.RecordType) -> DnsAnswer:
         self.asked.append(f"{kind} {name}")
-        found = self.known.get(f"{kind} {name}", Answer(code=3))
+        found = self.known.get(f"{kind} {name}", DnsAnswer(code=3))
         if isinstance(found, Exception):
             raise found
         return found
 
 
-def some(*values: str | Service, ttl: int = 30, name: str = "w") -> Answer:
-    return Answer(records=tuple(Record(name, ttl, value) for value in values), ttl=ttl)
+def some(*values: str | ServiceTarget, ttl: int = 30, name: str = "w") -> DnsAnswer:
+    return DnsAnswer(records=tuple(DnsRecord(name, ttl, value) for value in values), ttl=ttl)
 
 
-def by_address(zone: Zone, **more: Any) -> Dns:
-    return Dns(DnsSettings("w.local:8000", nameserver="127.0.0.1", **more), resolver=zone)
+def by_address(zone: Zone, **more: Any) -> DnsSource:
+    return DnsSource(DnsSettings("w.local:8000", nameserver="127.0.0.1", **more), resolver=zone)
 
 
-def urls(workers: Sequence[Worker]) -> list[str]:
+def urls(workers: Sequence[WorkerConfig]) -> list[str]:
     return [worker.url for worker in workers]
 
 
@@ -57,15 +53,17 @@ def urls(workers: Sequence[Worker]) -> list[str]:
 async def test_each_address_is_a_worker_made_after_the_template() -> None:
     zone = Zone()
     zone.known = {"A w.local": some("10.0.0.2", "10.0.0.1"), "AAAA w.local": some("fd00::1")}
-    template = Template(path="/base", weight=2, max_concurrency=4, bearer="sk-1")
-    source = Dns(DnsSettings("W.local.:8000", nameserver="127.0.0.1"), template, resolver=zone)
+    template = WorkerTemplate(path="/base", weight=2, max_concurrency=4, bearer="sk-1")
+    source = DnsSource(
+        DnsSettings("W.local.:8000", nameserver="127.0.0.1"), template, resolver=zone
+    )
 
     found = await source.list_workers()
 
     assert found == [
-        Worker("http://10.0.0.1:8000/base", 2, 4, "sk-1"),
-        Worker("http://10.0.0.2:8000/base", 2, 4, "sk-1"),
-        Worker("http://[fd00::1]:8000/base", 2, 4, "sk-1"),
+        WorkerConfig("http://10.0.0.1:8000/base", 2, 4, "sk-1"),
+        WorkerConfig("http://10.0.0.2:8000/base", 2, 4, "sk-1"),
+        WorkerConfig("http://[fd00::1]:8000/base", 2, 4, "sk-1"),
     ]
     assert "sk-1" not in repr(template)
 
@@ -91,9 +89,9 @@ async def test_after_a_failure_the_last_answers_time_does_not_count() -> None:
     zone.known = {"A w.local": some("10.0.0.2", ttl=2)}
     source = by_address(zone)
     await source.list_workers()
-    zone.known = {"A w.local": DiscoveryFailed("down")}
+    zone.known = {"A w.local": DiscoveryError("down")}
 
-    with pytest.raises(DiscoveryFailed, match="down"):
+    with pytest.raises(DiscoveryError, match="down"):
         await source.list_workers()
 
     assert source.interval == 10
@@ -101,16 +99,16 @@ async def test_after_a_failure_the_last_answers_time_does_not_count() -> None:
 
 async def test_a_family_that_always_fails_is_done_without() -> None:
     zone = Zone()
-    zone.known = {"A w.local": some("10.0.0.2"), "AAAA w.local": DiscoveryFailed("SERVFAIL")}
+    zone.known = {"A w.local": some("10.0.0.2"), "AAAA w.local": DiscoveryError("SERVFAIL")}
 
     assert urls(await by_address(zone).list_workers()) == ["http://10.0.0.2:8000"]
 
 
 async def test_both_families_failing_is_a_failure() -> None:
     zone = Zone()
-    zone.known = dict.fromkeys(("A w.local", "AAAA w.local"), DiscoveryFailed("SERVFAIL"))
+    zone.known = dict.fromkeys(("A w.local", "AAAA w.local"), DiscoveryError("SERVFAIL"))
 
-    with pytest.raises(DiscoveryFailed, match="SERVFAIL"):
+    with pytest.raises(DiscoveryError, match="SERVFAIL"):
         await by_address(zone).list_workers()
 
 
@@ -119,20 +117,21 @@ async def test_a_family_that_fails_now_and_did_not_before_fails_the_whole() -> N
     zone.known = {"A w.local": some("10.0.0.2"), "AAAA w.local": some("fd00::1")}
     source = by_address(zone)
     await source.list_workers()
-    zone.known["AAAA w.local"] = DiscoveryFailed("SERVFAIL")
+    zone.known["AAAA w.local"] = DiscoveryError("SERVFAIL")
 
-    with pytest.raises(DiscoveryFailed, match="SERVFAIL"):
+    with pytest.raises(DiscoveryError, match="SERVFAIL"):
         await source.list_workers()
 
-    zone.known["AAAA w.local"] = Answer()
+    zone.known["AAAA w.local"] = DnsAnswer()
     assert urls(await source.list_workers()) == ["http://10.0.0.2:8000"]
 
 
 @pytest.mark.parametrize(
-    "answer", [Answer(), Answer(code=3), some("169.254.169.254"), some("0.0.0.0", "224.0.0.1")]
+    "answer",
+    [DnsAnswer(), DnsAnswer(code=3), some("169.254.169.254"), some("0.0.0.0", "224.0.0.1")],
 )
 async def test_61_a_name_without_an_address_that_a_worker_can_have_is_a_failure(
-    answer: Answer,
+    answer: DnsAnswer,
 ) -> None:
     zone = Zone()
     zone.known = {
@@ -140,7 +139,7 @@ async def test_61_a_name_without_an_address_that_a_worker_can_have_is_a_failure(
         "AAAA w.local": some("fe80::1", "ff02::1", "::", "::ffff:169.254.169.254"),
     }
 
-    with pytest.raises(DiscoveryFailed, match=r"w\.local: DNS tells no address"):
+    with pytest.raises(DiscoveryError, match=r"w\.local: DNS tells no address"):
         await by_address(zone).list_workers()
 
 
@@ -153,14 +152,14 @@ async def test_61_an_address_that_is_no_workers_is_left_out() -> None:
 
 async def test_an_answer_that_does_not_come_is_a_failure() -> None:
     class Silent:
-        async def query(self, name: str, kind: dns.Kind) -> Answer:
+        async def query(self, name: str, kind: dns.RecordType) -> DnsAnswer:
             await asyncio.Event().wait()
-            return Answer()
+            return DnsAnswer()
 
     settings = DnsSettings("w.local:8000", nameserver="127.0.0.1", within=0.01)
 
-    with pytest.raises(DiscoveryFailed, match=r"no answer in 0\.01 s"):
-        await Dns(settings, resolver=Silent()).list_workers()
+    with pytest.raises(DiscoveryError, match=r"no answer in 0\.01 s"):
+        await DnsSource(settings, resolver=Silent()).list_workers()
 
 
 # --- the system's way ----------------------------------------------------------------------------
@@ -173,7 +172,7 @@ async def test_without_a_nameserver_the_system_is_asked() -> None:
         asked.append((*args, more))
         return [(2, 1, 6, "", ("10.0.0.7", 8000)), (10, 1, 6, "", ("fd00::1", 8000, 0, 0))]
 
-    source = Dns(DnsSettings("w:8000", every=7), getaddrinfo=getaddrinfo)
+    source = DnsSource(DnsSettings("w:8000", every=7), getaddrinfo=getaddrinfo)
 
     assert urls(await source.list_workers()) == ["http://10.0.0.7:8000", "http://[fd00::1]:8000"]
     assert asked == [("w", 8000, {"type": socket.SOCK_STREAM})]
@@ -181,7 +180,9 @@ async def test_without_a_nameserver_the_system_is_asked() -> None:
 
 
 async def test_this_machines_own_name_is_found_by_the_real_system() -> None:
-    assert "http://127.0.0.1:8000" in urls(await Dns(DnsSettings("localhost:8000")).list_workers())
+    assert "http://127.0.0.1:8000" in urls(
+        await DnsSource(DnsSettings("localhost:8000")).list_workers()
+    )
 
 
 @pytest.mark.parametrize("fault", [socket.gaierror(-2, "not known"), UnicodeError("label")])
@@ -189,8 +190,8 @@ async def test_what_the_system_can_t_find_is_a_failure(fault: Exception) -> None
     def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
         raise fault
 
-    with pytest.raises(DiscoveryFailed, match="w: "):
-        await Dns(DnsSettings("w:8000"), getaddrinfo=getaddrinfo).list_workers()
+    with pytest.raises(DiscoveryError, match="w: "):
+        await DnsSource(DnsSettings("w:8000"), getaddrinfo=getaddrinfo).list_workers()
 
 
 async def test_a_system_that_hangs_is_asked_once_and_waited_for_again() -> None:
@@ -201,9 +202,9 @@ async def test_a_system_that_hangs_is_asked_once_and_waited_for_again() -> None:
         go.wait(5)
         return [(2, 1, 6, "", ("10.0.0.7", 8000))]
 
-    source = Dns(DnsSettings("w:8000", within=0.02), getaddrinfo=getaddrinfo)
+    source = DnsSource(DnsSettings("w:8000", within=0.02), getaddrinfo=getaddrinfo)
     for _ in range(3):
-        with pytest.raises(DiscoveryFailed, match="no answer"):
+        with pytest.raises(DiscoveryError, match="no answer"):
             await source.list_workers()
     go.set()
 
@@ -211,12 +212,12 @@ async def test_a_system_that_hangs_is_asked_once_and_waited_for_again() -> None:
     assert len(asked) == 1
 
 
-async def _at_last(source: Dns) -> Sequence[Worker]:
+async def _at_last(source: DnsSource) -> Sequence[WorkerConfig]:
     async with asyncio.timeout(5):
         while True:
             try:
                 return await source.list_workers()
-            except DiscoveryFailed:
+            except DiscoveryError:
                 continue
 
 
@@ -231,7 +232,7 @@ def test_a_call_that_hangs_does_not_keep_the_loop_from_its_end() -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await Aside(call).wait_result()
+                await BackgroundCall(call).wait_result()
 
     asyncio.run(main())
     assert told == []
@@ -247,14 +248,16 @@ def test_a_call_that_hangs_does_not_keep_the_loop_from_its_end() -> None:
 SERVICE = "_http._tcp.w.local"
 
 
-def by_service(zone: Zone, scheme: Any = "http") -> Dns:
-    return Dns(DnsSettings(SERVICE, record="srv"), Template(scheme=scheme), resolver=zone)
+def by_service(zone: Zone, scheme: Any = "http") -> DnsSource:
+    return DnsSource(
+        DnsSettings(SERVICE, record="srv"), WorkerTemplate(scheme=scheme), resolver=zone
+    )
 
 
 async def test_a_services_places_have_the_addresses_told_along() -> None:
     zone = Zone()
-    told = some(Service(0, 10, 8000, "a.w.local"), Service(0, 30, 8001, "b.w.local"))
-    along = (Record("a.w.local", 5, "10.0.0.1"), Record("x.w.local", 1, "10.0.0.9"))
+    told = some(ServiceTarget(0, 10, 8000, "a.w.local"), ServiceTarget(0, 30, 8001, "b.w.local"))
+    along = (DnsRecord("a.w.local", 5, "10.0.0.1"), DnsRecord("x.w.local", 1, "10.0.0.9"))
     zone.known = {
         f"SRV {SERVICE}": msgspec.structs.replace(told, additional_addresses=along),
         "A b.w.local": some("10.0.0.2", "10.0.0.3", ttl=7),
@@ -275,12 +278,12 @@ async def test_a_services_places_have_the_addresses_told_along() -> None:
 async def test_only_the_first_priority_counts_and_only_what_is_somewhere() -> None:
     zone = Zone()
     told = some(
-        Service(2, 1, 80, "c.w.local"),
-        Service(1, 0, 80, "a.w.local"),
-        Service(0, 1, 0, "b.w.local"),
-        Service(0, 1, 80, ""),
-        Service(1, 0, 80, "gone.w.local"),
-        Service(1, 0, 80, "a\\046b"),
+        ServiceTarget(2, 1, 80, "c.w.local"),
+        ServiceTarget(1, 0, 80, "a.w.local"),
+        ServiceTarget(0, 1, 0, "b.w.local"),
+        ServiceTarget(0, 1, 80, ""),
+        ServiceTarget(1, 0, 80, "gone.w.local"),
+        ServiceTarget(1, 0, 80, "a\\046b"),
     )
     zone.known = {f"SRV {SERVICE}": told, "A a.w.local": some("10.0.0.1")}
 
@@ -293,35 +296,39 @@ async def test_only_the_first_priority_counts_and_only_what_is_somewhere() -> No
 async def test_a_place_that_is_not_told_of_just_now_fails_the_whole() -> None:
     zone = Zone()
     zone.known = {
-        f"SRV {SERVICE}": some(Service(0, 1, 80, "a.w.local"), Service(0, 1, 80, "b.w.local")),
+        f"SRV {SERVICE}": some(
+            ServiceTarget(0, 1, 80, "a.w.local"), ServiceTarget(0, 1, 80, "b.w.local")
+        ),
         "A a.w.local": some("10.0.0.1"),
-        "A b.w.local": DiscoveryFailed("SERVFAIL"),
+        "A b.w.local": DiscoveryError("SERVFAIL"),
     }
 
-    with pytest.raises(DiscoveryFailed, match="SERVFAIL"):
+    with pytest.raises(DiscoveryError, match="SERVFAIL"):
         await by_service(zone).list_workers()
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Answer(code=3), "no such name"),
-        (Answer(), "no address"),
-        (some(Service(0, 0, 0, "")), "no"),
+        (DnsAnswer(code=3), "no such name"),
+        (DnsAnswer(), "no address"),
+        (some(ServiceTarget(0, 0, 0, "")), "no"),
     ],
 )
-async def test_a_service_that_is_nowhere_is_a_failure(answer: Answer, said: str) -> None:
+async def test_a_service_that_is_nowhere_is_a_failure(answer: DnsAnswer, said: str) -> None:
     zone = Zone()
     zone.known = {f"SRV {SERVICE}": answer}
 
-    with pytest.raises(DiscoveryFailed, match=said):
+    with pytest.raises(DiscoveryError, match=said):
         await by_service(zone).list_workers()
 
 
 async def test_61_over_https_only_names_of_the_services_own_domain_are_taken() -> None:
     zone = Zone()
     targets = ("a.w.local", "w.local", "evil.org", "xw.local", "w.local.evil.org", "a\\046.w.local")
-    zone.known = {f"SRV {SERVICE}": some(*(Service(0, 1, 443, one) for one in targets), ttl=3)}
+    zone.known = {
+        f"SRV {SERVICE}": some(*(ServiceTarget(0, 1, 443, one) for one in targets), ttl=3)
+    }
     source = by_service(zone, "https")
 
     found = await source.list_workers()
@@ -352,24 +359,24 @@ async def test_61_over_https_only_names_of_the_services_own_domain_are_taken() -
 )
 def test_a_name_without_its_port_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"such as workers\.local:8000"):
-        Dns(DnsSettings(name))
+        DnsSource(DnsSettings(name))
 
 
 @pytest.mark.parametrize("name", ["", "_http._tcp.w:80", "a b", "a@b", "a/b"])
 def test_what_is_not_the_name_of_a_service_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="name of a service"):
-        Dns(DnsSettings(name, record="srv"))
+        DnsSource(DnsSettings(name, record="srv"))
 
 
 def test_https_by_address_is_refused_with_what_would_be_right() -> None:
     with pytest.raises(ValueError, match=r"https needs a name to verify.*SRV"):
-        Dns(DnsSettings("w:443"), Template(scheme="https"))
+        DnsSource(DnsSettings("w:443"), WorkerTemplate(scheme="https"))
 
 
 @pytest.mark.parametrize("path", ["base", "/a?b", "/a#b", "@evil", "/a\\b"])
 def test_61_a_path_that_is_none_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="URL"):
-        Dns(DnsSettings("w:80"), Template(path=path))
+        DnsSource(DnsSettings("w:80"), WorkerTemplate(path=path))
 
 
 @pytest.mark.parametrize(
@@ -382,7 +389,7 @@ def test_61_a_path_that_is_none_is_refused(path: str) -> None:
     ],
 )
 def test_a_nameservers_address(text: str, address: tuple[str, int]) -> None:
-    assert read_address(text) == address
+    assert parse_server_address(text) == address
 
 
 @pytest.mark.parametrize(
@@ -391,4 +398,4 @@ def test_a_nameservers_address(text: str, address: tuple[str, int]) -> None:
 )
 def test_what_is_no_nameservers_address(text: str) -> None:
     with pytest.raises(ValueError, match="not a nameserver"):
-        Dns(DnsSettings("w:80", nameserver=text))
+        DnsSource(DnsSettings("w:80", nameserver=text))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.pool import dns
-from backends.pool.dns import DnsError, Malformed, Service, Stray
+from backends.pool.dns import DnsError, MalformedMessage, MismatchedResponse, ServiceTarget
 
 A, CNAME, TXT, AAAA, SRV, OPT = 1, 5, 16, 28, 33, 41
 NAME = b"\x01w\x05local\x00"
@@ -36,11 +36,11 @@ def a(last: int, **more: Any) -> bytes:
     return record(A, bytes((10, 0, 0, last)), **more)
 
 
-def read(data: bytes, name: str = "w.local", kind: dns.Kind = "A") -> dns.Answer:
-    return dns.read(data, 7, name, kind)
+def read(data: bytes, name: str = "w.local", kind: dns.RecordType = "A") -> dns.DnsAnswer:
+    return dns.decode_answer(data, 7, name, kind)
 
 
-def values(answer: dns.Answer) -> list[str | Service]:
+def values(answer: dns.DnsAnswer) -> list[str | ServiceTarget]:
     return [one.value for one in answer.records]
 
 
@@ -48,7 +48,7 @@ def values(answer: dns.Answer) -> list[str | Service]:
 
 
 def test_a_question_is_as_rfc_1035_has_it() -> None:
-    plain = dns.query(0x1234, "W.local.", "A", extended=False)
+    plain = dns.encode_query(0x1234, "W.local.", "A", extended=False)
 
     assert plain == bytes.fromhex("1234 0100 0001 0000 0000 0000") + b"\x01W\x05local\x00" + (
         bytes.fromhex("0001 0001")
@@ -56,7 +56,7 @@ def test_a_question_is_as_rfc_1035_has_it() -> None:
 
 
 def test_a_question_may_say_how_long_an_answer_may_be() -> None:
-    extended = dns.query(1, "w.local", "SRV")
+    extended = dns.encode_query(1, "w.local", "SRV")
 
     assert extended[10:12] == two(1)
     assert extended.endswith(two(SRV) + two(1) + b"\x00" + two(OPT) + two(1232) + bytes(6))
@@ -66,19 +66,19 @@ def test_a_question_may_say_how_long_an_answer_may_be() -> None:
     "name", ["", ".", "a..b", ".a", "a b", "a/b", "ü", "a" * 64, ".".join(["a" * 63] * 4), "a\n"]
 )
 def test_what_is_no_name_is_not_asked_about(name: str) -> None:
-    assert not dns.is_name(name)
+    assert not dns.is_dns_name(name)
     with pytest.raises(ValueError, match="not a name"):
-        dns.query(1, name, "A")
+        dns.encode_query(1, name, "A")
 
 
 def test_the_longest_name_can_be_asked_about() -> None:
     name = ".".join(["a" * 63, "b" * 63, "c" * 63, "d" * 61])
 
-    question = dns.query(1, name, "A", extended=False)
+    question = dns.encode_query(1, name, "A", extended=False)
 
     assert len(question) == 12 + 255 + 4
     answer = two(1) + two(0x8180) + two(1) + two(1) + bytes(4) + question[12:] + a(9)
-    assert values(dns.read(answer, 1, name, "A")) == ["10.0.0.9"]
+    assert values(dns.decode_answer(answer, 1, name, "A")) == ["10.0.0.9"]
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_service_and_what_is_told_along_with_it() -> None:
         "SRV",
     )
 
-    assert values(answer) == [Service(1, 60, 8000, "b.w.local")]
+    assert values(answer) == [ServiceTarget(1, 60, 8000, "b.w.local")]
     assert [(one.name, one.value) for one in answer.additional_addresses] == [
         ("b.w.local", "10.0.0.4"),
         ("b.w.local", "::"),
@@ -123,7 +123,7 @@ def test_a_service_that_is_nowhere_has_no_target() -> None:
 
     answer = read(head(1) + SERVICE + two(SRV) + two(1) + told, "_HTTP._tcp.w.local.", "SRV")
 
-    assert values(answer) == [Service(0, 0, 0, "")]
+    assert values(answer) == [ServiceTarget(0, 0, 0, "")]
 
 
 def test_an_alias_is_followed_and_its_time_counts() -> None:
@@ -186,7 +186,7 @@ def test_odd_bytes_in_a_name_stay_apart_from_plain_ones() -> None:
         "SRV",
     )
 
-    assert values(answer) == [Service(0, 0, 0, "a\\046b.\\255c")]
+    assert values(answer) == [ServiceTarget(0, 0, 0, "a\\046b.\\255c")]
 
 
 # --- what is none --------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_odd_bytes_in_a_name_stay_apart_from_plain_ones() -> None:
     ids=["empty", "short", "number", "question", "opcode", "name", "kind", "class"],
 )
 def test_what_answers_another_question_is_a_stray(data: bytes) -> None:
-    with pytest.raises(Stray):
+    with pytest.raises(MismatchedResponse):
         read(data)
 
 
@@ -255,7 +255,7 @@ def test_what_answers_another_question_is_a_stray(data: bytes) -> None:
     ],
 )
 def test_what_is_no_message_is_malformed(data: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         read(data)
 
 
@@ -265,7 +265,7 @@ def test_a_name_of_pointers_only_is_not_followed_for_ever() -> None:
     chain = AT_QUESTION + b"".join(two(0xC000 | first + 2 * n) for n in range(40))
     last = two(0xC000 | first + 2 * 40)
 
-    with pytest.raises(Malformed, match="circles"):
+    with pytest.raises(MalformedMessage, match="circles"):
         read(head(2) + QUESTION + record(TXT, chain) + a(1, name=last))
 
     some = two(0xC000 | first + 2 * 20)
@@ -291,4 +291,4 @@ def test_a_good_answer_with_some_bytes_changed_raises_nothing_but_its_own_error(
         answer = read(bytes(good), "_http._tcp.w.local", "SRV")
     except DnsError:
         return
-    assert all(isinstance(value, Service) for value in values(answer))
+    assert all(isinstance(value, ServiceTarget) for value in values(answer))

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from backends.pool.health import Health, HealthSettings, State, eligible
+from backends.pool.health import HealthSettings, HealthState, WorkerHealth, select_available
 
 
-def fail(health: Health, now: float, times: int = 5) -> None:
+def fail(health: WorkerHealth, now: float, times: int = 5) -> None:
     for _ in range(times):
         health.record_failure(now)
 
 
-def states(health: Health, *moments: float) -> list[State]:
+def states(health: WorkerHealth, *moments: float) -> list[HealthState]:
     return [health.get_state(now) for now in moments]
 
 
 def test_of_a_new_worker_nothing_is_known_and_it_may_be_asked() -> None:
-    health = Health()
+    health = WorkerHealth()
 
     assert (health.get_state(0.0), health.is_available(0.0), health.get_weight_factor(0.0)) == (
         "up",
@@ -38,7 +38,7 @@ def test_of_a_new_worker_nothing_is_known_and_it_may_be_asked() -> None:
 
 
 def test_three_failed_probes_take_it_out_and_two_good_ones_bring_it_back() -> None:
-    health, seen = Health(), list[bool]()
+    health, seen = WorkerHealth(), list[bool]()
     for now, ok in enumerate([False, False, True, False, False, False, False, True, False, True]):
         health.record_health_check(now, ok)
         seen.append(health.is_available(now))
@@ -49,7 +49,7 @@ def test_three_failed_probes_take_it_out_and_two_good_ones_bring_it_back() -> No
 
 
 def test_a_worker_that_probes_bring_back_starts_slowly() -> None:
-    health = Health()
+    health = WorkerHealth()
     for now in range(3):
         health.record_health_check(now, ok=False)
     for now in (3, 4):
@@ -60,14 +60,14 @@ def test_a_worker_that_probes_bring_back_starts_slowly() -> None:
 
 
 def test_good_probes_of_a_worker_that_is_up_change_nothing() -> None:
-    health = Health()
+    health = WorkerHealth()
     for now in range(5):
         health.record_health_check(now, ok=True)
         assert health.get_weight_factor(now) == 1.0
 
 
 def test_only_probes_undo_what_probes_said() -> None:
-    health = Health()
+    health = WorkerHealth()
     for now in range(3):
         health.record_health_check(now, ok=False)
 
@@ -78,7 +78,7 @@ def test_only_probes_undo_what_probes_said() -> None:
 
 
 def test_a_worker_that_went_down_and_came_back_has_a_clean_slate() -> None:
-    health = Health()
+    health = WorkerHealth()
     fail(health, 0.0)
     fail(health, 0.0, times=4)
     for now in (1, 2, 3):
@@ -91,7 +91,7 @@ def test_a_worker_that_went_down_and_came_back_has_a_clean_slate() -> None:
 
 
 def test_failures_from_before_it_went_down_are_not_added_up() -> None:
-    health = Health()
+    health = WorkerHealth()
     fail(health, 0.0, times=4)
     for now in (1, 2, 3):
         health.record_health_check(now, ok=False)
@@ -106,7 +106,7 @@ def test_failures_from_before_it_went_down_are_not_added_up() -> None:
 
 
 def test_five_failures_in_a_row_take_it_out_for_a_while() -> None:
-    health = Health()
+    health = WorkerHealth()
     fail(health, 0.0, times=4)
     health.record_success(0.0)
     fail(health, 0.0, times=4)
@@ -119,7 +119,7 @@ def test_five_failures_in_a_row_take_it_out_for_a_while() -> None:
 
 
 def test_one_good_answer_ends_the_trial_and_the_share_grows() -> None:
-    health = Health()
+    health = WorkerHealth()
     fail(health, 0.0)
     assert health.get_weight_factor(15.0) == 1.0
 
@@ -130,7 +130,7 @@ def test_one_good_answer_ends_the_trial_and_the_share_grows() -> None:
 
 
 def test_a_failure_ends_the_trial_the_other_way_and_for_twice_as_long() -> None:
-    health, now, waits = Health(), 0.0, list[float]()
+    health, now, waits = WorkerHealth(), 0.0, list[float]()
     fail(health, now)
     for _ in range(7):
         until = health.get_unavailable_until(now)
@@ -144,7 +144,7 @@ def test_a_failure_ends_the_trial_the_other_way_and_for_twice_as_long() -> None:
 
 @pytest.mark.parametrize(("pause", "wait"), [(299.0, 30.0), (300.0, 15.0)])
 def test_a_worker_that_was_good_for_long_is_forgiven(pause: float, wait: float) -> None:
-    health = Health()
+    health = WorkerHealth()
     fail(health, 0.0)
     health.record_success(15.0)
     now = 15.0 + pause
@@ -155,7 +155,7 @@ def test_a_worker_that_was_good_for_long_is_forgiven(pause: float, wait: float) 
 
 
 def test_an_ejection_longer_than_the_longest_is_as_configured() -> None:
-    health = Health(HealthSettings(open=600.0))
+    health = WorkerHealth(HealthSettings(open=600.0))
     fail(health, 0.0)
     health.record_failure(600.0)
 
@@ -163,8 +163,8 @@ def test_an_ejection_longer_than_the_longest_is_as_configured() -> None:
 
 
 def test_half_of_at_least_twenty_take_it_out() -> None:
-    def after(good: int, bad: int, spread: float = 0.1) -> State:
-        health, now = Health(), 0.0
+    def after(good: int, bad: int, spread: float = 0.1) -> HealthState:
+        health, now = WorkerHealth(), 0.0
         for n in range(good + bad):
             now = n * spread
             if (n % 2 and bad) or not good:
@@ -182,7 +182,7 @@ def test_half_of_at_least_twenty_take_it_out() -> None:
 
 
 def test_after_an_ejection_the_count_begins_anew() -> None:
-    health = Health(HealthSettings(failures=1000))
+    health = WorkerHealth(HealthSettings(failures=1000))
     for _ in range(20):
         health.record_failure(0.0)
     health.record_success(15.0)
@@ -193,7 +193,7 @@ def test_after_an_ejection_the_count_begins_anew() -> None:
 
 
 def test_requests_that_were_under_way_make_an_ejection_no_longer() -> None:
-    health = Health()
+    health = WorkerHealth()
     fail(health, 0.0, times=50)
 
     assert health.get_unavailable_until(0.0) == 15.0
@@ -204,7 +204,7 @@ def test_requests_that_were_under_way_make_an_ejection_no_longer() -> None:
 
 def test_good_answers_all_the_while_end_an_ejection() -> None:
     """They come where every worker is out, and all are asked."""
-    health = Health()
+    health = WorkerHealth()
     fail(health, 0.0)
     health.record_failure(15.0)
     assert health.get_unavailable_until(15.0) == 45.0
@@ -217,7 +217,7 @@ def test_good_answers_all_the_while_end_an_ejection() -> None:
     assert (health.get_state(25.0), health.get_weight_factor(25.0)) == ("up", 0.1)
 
 
-def happens(health: Health, what: str, now: float) -> None:
+def happens(health: WorkerHealth, what: str, now: float) -> None:
     match what:
         case "ok":
             health.record_success(now)
@@ -239,7 +239,7 @@ def happens(health: Health, what: str, now: float) -> None:
     st.lists(st.tuples(st.floats(0, 40), st.sampled_from(["ok", "bad", "none", "429"]))),
 )
 def test_nobody_is_out_for_ever(seed: int, steps: list[tuple[float, str]]) -> None:
-    health, now = Health(), float(seed)
+    health, now = WorkerHealth(), float(seed)
     for pause, what in steps:
         now += pause
         happens(health, what, now)
@@ -265,7 +265,7 @@ def test_nobody_is_out_for_ever(seed: int, steps: list[tuple[float, str]]) -> No
 def test_a_worker_that_is_well_stays_so_until_something_happens(
     seed: int, steps: list[tuple[float, str]]
 ) -> None:
-    health, now = Health(), float(seed)
+    health, now = WorkerHealth(), float(seed)
     for pause, what in steps:
         now += pause
         happens(health, what, now)
@@ -284,7 +284,7 @@ def test_a_worker_that_is_well_stays_so_until_something_happens(
 
 
 def test_absences_grow_to_half_a_minute() -> None:
-    health, now, waits = Health(), 0.0, list[float]()
+    health, now, waits = WorkerHealth(), 0.0, list[float]()
     for _ in range(9):
         health.record_connect_failure(now)
         until = health.get_unavailable_until(now)
@@ -297,7 +297,7 @@ def test_absences_grow_to_half_a_minute() -> None:
 
 
 def test_many_requests_missed_together_are_one_absence() -> None:
-    health = Health()
+    health = WorkerHealth()
     for _ in range(50):
         health.record_connect_failure(10.0)
 
@@ -307,14 +307,14 @@ def test_many_requests_missed_together_are_one_absence() -> None:
 @pytest.mark.parametrize(
     "met",
     [
-        Health.record_connected,
-        Health.record_success,
-        Health.record_failure,
-        Health.record_rate_limit,
+        WorkerHealth.record_connected,
+        WorkerHealth.record_success,
+        WorkerHealth.record_failure,
+        WorkerHealth.record_rate_limit,
     ],
 )
-def test_an_absence_ends_with_any_answer(met: Callable[[Health, float], None]) -> None:
-    health = Health()
+def test_an_absence_ends_with_any_answer(met: Callable[[WorkerHealth, float], None]) -> None:
+    health = WorkerHealth()
     health.record_connect_failure(0.0)
 
     met(health, 0.1)
@@ -325,7 +325,7 @@ def test_an_absence_ends_with_any_answer(met: Callable[[Health, float], None]) -
 
 
 def test_an_absence_ends_with_a_good_probe_and_not_with_a_bad_one() -> None:
-    health = Health()
+    health = WorkerHealth()
     health.record_connect_failure(0.0)
 
     health.record_health_check(0.1, ok=False)
@@ -335,7 +335,7 @@ def test_an_absence_ends_with_a_good_probe_and_not_with_a_bad_one() -> None:
 
 
 def test_after_a_longer_absence_its_share_grows() -> None:
-    health = Health()
+    health = WorkerHealth()
     health.record_connect_failure(0.0)
     health.record_connect_failure(0.5)
 
@@ -345,7 +345,7 @@ def test_after_a_longer_absence_its_share_grows() -> None:
 
 
 def test_connections_that_fail_now_and_then_count_among_all_requests() -> None:
-    health, now = Health(HealthSettings(least=6)), 0.0
+    health, now = WorkerHealth(HealthSettings(least=6)), 0.0
     for _ in range(3):
         health.record_success(now)
         assert health.get_state(now) == "up"
@@ -356,7 +356,7 @@ def test_connections_that_fail_now_and_then_count_among_all_requests() -> None:
 
 
 def test_connections_refused_in_a_row_are_an_absence_and_no_ejection() -> None:
-    health = Health()
+    health = WorkerHealth()
     for now in (0.0, 0.5, 1.5, 3.5, 7.5, 15.5):
         health.record_connect_failure(now)
     health.record_success(31.5)
@@ -365,7 +365,7 @@ def test_connections_refused_in_a_row_are_an_absence_and_no_ejection() -> None:
 
 
 def test_a_trial_that_finds_nobody_makes_no_ejection_longer() -> None:
-    health = Health(HealthSettings(least=1))
+    health = WorkerHealth(HealthSettings(least=1))
     fail(health, 0.0)
 
     health.record_connect_failure(15.0)
@@ -377,7 +377,7 @@ def test_a_trial_that_finds_nobody_makes_no_ejection_longer() -> None:
 
 
 def test_a_refusal_shrinks_the_limit_and_takes_nobody_out() -> None:
-    health = Health()
+    health = WorkerHealth()
     health.get_limit(None, 20)
 
     for now in range(100):
@@ -388,7 +388,7 @@ def test_a_refusal_shrinks_the_limit_and_takes_nobody_out() -> None:
 
 
 def test_refusals_that_come_together_are_one() -> None:
-    health = Health()
+    health = WorkerHealth()
     health.get_limit(None, 20)
 
     for _ in range(15):
@@ -400,7 +400,7 @@ def test_refusals_that_come_together_are_one() -> None:
 
 @pytest.mark.parametrize(("configured", "limit"), [(None, 7), (5, 5), (9, 7)])
 def test_a_limit_stays_below_the_configured_one(configured: int | None, limit: int) -> None:
-    health = Health()
+    health = WorkerHealth()
     health.get_limit(configured, 10)
 
     health.record_rate_limit(0.0)
@@ -409,7 +409,7 @@ def test_a_limit_stays_below_the_configured_one(configured: int | None, limit: i
 
 
 def test_answers_give_the_limit_back_by_and_by() -> None:
-    health = Health()
+    health = WorkerHealth()
     health.get_limit(None, 10)
     health.record_rate_limit(0.0)
 
@@ -423,7 +423,7 @@ def test_answers_give_the_limit_back_by_and_by() -> None:
 
 
 def test_the_limit_does_not_grow_before_the_worker_said_so() -> None:
-    health = Health()
+    health = WorkerHealth()
     health.get_limit(None, 2)
     health.record_rate_limit(0.0, 20.0)
 
@@ -435,7 +435,7 @@ def test_the_limit_does_not_grow_before_the_worker_said_so() -> None:
 
 
 def test_a_worker_that_asks_for_a_day_gets_a_minute() -> None:
-    health = Health()
+    health = WorkerHealth()
     health.get_limit(None, 2)
     health.record_rate_limit(0.0, 86400.0)
 
@@ -449,9 +449,9 @@ def test_a_worker_that_refused_its_only_request_rests() -> None:
     busy.health.get_limit(None, 1)
     busy.health.record_rate_limit(0.0, 9.0)
 
-    assert eligible([busy, well], 8.9, 0.5) == [well]
-    assert eligible([busy, well], 9.0, 0.5) == [busy, well]
-    assert eligible([busy], 5.0, 0.5) == [busy], "there is nobody else"
+    assert select_available([busy, well], 8.9, 0.5) == [well]
+    assert select_available([busy, well], 9.0, 0.5) == [busy, well]
+    assert select_available([busy], 5.0, 0.5) == [busy], "there is nobody else"
     assert busy.health.get_state(5.0) == "up"
 
 
@@ -460,11 +460,11 @@ def test_a_worker_that_refused_one_of_many_does_not_rest() -> None:
     busy.health.get_limit(None, 2)
     busy.health.record_rate_limit(0.0, 9.0)
 
-    assert eligible([busy, well], 5.0, 0.5) == [busy, well]
+    assert select_available([busy, well], 5.0, 0.5) == [busy, well]
 
 
 def test_a_limit_is_gone_a_minute_after_the_last_refusal() -> None:
-    health = Health()
+    health = WorkerHealth()
     health.get_limit(8, 8)
     health.record_rate_limit(0.0)
     health.get_limit(8, 5)
@@ -481,7 +481,7 @@ def test_a_limit_is_gone_a_minute_after_the_last_refusal() -> None:
 
 class Member(Struct, eq=False):
     name: str
-    health: Health = field(default_factory=Health)
+    health: WorkerHealth = field(default_factory=WorkerHealth)
     in_flight: int = 0
 
 
@@ -502,7 +502,7 @@ def pool(*kinds: str, busy: int = 0) -> list[Member]:
 
 
 def names(members: list[Member], panic: float = 0.5) -> list[str]:
-    return [one.name for one in eligible(members, 100.0, panic)]
+    return [one.name for one in select_available(members, 100.0, panic)]
 
 
 def test_whoever_is_in_may_be_asked() -> None:

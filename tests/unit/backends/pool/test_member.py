@@ -4,27 +4,27 @@ import logging
 
 import pytest
 
-from backends.pool.health import Health, HealthSettings
-from backends.pool.member import Member
-from backends.upstream import Worker
+from backends.pool.health import HealthSettings, WorkerHealth
+from backends.pool.member import WorkerState
+from backends.upstream import WorkerConfig
 from gateway.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
     GatewayError,
     InternalError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
     WorkerUnreachable,
 )
 from tests.fakes import FakeClock
 
 
-def member(clock: FakeClock | None = None, **settings: int) -> Member:
-    health = Health(HealthSettings(**settings))
-    return Member(0, Worker("http://w:1"), health, clock or FakeClock())
+def member(clock: FakeClock | None = None, **settings: int) -> WorkerState:
+    health = WorkerHealth(HealthSettings(**settings))
+    return WorkerState(0, WorkerConfig("http://w:1"), health, clock or FakeClock())
 
 
 FAILURES: list[tuple[GatewayError, str]] = [
@@ -50,13 +50,13 @@ def test_what_takes_a_worker_out(error: GatewayError, kind: str) -> None:
 
 
 KIND_WORDS: list[tuple[GatewayError, str]] = [
-    (Unsupported("x"), ""),
+    (UnsupportedFeature("x"), ""),
     (ContextTooLong("x"), ""),
     (DeadlineExceeded("x", which="total"), ""),
     (InternalError("x"), ""),
     (WorkerFailed("x", status=401), "401"),
     (WorkerFailed("x", status=404), "404"),
-    (RateLimited("x"), "429"),
+    (RateLimitExceeded("x"), "429"),
 ]
 
 
@@ -75,12 +75,12 @@ def test_an_answer_that_blames_the_client_is_an_answer() -> None:
 
     for _ in range(9):
         one.record_failure(StreamBroken("x"))
-        one.record_failure(Unsupported("x"))
+        one.record_failure(UnsupportedFeature("x"))
 
     assert one.report().state == "up"
 
 
-@pytest.mark.parametrize("error", [RateLimited("x"), Overloaded("x")])
+@pytest.mark.parametrize("error", [RateLimitExceeded("x"), Overloaded("x")])
 def test_too_much_to_do_makes_a_worker_smaller_and_not_ill(error: GatewayError) -> None:
     one = member(failures=1)
     one.in_flight = 10

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from backends.pool.policy import (
-    Ask,
     LeastLoad,
-    Policy,
+    LoadBalancingPolicy,
     PolicyName,
+    PowerOfTwoChoices,
     RoundRobin,
-    TwoChoices,
+    RoutingKey,
     make_policy,
 )
 
@@ -41,11 +41,11 @@ def loads(weights: list[int]) -> list[Load]:
     return [Load(key, weight) for key, weight in enumerate(weights)]
 
 
-def luck(*numbers: float) -> TwoChoices:
-    return TwoChoices(iter(numbers).__next__)
+def luck(*numbers: float) -> PowerOfTwoChoices:
+    return PowerOfTwoChoices(iter(numbers).__next__)
 
 
-def hashed(name: PolicyName = "prefix") -> Policy:
+def hashed(name: PolicyName = "prefix") -> LoadBalancingPolicy:
     return make_policy(name, lambda: 0.0)
 
 
@@ -169,7 +169,7 @@ def test_draws_favour_the_heavy() -> None:
 
 def places(workers: list[Load], keys: int = 500) -> list[str]:
     policy = hashed()
-    return [policy.pick_worker(workers, Ask(prefix=key)).name for key in range(keys)]
+    return [policy.pick_worker(workers, RoutingKey(prefix=key)).name for key in range(keys)]
 
 
 def test_a_key_has_its_worker_on_every_machine() -> None:
@@ -178,9 +178,9 @@ def test_a_key_has_its_worker_on_every_machine() -> None:
     placed = [2, 1, 3, 0, 1, 1, 2, 1, 2, 1, 2, 1]
     seated = [0, 0, 1, 1, 1, 2, 2, 1]
 
-    assert [hashed().pick_worker(workers, Ask(prefix=n)).key for n in range(12)] == placed
+    assert [hashed().pick_worker(workers, RoutingKey(prefix=n)).key for n in range(12)] == placed
     assert [
-        hashed("session").pick_worker(workers, Ask(session=f"s{n}")).key for n in range(8)
+        hashed("session").pick_worker(workers, RoutingKey(session=f"s{n}")).key for n in range(8)
     ] == seated
 
 
@@ -228,7 +228,7 @@ def test_nobody_gets_more_than_the_bound(
     name, bound = policy
     workers = [Load(n, weight, busy) for n, (weight, busy) in enumerate(state)]
 
-    one = hashed(name).pick_worker(workers, Ask(prefix=key, session=str(key)))
+    one = hashed(name).pick_worker(workers, RoutingKey(prefix=key, session=str(key)))
 
     all_of_them = 1 + sum(load.in_flight for load in workers)
     part = all_of_them * one.weight / sum(load.weight for load in workers)
@@ -237,7 +237,7 @@ def test_nobody_gets_more_than_the_bound(
 
 def test_an_overloaded_worker_is_passed_over_for_the_next_in_its_order() -> None:
     workers = loads([1, 1, 1])
-    ask = Ask(prefix=5)
+    ask = RoutingKey(prefix=5)
     first = hashed().pick_worker(workers, ask)
     next_one = hashed().pick_worker([one for one in workers if one is not first], ask)
 
@@ -257,7 +257,7 @@ def test_an_overloaded_worker_is_passed_over_for_the_next_in_its_order() -> None
 @pytest.mark.parametrize(("name", "most"), [("prefix", 19), ("session", 33)])
 def test_a_session_leaves_its_worker_later_than_a_prefix(name: PolicyName, most: int) -> None:
     """Beside a worker with ten requests: 1.25 and 1.5 times the mean."""
-    workers, ask = loads([1, 1]), Ask(prefix=1, session="x")
+    workers, ask = loads([1, 1]), RoutingKey(prefix=1, session="x")
     own = hashed(name).pick_worker(workers, ask)
     for one in workers:
         one.in_flight = 10
@@ -276,7 +276,7 @@ def test_without_a_key_the_least_loaded_is_picked(name: PolicyName) -> None:
 
 
 def test_a_session_may_have_any_name() -> None:
-    assert hashed("session").pick_worker(loads([1, 1]), Ask(session="\ud800")) is not None
+    assert hashed("session").pick_worker(loads([1, 1]), RoutingKey(session="\ud800")) is not None
 
 
 # ── all of them ─────────────────────────────────────────────────────────────────────────────────
@@ -287,7 +287,7 @@ def test_a_worker_alone_is_always_picked(name: PolicyName) -> None:
     policy = make_policy(name, random.Random(1).random)
     only = Load(7, 0.1, 100)
 
-    assert all(policy.pick_worker([only], Ask(1, "a")) is only for _ in range(5))
+    assert all(policy.pick_worker([only], RoutingKey(1, "a")) is only for _ in range(5))
 
 
 # ── what is compared ────────────────────────────────────────────────────────────────────────────
@@ -302,7 +302,7 @@ def test_who_is_picked_has_the_score_that_wins(
 ) -> None:
     policy = hashed(name)
     workers = [Load(key, weight, busy) for key, (weight, busy) in enumerate(state)]
-    ask = Ask(prefix, str(prefix)) if keyed else Ask()
+    ask = RoutingKey(prefix, str(prefix)) if keyed else RoutingKey()
     for _ in range(rounds):
         policy.pick_worker(workers, ask)
 
@@ -336,4 +336,4 @@ def test_a_score_is_in_seconds_where_all_are_known() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_of_nobody_nothing_is_compared(name: PolicyName) -> None:
-    assert hashed(name).score_workers([], Ask(5, "s")).by_worker == {}
+    assert hashed(name).score_workers([], RoutingKey(5, "s")).by_worker == {}

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.pool.policy import prefix_of
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
+from backends.pool.policy import hash_prefix
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
     ImagePart,
     Message,
     Role,
@@ -24,17 +24,17 @@ def turn(role: Role, text: str) -> Message:
     return Message(role, (TextPart(text),))
 
 
-def chat(*messages: Message, **fields: Any) -> GenerateRequest:
+def chat(*messages: Message, **fields: Any) -> GenerationRequest:
     fields.setdefault("model", "m")
-    return GenerateRequest(kind="chat", messages=messages, **fields)
+    return GenerationRequest(kind="chat", messages=messages, **fields)
 
 
-def completion(*prompts: str | tuple[int, ...]) -> GenerateRequest:
-    return GenerateRequest(model="m", kind="completion", prompts=prompts)
+def completion(*prompts: str | tuple[int, ...]) -> GenerationRequest:
+    return GenerationRequest(model="m", kind="completion", prompts=prompts)
 
 
-def embedding(*inputs: str, instruction: str | None = None) -> EmbedRequest:
-    return EmbedRequest(model="m", inputs=inputs, instruction=instruction)
+def embedding(*inputs: str, instruction: str | None = None) -> EmbeddingRequest:
+    return EmbeddingRequest(model="m", inputs=inputs, instruction=instruction)
 
 
 HI = chat(turn("user", "hi"))
@@ -44,7 +44,7 @@ def test_it_is_the_same_on_every_machine() -> None:
     """Known answers: replicas and later runs must agree on them."""
     requests = [HI, completion("hi"), completion((1, 2))]
 
-    assert [prefix_of(one) for one in requests] == [
+    assert [hash_prefix(one) for one in requests] == [
         14104501462469212263,
         5163593467208011395,
         7840509736353257666,
@@ -58,8 +58,8 @@ def test_it_is_the_same_on_every_machine() -> None:
         chat(turn("user", "hi"), stream=True, n=3, client_id="c", priority=1),
     ],
 )
-def test_later_turns_change_nothing(other: GenerateRequest) -> None:
-    assert prefix_of(other) == prefix_of(HI)
+def test_later_turns_change_nothing(other: GenerationRequest) -> None:
+    assert hash_prefix(other) == hash_prefix(HI)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_later_turns_change_nothing(other: GenerateRequest) -> None:
         completion("hi"),
         embedding("hi"),
         embedding("hi", instruction="q: "),
-        GenerateRequest(model="m", kind="chat"),
+        GenerationRequest(model="m", kind="chat"),
     ],
 )
-def test_what_a_worker_reads_first_counts(other: GenerateRequest | EmbedRequest) -> None:
-    assert prefix_of(other) != prefix_of(HI)
+def test_what_a_worker_reads_first_counts(other: GenerationRequest | EmbeddingRequest) -> None:
+    assert hash_prefix(other) != hash_prefix(HI)
 
 
 def test_a_long_beginning_may_have_any_end() -> None:
@@ -88,25 +88,25 @@ def test_a_long_beginning_may_have_any_end() -> None:
     one = chat(turn("system", LONG), turn("user", "a?"))
     other = chat(turn("system", LONG + "b"), turn("user", "c?"))
 
-    assert prefix_of(one) == prefix_of(other) != prefix_of(HI)
-    assert prefix_of(completion(LONG + "a")) == prefix_of(completion(LONG + "b"))
+    assert hash_prefix(one) == hash_prefix(other) != hash_prefix(HI)
+    assert hash_prefix(completion(LONG + "a")) == hash_prefix(completion(LONG + "b"))
     tokens = tuple(range(256))
-    assert prefix_of(completion((*tokens, 1))) == prefix_of(completion((*tokens, 2)))
-    assert prefix_of(completion((1, *tokens))) != prefix_of(completion((2, *tokens)))
+    assert hash_prefix(completion((*tokens, 1))) == hash_prefix(completion((*tokens, 2)))
+    assert hash_prefix(completion((1, *tokens))) != hash_prefix(completion((2, *tokens)))
 
 
 def test_of_several_prompts_the_first_counts() -> None:
-    assert prefix_of(completion("a", "b")) == prefix_of(completion("a", "c"))
-    assert prefix_of(completion("a", "b")) != prefix_of(completion("b", "a"))
-    assert prefix_of(embedding("a", "b")) == prefix_of(embedding("a", "c"))
+    assert hash_prefix(completion("a", "b")) == hash_prefix(completion("a", "c"))
+    assert hash_prefix(completion("a", "b")) != hash_prefix(completion("b", "a"))
+    assert hash_prefix(embedding("a", "b")) == hash_prefix(embedding("a", "c"))
 
 
 @given(st.text(st.characters(), max_size=40))
 def test_any_text_has_a_number(text: str) -> None:
-    number = prefix_of(chat(turn("user", text)))
+    number = hash_prefix(chat(turn("user", text)))
 
     assert 0 <= number < 2**64
 
 
 def test_half_a_character_is_no_error() -> None:
-    assert prefix_of(completion("\ud800")) == prefix_of(completion("?"))
+    assert hash_prefix(completion("\ud800")) == hash_prefix(completion("?"))

@@ -2,15 +2,15 @@
 
 import pytest
 
-from backends.pool.budget import Budget
-from backends.pool.retry import Reason, Retry, RetrySettings, reason_of
+from backends.pool.budget import RetryBudget
+from backends.pool.retry import RetryReason, RetrySettings, RetryState, classify_error
 from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
     WorkerUnreachable,
 )
@@ -18,13 +18,13 @@ from gateway.core.errors import (
 DOWN = WorkerUnreachable("x")
 CUT = StreamBroken("x")
 LATE = DeadlineExceeded("x", which="first_token")
-BUSY = RateLimited("x", retry_after=7.0)
+BUSY = RateLimitExceeded("x", retry_after=7.0)
 OVERLOADED = Overloaded("x", retry_after=3.0)
 BAD_GATEWAY = WorkerFailed("x", status=502)
 
 
-def retry(budget: Budget | None = None, **settings: object) -> Retry:
-    return Retry(RetrySettings(**settings), budget or Budget(least=100))  # type: ignore[arg-type]
+def retry(budget: RetryBudget | None = None, **settings: object) -> RetryState:
+    return RetryState(RetrySettings(**settings), budget or RetryBudget(least=100))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def retry(budget: Budget | None = None, **settings: object) -> Retry:
         (LATE, False, "before_first_token"),
         (DeadlineExceeded("x", which="idle"), True, None),
         (DeadlineExceeded("x"), False, None),
-        (Unsupported("x"), False, None),
-        (Unsupported("x"), True, None),
+        (UnsupportedFeature("x"), False, None),
+        (UnsupportedFeature("x"), True, None),
     ],
 )
 def test_the_reason_to_ask_another(
-    error: GatewayError, *, accepted: bool, reason: Reason | None
+    error: GatewayError, *, accepted: bool, reason: RetryReason | None
 ) -> None:
-    assert reason_of(error, accepted=accepted) == reason
+    assert classify_error(error, accepted=accepted) == reason
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_not_named_is_final() -> None:
 
 
 def test_all_requests_share_a_budget() -> None:
-    budget = Budget(share=0.2, least=3)
+    budget = RetryBudget(share=0.2, least=3)
     for _ in range(10):
         budget.record_request(0.0)
 
@@ -104,7 +104,7 @@ def test_all_requests_share_a_budget() -> None:
     )
 
 
-def failed(one: Retry, *errors: GatewayError) -> Retry:
+def failed(one: RetryState, *errors: GatewayError) -> RetryState:
     for key, error in enumerate(errors):
         one.record_failure(key, error)
     return one
@@ -115,8 +115,8 @@ def test_who_was_tried_is_remembered() -> None:
 
 
 def test_when_all_have_too_much_to_do_the_shortest_wait_is_told() -> None:
-    last = RateLimited("x", retry_after=9.0)
-    one = failed(retry(), RateLimited("x"), BUSY, last)
+    last = RateLimitExceeded("x", retry_after=9.0)
+    one = failed(retry(), RateLimitExceeded("x"), BUSY, last)
 
     assert one.get_final_error(last, left=False) is last
     assert last.retry_after == 7.0

@@ -8,39 +8,47 @@ import pytest
 
 from backends.pool.health import HealthSettings
 from backends.pool.policy import RoundRobin
-from backends.pool.roster import LAST_PRIORITY, Limits, Place, Roster, Wish
-from backends.upstream import Queue, Worker
+from backends.pool.roster import (
+    BACKGROUND_PRIORITY,
+    PoolLimits,
+    SelectionCriteria,
+    WorkerPool,
+    WorkerSlot,
+)
+from backends.upstream import QueueSettings, WorkerConfig
 from gateway.core.context import Deadline
 from gateway.core.errors import (
     DeadlineExceeded,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
     WorkerUnreachable,
 )
 from tests.fakes import FakeClock
 
 
-def workers(count: int, places: int | None = None) -> list[Worker]:
-    return [Worker(f"http://w{i}:1", max_concurrency=places) for i in range(count)]
+def workers(count: int, places: int | None = None) -> list[WorkerConfig]:
+    return [WorkerConfig(f"http://w{i}:1", max_concurrency=places) for i in range(count)]
 
 
-def roster(clock: FakeClock, count: int = 2, places: int | None = None, **limits: Any) -> Roster:
-    return Roster(workers(count, places), RoundRobin(), Limits(**limits), clock)
+def roster(
+    clock: FakeClock, count: int = 2, places: int | None = None, **limits: Any
+) -> WorkerPool:
+    return WorkerPool(workers(count, places), RoundRobin(), PoolLimits(**limits), clock)
 
 
 class Asker:
     """Takes places of one roster."""
 
-    def __init__(self, pool: Roster, clock: FakeClock) -> None:
+    def __init__(self, pool: WorkerPool, clock: FakeClock) -> None:
         self._pool = pool
         self._clock = clock
 
-    async def take(self, tried: set[int] | None = None, priority: int = 128) -> Place:
-        wish = Wish(tried or set(), priority=priority)
+    async def take(self, tried: set[int] | None = None, priority: int = 128) -> WorkerSlot:
+        wish = SelectionCriteria(tried or set(), priority=priority)
         return await self._pool.acquire(wish, Deadline(self._clock, 60))
 
-    def later(self, tried: set[int] | None = None, priority: int = 128) -> asyncio.Task[Place]:
+    def later(self, tried: set[int] | None = None, priority: int = 128) -> asyncio.Task[WorkerSlot]:
         return asyncio.get_running_loop().create_task(self.take(tried, priority))
 
 
@@ -115,11 +123,11 @@ async def test_those_who_wait_are_served_when_time_brings_a_worker_back() -> Non
 
 async def test_a_worker_that_has_too_much_gets_less() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, queue=Queue(max=0))
+    pool = roster(clock, count=1, queue=QueueSettings(max=0))
     ask = Asker(pool, clock)
     places = [await ask.take() for _ in range(10)]
 
-    places[0].worker.record_failure(RateLimited("busy", retry_after=1.0))
+    places[0].worker.record_failure(RateLimitExceeded("busy", retry_after=1.0))
     for place in places[:4]:
         pool.release(place)
 
@@ -137,8 +145,8 @@ async def test_a_place_is_never_at_a_worker_that_was_tried() -> None:
     ask = Asker(pool, clock)
 
     assert {(await ask.take({0, 2})).worker.key for _ in range(4)} == {1}
-    assert [one.key for one in pool.select_available(Wish({0, 2}))] == [1]
-    assert not pool.select_available(Wish({0, 1, 2}))
+    assert [one.key for one in pool.select_available(SelectionCriteria({0, 2}))] == [1]
+    assert not pool.select_available(SelectionCriteria({0, 1, 2}))
 
 
 async def test_a_place_that_comes_free_goes_to_whoever_may_have_it() -> None:
@@ -201,19 +209,23 @@ async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
     newcomer.cancel()
 
 
-async def leave_then_free(pool: Roster, place: Place, gone: asyncio.Task[Place]) -> None:
+async def leave_then_free(
+    pool: WorkerPool, place: WorkerSlot, gone: asyncio.Task[WorkerSlot]
+) -> None:
     gone.cancel()
     pool.release(place)
 
 
-async def free_then_leave(pool: Roster, place: Place, gone: asyncio.Task[Place]) -> None:
+async def free_then_leave(
+    pool: WorkerPool, place: WorkerSlot, gone: asyncio.Task[WorkerSlot]
+) -> None:
     pool.release(place)
     gone.cancel()
 
 
 @pytest.mark.parametrize("how", [leave_then_free, free_then_leave])
 async def test_a_place_of_one_who_just_left_goes_on(
-    how: Callable[[Roster, Place, asyncio.Task[Place]], Awaitable[None]],
+    how: Callable[[WorkerPool, WorkerSlot, asyncio.Task[WorkerSlot]], Awaitable[None]],
 ) -> None:
     clock = FakeClock()
     pool = roster(clock, count=1, places=1)
@@ -232,7 +244,7 @@ async def test_a_place_of_one_who_just_left_goes_on(
 
 async def test_the_queue_has_an_end_in_number_and_in_time() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=Queue(max=1, wait=0.02))
+    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=1, wait=0.02))
     ask = Asker(pool, clock)
     await ask.take()
     waiting = ask.later()
@@ -250,7 +262,7 @@ async def test_the_queue_has_an_end_in_number_and_in_time() -> None:
 
 async def test_a_request_that_matters_more_takes_the_last_ones_place_in_a_full_queue() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=Queue(max=2))
+    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=2))
     ask = Asker(pool, clock)
     place = await ask.take()
     normal, low = ask.later(), ask.later(priority=200)
@@ -270,7 +282,7 @@ async def test_a_request_that_matters_more_takes_the_last_ones_place_in_a_full_q
 
 async def test_one_who_leaves_as_another_takes_its_place_is_no_error() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=Queue(max=1))
+    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=1))
     ask = Asker(pool, clock)
     place = await ask.take()
     low = ask.later(priority=200)
@@ -288,7 +300,7 @@ async def test_one_who_leaves_as_another_takes_its_place_is_no_error() -> None:
 async def test_a_refusal_says_honestly_when_to_come_again() -> None:
     """Each takes 10 s, 2 at a time; with 3 waiting the next begins after some 20 s."""
     clock = FakeClock()
-    pool = roster(clock, count=1, places=2, queue=Queue(max=3))
+    pool = roster(clock, count=1, places=2, queue=QueueSettings(max=3))
     ask = Asker(pool, clock)
     places = [await ask.take() for _ in range(2)]
     clock.now += 10.0
@@ -340,10 +352,10 @@ async def test_the_whole_pool_has_a_limit_of_its_own() -> None:
 
 async def test_a_told_limit_holds_beside_the_configured_one() -> None:
     clock = FakeClock()
-    pool = Roster(
-        [Worker("http://a:1", max_concurrency=2), Worker("http://b:1")],
+    pool = WorkerPool(
+        [WorkerConfig("http://a:1", max_concurrency=2), WorkerConfig("http://b:1")],
         RoundRobin(),
-        Limits(),
+        PoolLimits(),
         clock,
     )
     for member in pool.workers:
@@ -360,7 +372,7 @@ async def test_a_worker_of_the_same_url_stays_the_same() -> None:
     known = list(pool.workers)
 
     pool.replace_workers(
-        [Worker("http://new:1"), Worker("http://w0:1", weight=3, max_concurrency=1)]
+        [WorkerConfig("http://new:1"), WorkerConfig("http://w0:1", weight=3, max_concurrency=1)]
     )
 
     assert [one.config.url for one in pool.workers] == ["http://new:1", "http://w0:1"]
@@ -390,7 +402,7 @@ async def test_a_worker_that_comes_back_still_has_its_requests() -> None:
     ask = Asker(pool, clock)
     place = await ask.take()
 
-    pool.replace_workers([Worker("http://other:1")])
+    pool.replace_workers([WorkerConfig("http://other:1")])
     pool.replace_workers(workers(1, places=1))
 
     assert list(pool.workers) == [place.worker]
@@ -411,10 +423,10 @@ async def test_a_new_worker_serves_those_who_wait() -> None:
 
 
 def test_two_of_one_url_are_one() -> None:
-    pool = Roster(
-        [Worker("http://a:1", weight=1), Worker("http://a:1", weight=5)],
+    pool = WorkerPool(
+        [WorkerConfig("http://a:1", weight=1), WorkerConfig("http://a:1", weight=5)],
         RoundRobin(),
-        Limits(),
+        PoolLimits(),
         FakeClock(),
     )
 
@@ -446,14 +458,16 @@ async def test_what_is_reported_of_a_worker() -> None:
 class Guest:
     """Takes a place that it leaves when it is told to."""
 
-    def __init__(self, pool: Roster, clock: FakeClock, tried: set[int] | None = None) -> None:
+    def __init__(self, pool: WorkerPool, clock: FakeClock, tried: set[int] | None = None) -> None:
         self._pool = pool
-        self._wish = Wish(tried or set(), priority=LAST_PRIORITY, preempt=self._leave)
+        self._wish = SelectionCriteria(
+            tried or set(), priority=BACKGROUND_PRIORITY, preempt=self._leave
+        )
         self._deadline = Deadline(clock, 60)
-        self._place: Place | None = None
+        self._place: WorkerSlot | None = None
         self.left = 0
 
-    async def come(self) -> Place:
+    async def come(self) -> WorkerSlot:
         self._place = await self._pool.acquire(self._wish, self._deadline)
         return self._place
 
@@ -466,7 +480,7 @@ class Guest:
 @pytest.mark.parametrize("room", [0, 3])
 async def test_a_guest_leaves_its_place_to_one_who_would_wait(room: int) -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=2, queue=Queue(max=room))
+    pool = roster(clock, count=1, places=2, queue=QueueSettings(max=room))
     guests = [Guest(pool, clock), Guest(pool, clock)]
     for guest in guests:
         await guest.come()
@@ -479,12 +493,14 @@ async def test_a_guest_leaves_its_place_to_one_who_would_wait(room: int) -> None
     await all_wait()
     assert late.done() is (room == 0)
     pool.release(first)
-    assert isinstance((await asyncio.gather(late, return_exceptions=True))[0], Place) is (room > 0)
+    assert isinstance((await asyncio.gather(late, return_exceptions=True))[0], WorkerSlot) is (
+        room > 0
+    )
 
 
 async def test_a_guest_makes_no_room_for_a_guest_and_waits_behind_all() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=Queue(max=5))
+    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=5))
     held = await Asker(pool, clock).take()
     guest = asyncio.get_running_loop().create_task(Guest(pool, clock).come())
     await all_wait()
@@ -505,7 +521,7 @@ async def test_a_guest_makes_no_room_for_a_guest_and_waits_behind_all() -> None:
 
 async def test_a_guest_stays_where_its_place_would_not_help() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=Queue(max=5, wait=0.01))
+    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=5, wait=0.01))
     guest = Guest(pool, clock)
     place = await guest.come()
 
@@ -516,7 +532,7 @@ async def test_a_guest_stays_where_its_place_would_not_help() -> None:
 
 async def test_a_guest_that_went_by_itself_is_forgotten() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=Queue(max=0))
+    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=0))
     guest = Guest(pool, clock)
     pool.release(await guest.come())
     await Asker(pool, clock).take()

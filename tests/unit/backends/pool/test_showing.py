@@ -6,17 +6,17 @@ from typing import NoReturn
 import pytest
 from msgspec import Struct, field
 
-from backends.pool.attempt import Work
+from backends.pool.attempt import AttemptRequest
 from backends.pool.policy import PolicyName, make_policy
-from backends.pool.roster import Limits, Roster, Wish
+from backends.pool.roster import PoolLimits, SelectionCriteria, WorkerPool
 from backends.pool.settings import PoolSettings
-from backends.pool.showing import Shown
-from backends.upstream import Worker
+from backends.pool.showing import SelectionReporter
+from backends.upstream import WorkerConfig
 from gateway.core.context import Deadline
 from gateway.core.errors import GatewayError, WorkerUnreachable
-from gateway.core.ports import WireRequest
-from gateway.core.types import GenerateRequest
-from gateway.core.watching import Choice
+from gateway.core.ports import UpstreamRequest
+from gateway.core.request import GenerationRequest
+from gateway.core.watching import WorkerSelection
 
 URLS = ["http://a:1", "http://b:1", "http://c:1"]
 
@@ -25,40 +25,42 @@ class Seen(Struct):
     """A watch that keeps what it is told."""
 
     dry_run: bool = False
-    choices: list[tuple[Choice, WireRequest]] = field(default_factory=list)
-    asked: list[tuple[str, WireRequest]] = field(default_factory=list)
+    choices: list[tuple[WorkerSelection, UpstreamRequest]] = field(default_factory=list)
+    asked: list[tuple[str, UpstreamRequest]] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
 
-    def on_selection(self, choice: Choice, wire: WireRequest) -> None:
+    def on_selection(self, choice: WorkerSelection, wire: UpstreamRequest) -> None:
         self.choices.append((choice, wire))
 
-    def on_send(self, url: str, wire: WireRequest) -> None:
+    def on_send(self, url: str, wire: UpstreamRequest) -> None:
         self.asked.append((url, wire))
 
     def on_failure(self, url: str, error: GatewayError) -> None:
         self.failed.append((url, type(error).__name__))
 
 
-def shown(roster: Roster, settings: PoolSettings | None = None) -> tuple[Seen, Shown]:
+def shown(
+    roster: WorkerPool, settings: PoolSettings | None = None
+) -> tuple[Seen, SelectionReporter]:
     seen = Seen()
-    request = GenerateRequest(kind="chat", model="m")
-    wire = WireRequest("/v1", b"{}")
+    request = GenerationRequest(kind="chat", model="m")
+    wire = UpstreamRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
-    work = Work(request, wire, (), _never, _never, deadline)
-    return seen, Shown(seen, settings or PoolSettings(), roster, work)
+    work = AttemptRequest(request, wire, (), _never, _never, deadline)
+    return seen, SelectionReporter(seen, settings or PoolSettings(), roster, work)
 
 
 def _never(*_: object) -> NoReturn:
     raise AssertionError("nothing is answered here")
 
 
-def make(policy: PolicyName = "round_robin", most: int | None = None) -> Roster:
-    workers = [Worker(url, max_concurrency=1, bearer=f"key-of-{url[7]}") for url in URLS]
+def make(policy: PolicyName = "round_robin", most: int | None = None) -> WorkerPool:
+    workers = [WorkerConfig(url, max_concurrency=1, bearer=f"key-of-{url[7]}") for url in URLS]
     draws = iter([0.9, 0.1] * 100)
-    return Roster(workers, make_policy(policy, draws.__next__), Limits(most), lambda: 0.0)
+    return WorkerPool(workers, make_policy(policy, draws.__next__), PoolLimits(most), lambda: 0.0)
 
 
-def can(choice: Choice) -> Sequence[str]:
+def can(choice: WorkerSelection) -> Sequence[str]:
     return [one.availability for one in choice.candidates]
 
 
@@ -68,9 +70,9 @@ async def test_the_likely_one_is_the_one_that_is_taken(policy: PolicyName) -> No
     for _ in URLS:
         seen, show = shown(roster)
         if policy != "two_choices":  # its luck is drawn anew
-            show.observe_choice(Wish(set()))
-        show.observe_choice(Wish(set()))
-        place = await roster.acquire(Wish(set()), Deadline(lambda: 0.0, 1.0))
+            show.observe_choice(SelectionCriteria(set()))
+        show.observe_choice(SelectionCriteria(set()))
+        place = await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
         if policy != "two_choices":
             assert {choice.expected_url for choice, _ in seen.choices} == {place.worker.name}
         [wire] = {wire for _, wire in seen.choices}
@@ -79,12 +81,12 @@ async def test_the_likely_one_is_the_one_that_is_taken(policy: PolicyName) -> No
 
 async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
     roster = make()
-    first = await roster.acquire(Wish(set()), Deadline(lambda: 0.0, 1.0))
+    first = await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
     second = roster.workers[1]
     roster.workers[2].record_failure(WorkerUnreachable("it is gone"))
     seen, show = shown(roster, PoolSettings(policy="round_robin"))
 
-    show.observe_choice(Wish({second.key}))
+    show.observe_choice(SelectionCriteria({second.key}))
 
     [(choice, wire)] = seen.choices
     assert first.worker is roster.workers[0]
@@ -98,10 +100,10 @@ async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
 
 async def test_nobody_has_a_place_in_a_pool_that_is_full() -> None:
     roster = make(most=1)
-    await roster.acquire(Wish(set()), Deadline(lambda: 0.0, 1.0))
+    await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
     seen, show = shown(roster)
 
-    show.observe_choice(Wish(set()))
+    show.observe_choice(SelectionCriteria(set()))
 
     assert can(seen.choices[0][0]) == ["full", "full", "full"]
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.pool.smooth import Recent, Smoothed
+from backends.pool.smooth import PeakEwma, SlidingWindowCounter
 
 STEPS = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 10)), min_size=1, max_size=40)
 
 
 def test_nothing_is_known_before_the_first_value() -> None:
-    smoothed = Smoothed()
+    smoothed = PeakEwma()
 
     assert smoothed.get_value(5.0) is None
     smoothed.add(5.0, 0.4)
@@ -20,7 +20,7 @@ def test_nothing_is_known_before_the_first_value() -> None:
 
 
 def test_a_rise_counts_at_once_and_a_fall_by_and_by() -> None:
-    smoothed = Smoothed(memory=10.0)
+    smoothed = PeakEwma(memory=10.0)
     smoothed.add(0.0, 1.0)
 
     smoothed.add(1.0, 3.0)
@@ -30,7 +30,7 @@ def test_a_rise_counts_at_once_and_a_fall_by_and_by() -> None:
 
 
 def test_what_nobody_renews_fades() -> None:
-    smoothed = Smoothed(memory=10.0)
+    smoothed = PeakEwma(memory=10.0)
     smoothed.add(100.0, 2.0)
 
     assert smoothed.get_value(110.0) == pytest.approx(2.0 / math.e)
@@ -39,7 +39,7 @@ def test_what_nobody_renews_fades() -> None:
 
 @given(STEPS)
 def test_the_mean_lies_among_its_values(steps: list[tuple[float, float]]) -> None:
-    smoothed, now, seen = Smoothed(), 0.0, list[float]()
+    smoothed, now, seen = PeakEwma(), 0.0, list[float]()
     for pause, seconds in steps:
         now += pause
         smoothed.add(now, seconds)
@@ -51,7 +51,7 @@ def test_the_mean_lies_among_its_values(steps: list[tuple[float, float]]) -> Non
 
 
 def test_what_happened_a_window_ago_is_forgotten() -> None:
-    recent = Recent(10.0)
+    recent = SlidingWindowCounter(10.0)
     for now in (0.0, 0.5, 4.0, 9.0):
         recent.add(now)
 
@@ -59,7 +59,7 @@ def test_what_happened_a_window_ago_is_forgotten() -> None:
 
 
 def test_nothing_has_happened_after_clear() -> None:
-    recent = Recent(10.0)
+    recent = SlidingWindowCounter(10.0)
     recent.add(1.0)
 
     recent.clear()
@@ -70,7 +70,7 @@ def test_nothing_has_happened_after_clear() -> None:
 @given(st.lists(st.floats(0, 30), max_size=60), st.floats(0, 30))
 def test_a_window_is_right_to_a_tenth(moments: list[float], window: float) -> None:
     window += 0.1
-    recent, happened = Recent(window), list[float]()
+    recent, happened = SlidingWindowCounter(window), list[float]()
     for now in sorted(moments):
         recent.add(now)
         happened.append(now)

@@ -7,30 +7,30 @@ from typing import Any
 
 import pytest
 
-from backends.pool.budget import Budget
-from backends.pool.headers import allowed
+from backends.pool.budget import RetryBudget
+from backends.pool.headers import filter_headers
 from backends.pool.policy import RoundRobin
-from backends.pool.retry import Retry, RetrySettings
-from backends.pool.roster import Limits, Roster, Wish
-from backends.pool.tally import Tally
-from backends.pool.watch import Watch
-from backends.upstream import Queue, TakePieces, Worker
-from gateway.core.context import Context, Deadline
+from backends.pool.retry import RetrySettings, RetryState
+from backends.pool.roster import PoolLimits, SelectionCriteria, WorkerPool
+from backends.pool.tally import PoolMetrics
+from backends.pool.watch import AttemptTimeouts
+from backends.upstream import BodyConsumer, QueueSettings, WorkerConfig
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.lookout import Lookout
-from gateway.core.ports import WireRequest
+from gateway.core.lookout import DeadlineTimer
+from gateway.core.ports import UpstreamRequest
 from tests.fakes import FakeClock
 
 DOWN = WorkerUnreachable("x")
 BAD = WorkerFailed("x", status=502)
-BUSY = RateLimited("x")
+BUSY = RateLimitExceeded("x")
 
 
 @pytest.mark.parametrize(
@@ -47,29 +47,29 @@ BUSY = RateLimited("x")
 def test_only_what_was_tried_again_is_a_retry(
     errors: list[GatewayError], least: int, retries: dict[str, int], exhausted: int
 ) -> None:
-    tally = Tally()
-    retry = Retry(RetrySettings(), Budget(0, least), metrics=tally)
+    tally = PoolMetrics()
+    retry = RetryState(RetrySettings(), RetryBudget(0, least), metrics=tally)
     for error in errors:
         retry.allows_retry(error, 0.0, accepted=False)
     assert (dict(tally.retries), tally.exhausted) == (retries, exhausted)
 
 
-def pool(clock: FakeClock, tally: Tally, count: int = 1, **queue: Any) -> Roster:
-    workers = [Worker(f"http://w{n}:1", max_concurrency=1) for n in range(count)]
-    return Roster(workers, RoundRobin(), Limits(None, Queue(**queue)), clock, tally)
+def pool(clock: FakeClock, tally: PoolMetrics, count: int = 1, **queue: Any) -> WorkerPool:
+    workers = [WorkerConfig(f"http://w{n}:1", max_concurrency=1) for n in range(count)]
+    return WorkerPool(workers, RoundRobin(), PoolLimits(None, QueueSettings(**queue)), clock, tally)
 
 
 async def test_who_waits_is_timed_and_who_does_not_is_not() -> None:
-    clock, tally = FakeClock(), Tally()
+    clock, tally = FakeClock(), PoolMetrics()
     roster = pool(clock, tally, max=1)
     deadline = Deadline(clock, 60)
-    place = await roster.acquire(Wish(set()), deadline)
+    place = await roster.acquire(SelectionCriteria(set()), deadline)
     assert sum(tally.queue_times.counts) == 0
-    waits = asyncio.create_task(roster.acquire(Wish(set()), deadline, "r2"))
+    waits = asyncio.create_task(roster.acquire(SelectionCriteria(set()), deadline, "r2"))
     await asyncio.sleep(0)
     assert roster.queued_request_ids == ["r2"]
     with pytest.raises(Overloaded):
-        await roster.acquire(Wish(set()), deadline)
+        await roster.acquire(SelectionCriteria(set()), deadline)
     clock.now += 3
     roster.release(place)
     roster.release(await waits)
@@ -80,23 +80,23 @@ async def test_who_waits_is_timed_and_who_does_not_is_not() -> None:
 
 
 async def test_who_gets_no_place_is_counted_by_the_reason() -> None:
-    clock, tally = FakeClock(), Tally()
+    clock, tally = FakeClock(), PoolMetrics()
     roster = pool(clock, tally, wait=0.01)
-    await roster.acquire(Wish(set()), Deadline(clock, 60))
+    await roster.acquire(SelectionCriteria(set()), Deadline(clock, 60))
     with pytest.raises(DeadlineExceeded):
-        await roster.acquire(Wish(set()), Deadline(clock, 60))
+        await roster.acquire(SelectionCriteria(set()), Deadline(clock, 60))
     with pytest.raises(Overloaded):
-        await pool(clock, tally, 0).acquire(Wish(set()), Deadline(clock, 60))
+        await pool(clock, tally, 0).acquire(SelectionCriteria(set()), Deadline(clock, 60))
     assert tally.shed == {"queue_wait": 1, "no_worker": 1}
 
 
 @pytest.mark.parametrize("times", [1, 255, 256, 257, 600])
 def test_places_are_counted_together_and_before_anybody_asks(times: int) -> None:
-    clock, tally = FakeClock(), Tally()
+    clock, tally = FakeClock(), PoolMetrics()
     roster = pool(clock, tally)
     takes = 0.0
     for number in range(times):
-        place = roster.try_acquire(Wish(set()), clock())
+        place = roster.try_acquire(SelectionCriteria(set()), clock())
         assert place is not None
         seconds = 1.0 + number % 7
         clock.now += seconds
@@ -111,7 +111,7 @@ def test_places_are_counted_together_and_before_anybody_asks(times: int) -> None
 
 def test_a_pool_panics_when_too_few_are_well() -> None:
     clock = FakeClock()
-    roster = pool(clock, Tally(), 4)
+    roster = pool(clock, PoolMetrics(), 4)
     assert not roster.in_panic
     for number, member in enumerate(roster.workers):
         for _ in range(20):
@@ -134,7 +134,7 @@ class Reads:
         self._clock.now += next(self._takes)
         return [b"x"]
 
-    async def listen(self, take: TakePieces) -> bool:
+    async def listen(self, take: BodyConsumer) -> bool:
         for seconds in self._takes:
             self._clock.now += seconds
             assert take([b"x"])
@@ -153,8 +153,8 @@ class Reads:
 )
 async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) -> None:
     clock = FakeClock()
-    lookout = Lookout(clock, asyncio.get_running_loop)
-    watch = Watch(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
+    watch = AttemptTimeouts(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
     reads = Reads(clock, takes)
     for _ in takes:
         watch.wait_next()
@@ -167,8 +167,8 @@ async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) ->
 
 async def test_a_pause_counts_for_one_who_listens_too() -> None:
     clock = FakeClock()
-    lookout = Lookout(clock, asyncio.get_running_loop)
-    watch = Watch(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
+    watch = AttemptTimeouts(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
     reads = Reads(clock, [5.0, 0.1, 2.0, 0.2])
 
     def take(pieces: list[bytes]) -> bool:
@@ -201,14 +201,14 @@ async def test_a_pause_counts_for_one_who_listens_too() -> None:
 def test_what_a_client_says_of_its_trace_is_passed_on(
     given: dict[str, str], passed_on: list[tuple[str, str]]
 ) -> None:
-    context = Context("r", Deadline(lambda: 0.0, 1), lambda: 0.0, **given)  # type: ignore[arg-type]
-    _, own = allowed(WireRequest("/", b"", ()), context)
+    context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0, **given)  # type: ignore[arg-type]
+    _, own = filter_headers(UpstreamRequest("/", b"", ()), context)
     assert [*own] == [("x-request-id", "r"), *passed_on]
 
 
 def test_a_worker_sees_no_header_that_it_need_not() -> None:
-    context = Context("r", Deadline(lambda: 0.0, 1), lambda: 0.0)
+    context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0)
     given = (("Content-Type", "text/plain"), ("X-Secret", "s"), ("req-id", "mine"))
-    wire, own = allowed(WireRequest("/", b"{}", given, "PUT"), context)
-    assert wire == WireRequest("/", b"{}", (("Content-Type", "text/plain"),), "PUT")
+    wire, own = filter_headers(UpstreamRequest("/", b"{}", given, "PUT"), context)
+    assert wire == UpstreamRequest("/", b"{}", (("Content-Type", "text/plain"),), "PUT")
     assert own == (("req-id", "mine"), ("x-request-id", "r"))

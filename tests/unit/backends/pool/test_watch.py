@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.pool.watch import NEVER, Watch
-from backends.upstream import Reading
+from backends.pool.watch import NO_TIMEOUT, AttemptTimeouts
+from backends.upstream import UpstreamResponse
 from gateway.core.context import Deadline
 from gateway.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
-from gateway.core.lookout import Lookout
+from gateway.core.lookout import DeadlineTimer
 from tests.fakes import FakeClock
 
 BROKEN = StreamBroken("it broke")
@@ -19,7 +19,7 @@ def clock() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Counted(Watch):
+class Counted(AttemptTimeouts):
     """A watch that counts how often it cuts its answer off."""
 
     times = 0
@@ -32,9 +32,14 @@ class Cut:
     """A watch, and how often it cut its answer off."""
 
     def __init__(
-        self, lookout: Lookout, *, first: float | None = None, idle: float = 30, total: float = 60
+        self,
+        lookout: DeadlineTimer,
+        *,
+        first: float | None = None,
+        idle: float = 30,
+        total: float = 60,
     ) -> None:
-        due = NEVER if first is None else lookout.clock() + first
+        due = NO_TIMEOUT if first is None else lookout.clock() + first
         self.watch = Counted(lookout, Deadline(lookout.clock, total), due, idle)
 
     @property
@@ -48,7 +53,7 @@ class Cut:
 
 
 async def test_each_is_cut_off_by_its_own_limit_and_only_once() -> None:
-    lookout = Lookout(clock, asyncio.get_running_loop)
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
     late = Cut(lookout, first=0.15)
     later = Cut(lookout, total=0.1)
     never = Cut(lookout)
@@ -63,7 +68,7 @@ async def test_each_is_cut_off_by_its_own_limit_and_only_once() -> None:
 
 async def test_what_is_heard_puts_it_off() -> None:
     now = FakeClock()
-    lookout = Lookout(now, asyncio.get_running_loop)
+    lookout = DeadlineTimer(now, asyncio.get_running_loop)
     one = Cut(lookout, first=50.0, idle=20.0, total=1000.0)
     one.watch.wait_next()
     one.watch.has_started = True
@@ -83,10 +88,10 @@ async def test_what_is_heard_puts_it_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "ends", [Watch.stop_wait, lambda watch: watch._deadline_timer.remove(watch)]
+    "ends", [AttemptTimeouts.stop_wait, lambda watch: watch._deadline_timer.remove(watch)]
 )
-async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[Watch], None]) -> None:
-    lookout = Lookout(clock, asyncio.get_running_loop)
+async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[AttemptTimeouts], None]) -> None:
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
     one, other = Cut(lookout, first=0.05), Cut(lookout, first=0.1)
     one.watch.wait_next()
     other.watch.wait_next()
@@ -99,7 +104,7 @@ async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[Watch], None]
 
 
 async def test_who_rested_over_its_limit_is_cut_off_when_it_waits_again() -> None:
-    lookout = Lookout(clock, asyncio.get_running_loop)
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
     one = Cut(lookout, first=0.05)
     one.watch.wait_next()
     one.watch.stop_wait()
@@ -112,7 +117,7 @@ async def test_who_rested_over_its_limit_is_cut_off_when_it_waits_again() -> Non
 
 
 async def test_those_that_are_over_are_let_go() -> None:
-    lookout = Lookout(clock, asyncio.get_running_loop)
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
     stays = Cut(lookout, first=0.2)
     stays.watch.wait_next()
     for _ in range(1000):
@@ -130,7 +135,7 @@ async def test_those_that_are_over_are_let_go() -> None:
 
 
 async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
-    lookout = Lookout(clock, asyncio.get_running_loop)
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
     one = Cut(lookout)
     assert one.watch.get_cause(BROKEN) is BROKEN
     one.watch.cancel_wait()
@@ -142,7 +147,7 @@ async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
 
 
 async def test_no_connection_is_opened_for_who_was_given_up_before() -> None:
-    lookout = Lookout(clock, asyncio.get_running_loop)
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
     one = Cut(lookout)
     one.watch.start_wait(clock())
     one.watch.cancel_wait()
@@ -154,13 +159,13 @@ async def test_no_connection_is_opened_for_who_was_given_up_before() -> None:
     lookout.close()
 
 
-async def _never() -> Reading:
+async def _never() -> UpstreamResponse:
     raise AssertionError("it is not begun")
 
 
 async def test_who_starts_knows_the_time() -> None:
     now = FakeClock()
-    lookout = Lookout(now, asyncio.get_running_loop)
+    lookout = DeadlineTimer(now, asyncio.get_running_loop)
     one = Cut(lookout, first=5.0, total=50.0)
     with pytest.raises(DeadlineExceeded):
         one.watch.start_wait(now() + 50.0)
@@ -172,7 +177,7 @@ async def test_who_starts_knows_the_time() -> None:
 
 
 async def test_nobody_waits_whose_time_is_up() -> None:
-    lookout = Lookout(clock, asyncio.get_running_loop)
+    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
     one = Cut(lookout, total=0.0)
     with pytest.raises(DeadlineExceeded) as caught:
         one.watch.wait_next()

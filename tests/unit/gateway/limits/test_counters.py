@@ -6,16 +6,22 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.ports import Standing
-from gateway.limits.counters import DAY, Day, Rate, Slots, Spent
+from gateway.core.ports import RateLimitStatus
+from gateway.limits.counters import (
+    SECONDS_PER_DAY,
+    BucketState,
+    ConcurrencyLimit,
+    DailyBudget,
+    TokenBucket,
+)
 
 AMOUNT: Final = 64
 PERIOD: Final = 16.0
-MIDNIGHT: Final = 20_000 * DAY
+MIDNIGHT: Final = 20_000 * SECONDS_PER_DAY
 
 
-def rate(spent: Spent | None = None, *, by_token: bool = True) -> Rate:
-    return Rate(AMOUNT, PERIOD, spent or Spent(), by_token=by_token)
+def rate(spent: BucketState | None = None, *, by_token: bool = True) -> TokenBucket:
+    return TokenBucket(AMOUNT, PERIOD, spent or BucketState(), by_token=by_token)
 
 
 class Bucket:
@@ -87,20 +93,20 @@ def test_what_is_used_is_never_more_than_the_amount_and_what_came_back(
             counter.settle(weight, spends, now, now)
             total += spends
         assert total <= AMOUNT + now * AMOUNT / PERIOD
-    assert counter.get_status(now + PERIOD) == Standing(AMOUNT, AMOUNT, 0.0)
+    assert counter.get_status(now + PERIOD) == RateLimitStatus(AMOUNT, AMOUNT, 0.0)
 
 
 def test_tokens_beyond_what_was_taken_are_owed() -> None:
     counter = rate()
     assert counter.reserve(10, 0.0) == 0
     counter.settle(10, 3 * AMOUNT, 0.0, 0.0)
-    assert counter.get_status(0.0) == Standing(AMOUNT, 0, 3 * PERIOD)
+    assert counter.get_status(0.0) == RateLimitStatus(AMOUNT, 0, 3 * PERIOD)
     assert counter.reserve(1, 0.0) == 2 * PERIOD + PERIOD / AMOUNT
     assert counter.reserve(AMOUNT, 3 * PERIOD) == 0
 
 
 def test_of_requests_each_takes_one_and_gets_none_back() -> None:
-    spent = Spent()
+    spent = BucketState()
     counter = rate(spent, by_token=False)
     waits = [counter.reserve(1000, 0.0) for _ in range(AMOUNT + 1)]
     assert waits == [0.0] * AMOUNT + [PERIOD / AMOUNT]
@@ -112,9 +118,9 @@ def test_of_requests_each_takes_one_and_gets_none_back() -> None:
 
 
 def test_what_is_used_stays_used_under_another_limit() -> None:
-    spent = Spent()
+    spent = BucketState()
     assert rate(spent).reserve(AMOUNT, 0.0) == 0
-    wider = Rate(2 * AMOUNT, PERIOD, spent, by_token=True)
+    wider = TokenBucket(2 * AMOUNT, PERIOD, spent, by_token=True)
     assert wider.reserve(AMOUNT + 1, 0.0) > 0
     assert wider.reserve(AMOUNT, 0.0) == 0
     assert rate(spent).get_status(0.0).remaining == 0
@@ -136,22 +142,22 @@ class Clock:
 
 
 def test_a_budget_begins_anew_at_midnight() -> None:
-    clock = Clock(MIDNIGHT + DAY - 10)
-    day = Day(100, Spent(), lambda: clock.unix)
+    clock = Clock(MIDNIGHT + SECONDS_PER_DAY - 10)
+    day = DailyBudget(100, BucketState(), lambda: clock.unix)
     assert day.reserve(60, clock.now) == 0
     assert day.reserve(60, clock.now) == 10
     day.settle(60, 40, clock.now, clock.now)
-    assert (day.spent_today, day.get_status(clock.now)) == (40, Standing(100, 60, 10))
+    assert (day.spent_today, day.get_status(clock.now)) == (40, RateLimitStatus(100, 60, 10))
     clock.wait(10)
     assert day.spent_today == 0
     assert day.reserve(100, clock.now) == 0
-    assert day.reserve(1, clock.now) == DAY
+    assert day.reserve(1, clock.now) == SECONDS_PER_DAY
     assert day.description == "100 tokens a day"
 
 
 def test_what_began_yesterday_is_yesterdays() -> None:
     clock = Clock(MIDNIGHT - 10)
-    day = Day(100, Spent(), lambda: clock.unix)
+    day = DailyBudget(100, BucketState(), lambda: clock.unix)
     began = clock.now
     assert day.reserve(60, began) == 0
     clock.wait(20)
@@ -164,16 +170,16 @@ def test_what_began_yesterday_is_yesterdays() -> None:
 
 def test_a_clock_that_is_put_forward_gives_nobody_more_than_the_day() -> None:
     clock = Clock(MIDNIGHT + 100)
-    day = Day(100, Spent(), lambda: clock.unix)
+    day = DailyBudget(100, BucketState(), lambda: clock.unix)
     assert day.reserve(60, clock.now) == 0
-    clock.unix += 3 * DAY
+    clock.unix += 3 * SECONDS_PER_DAY
     day.settle(60, 10, clock.now, clock.now)
     assert day.spent_today == 0
     assert day.reserve(101, clock.now) > 0
 
 
 def test_a_budget_may_be_overdrawn_by_what_was_not_foreseen() -> None:
-    day = Day(100, Spent(), lambda: MIDNIGHT)
+    day = DailyBudget(100, BucketState(), lambda: MIDNIGHT)
     assert day.reserve(100, 0.0) == 0
     day.settle(100, 300, 0.0, 0.0)
     assert day.spent_today == 300
@@ -186,7 +192,7 @@ def test_a_budget_may_be_overdrawn_by_what_was_not_foreseen() -> None:
 @settings(max_examples=300)
 @given(st.lists(st.booleans(), max_size=60))
 def test_so_many_at_a_time_and_no_more(steps: list[bool]) -> None:
-    slots, running = Slots(3, Spent()), 0
+    slots, running = ConcurrencyLimit(3, BucketState()), 0
     for comes in steps:
         if comes:
             admitted = slots.reserve(5, 0.0) == 0
@@ -195,11 +201,11 @@ def test_so_many_at_a_time_and_no_more(steps: list[bool]) -> None:
         elif running:
             slots.settle(5, 7, 0.0, 0.0)
             running -= 1
-        assert slots.get_status(0.0) == Standing(3, 3 - running, 0.0)
+        assert slots.get_status(0.0) == RateLimitStatus(3, 3 - running, 0.0)
 
 
 def test_a_place_that_was_not_needed_is_free_again() -> None:
-    slots = Slots(1, Spent(), of=" of the model 'm'")
+    slots = ConcurrencyLimit(1, BucketState(), of=" of the model 'm'")
     assert slots.reserve(1, 0.0) == 0
     assert slots.reserve(1, 0.0) == 1
     slots.cancel_reservation(1, 0.0, 0.0)

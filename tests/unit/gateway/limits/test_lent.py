@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.catalog import ModelInfo
-from gateway.core.errors import GatewayError, Overloaded, RateLimited
-from gateway.core.types import Usage
-from gateway.limits.accounts import Accounts
-from gateway.limits.allowance import KeyRates, Rates
-from gateway.limits.leasing import Leasing
-from gateway.limits.lent import IDLE
-from gateway.limits.limiter import Limiter
-from gateway.limits.ports import Grant, LenderFailed, Policy, Wish
-from protocols.triton import Triton
+from gateway.core.errors import GatewayError, Overloaded, RateLimitExceeded
+from gateway.core.events import Usage
+from gateway.limits.accounts import CounterRegistry
+from gateway.limits.allowance import KeyRateLimits, RateLimits
+from gateway.limits.leasing import LeaseRenewer
+from gateway.limits.lent import LEASE_IDLE_TIMEOUT
+from gateway.limits.limiter import RateLimiter
+from gateway.limits.ports import LeaseGrant, LeaseRequest, LeaseStoreUnavailable, StoreFailurePolicy
+from protocols.triton.dialect import Triton
 from tests.unit.gateway.limits.test_limiter import Entry
 
 CHAT: Final = ModelInfo("chat", (), task="embedding")
 TRITON: Final = Triton()
 LASTS: Final = 2.0
-RATES: Final = Rates((64, 16.0), (640, 16.0), 8, 64_000)
+RATES: Final = RateLimits((64, 16.0), (640, 16.0), 8, 64_000)
 
 
 class Bank:
@@ -34,45 +34,47 @@ class Bank:
         self.now = now
         self.spent: dict[str, tuple[float, float]] = {}
         self.held: dict[str, dict[str, tuple[int, float]]] = {}
-        self.wishes: list[Wish] = []
+        self.wishes: list[LeaseRequest] = []
         self.broken = False
 
-    def lend(self, borrower: str, wish: Wish) -> Grant:
+    def lend(self, borrower: str, wish: LeaseRequest) -> LeaseGrant:
         now, limit, name = self.now(), wish.limit, wish.name
         held = self.held.setdefault(name, {})
         others = sum(n for who, (n, till) in held.items() if who != borrower and till > now)
         if limit.kind == "slots":
             granted = min(wish.requested, max(wish.retained, limit.amount - others))
             held[borrower] = granted, now + LASTS
-            return Grant(granted, LASTS)
+            return LeaseGrant(granted, LASTS)
         spent, at = self.spent.get(name, (0.0, now))
         back = (now - at) * limit.amount / limit.period if limit.kind == "rate" else 0.0
         spent = max(0.0, max(0.0, spent - back) + wish.used)
         self.spent[name] = spent, now
         granted = max(0, int(min(wish.requested, limit.amount - spent - others - wish.retained)))
         held[borrower] = wish.retained + granted, now + LASTS
-        return Grant(granted, LASTS, 3600.0 if limit.kind == "day" else 0.0)
+        return LeaseGrant(granted, LASTS, 3600.0 if limit.kind == "day" else 0.0)
 
 
 class Process:
     """One of those that share."""
 
-    def __init__(self, bank: Bank, name: str, policy: Policy = "local", replicas: int = 2) -> None:
+    def __init__(
+        self, bank: Bank, name: str, policy: StoreFailurePolicy = "local", replicas: int = 2
+    ) -> None:
         self.bank = bank
         self.name = name
         self.policy = policy
         self.replicas = replicas
         self.bell = asyncio.Event()
-        self.accounts = Accounts(bank.now, lambda: 86400 + bank.now(), self, self.bell.set)
-        self.limiter = Limiter({"web": KeyRates(RATES)}, self.accounts)
+        self.accounts = CounterRegistry(bank.now, lambda: 86400 + bank.now(), self, self.bell.set)
+        self.limiter = RateLimiter({"web": KeyRateLimits(RATES)}, self.accounts)
         self.running: list[Entry] = []
-        self.leasing = Leasing(
+        self.leasing = LeaseRenewer(
             self, lambda: self.limiter.leased_counters, self.bell, bank.now, lambda: 0.5
         )
 
-    async def request_leases(self, wishes: Sequence[Wish]) -> Sequence[Grant]:
+    async def request_leases(self, wishes: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
         if self.bank.broken:
-            raise LenderFailed
+            raise LeaseStoreUnavailable
         self.bank.wishes += wishes
         return [self.bank.lend(self.name, wish) for wish in wishes]
 
@@ -101,7 +103,7 @@ class Process:
 
 
 class World:
-    def __init__(self, *policies: Policy) -> None:
+    def __init__(self, *policies: StoreFailurePolicy) -> None:
         self.now = 1000.0
         self.bank = Bank(lambda: self.now)
         self.processes = [
@@ -115,7 +117,7 @@ class World:
         self.processes[0].tick()
 
 
-def started(policy: Policy = "local") -> tuple[World, Process]:
+def started(policy: StoreFailurePolicy = "local") -> tuple[World, Process]:
     """Two processes, of which the first was asked once and has its loans."""
     world = World(policy, policy)
     first = world.processes[0]
@@ -140,7 +142,7 @@ def test_who_has_no_loan_admits_what_one_would_be_and_has_more_asked_for_at_once
     one.end(30)
     one.end(30)
     error = one.refused(321)
-    assert isinstance(error, RateLimited)
+    assert isinstance(error, RateLimitExceeded)
     assert error.scope == "tokens"
     one.ask(4)
     one.end(4)
@@ -156,12 +158,12 @@ def test_who_has_no_loan_admits_what_one_would_be_and_has_more_asked_for_at_once
 
 def test_what_nobody_asks_for_is_let_go() -> None:
     world, one = started()
-    for _ in range(int(4 * IDLE)):
+    for _ in range(int(4 * LEASE_IDLE_TIMEOUT)):
         world.now += 0.5
         one.tick()
     assert world.bank.wishes[-1].retained > 0
     count = len(world.bank.wishes)
-    world.now += IDLE
+    world.now += LEASE_IDLE_TIMEOUT
     one.tick()
     assert len(world.bank.wishes) == count
     assert one.left() == {"concurrency": 0, "requests": 0, "tokens": 0, "budget": 0}
@@ -206,7 +208,7 @@ def test_places_are_lent_as_they_are_wanted() -> None:
     assert one.left()["concurrency"] == 2
     for _ in range(20):
         two.tick()
-        with suppress(RateLimited):
+        with suppress(RateLimitExceeded):
             two.ask(0)
     assert (len(one.running), len(two.running)) == (2, 4)
     for _ in range(2):
@@ -225,7 +227,7 @@ def test_more_than_twice_what_is_needed_is_given_back() -> None:
     one.tick()
     one.end(0)
     assert one.left()["tokens"] == 639
-    for _ in range(2 * int(IDLE) + 2):
+    for _ in range(2 * int(LEASE_IDLE_TIMEOUT) + 2):
         world.now += 0.5
         one.ask(0)
         one.end(0)
@@ -251,10 +253,10 @@ def test_tokens_beyond_a_loan_are_told_and_taken_off_the_next() -> None:
 def test_a_budget_is_spent_when_the_lender_has_no_more_of_it() -> None:
     world = World("local")
     [one] = world.processes
-    one.limiter = Limiter({"web": KeyRates(Rates(daily_budget=1000))}, one.accounts)
+    one.limiter = RateLimiter({"web": KeyRateLimits(RateLimits(daily_budget=1000))}, one.accounts)
     one.ask(10)
     error = one.refused(1)
-    assert isinstance(error, RateLimited)
+    assert isinstance(error, RateLimitExceeded)
     assert error.scope == "tokens"
     assert error.message == ("at most 1000 tokens a day are allowed, and this request may take 1")
     one.tick()
@@ -357,7 +359,7 @@ def test_nothing_is_admitted() -> None:
 def test_nothing_of_a_day_is_admitted_while_its_limit_cannot_be_checked() -> None:
     world = World("closed")
     [one] = world.processes
-    one.limiter = Limiter({"web": KeyRates(Rates(daily_budget=100))}, one.accounts)
+    one.limiter = RateLimiter({"web": KeyRateLimits(RateLimits(daily_budget=100))}, one.accounts)
     one.ask()
     world.fail()
     assert isinstance(one.refused(), Overloaded)
@@ -365,7 +367,7 @@ def test_nothing_of_a_day_is_admitted_while_its_limit_cannot_be_checked() -> Non
 
 @pytest.mark.parametrize("policy", ["local", "open"])
 def test_what_began_before_and_after_a_failure_is_settled_where_it_was_taken(
-    policy: Policy,
+    policy: StoreFailurePolicy,
 ) -> None:
     world, one = started(policy)
     one.ask(100)
@@ -413,7 +415,7 @@ async def test_the_lender_is_asked_again_and_again_and_told_at_the_end() -> None
 def test_more_is_asked_for_holders_of_tokens_by_the_limiter_that_they_have() -> None:
     world = World("local")
     [one] = world.processes
-    former, one.limiter = one.limiter, Limiter({}, one.accounts, KeyRates(RATES))
+    former, one.limiter = one.limiter, RateLimiter({}, one.accounts, KeyRateLimits(RATES))
     one.limiter.reserve(Entry(key="jwt:a"), "chat", CHAT, b"", TRITON)
     one.tick()
     assert {wish.name.partition("/")[0] for wish in world.bank.wishes} == {"jwt:a"}

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from gateway.core.catalog import ModelInfo
-from gateway.core.errors import GatewayError, QuotaExceeded, RateLimited
+from gateway.core.errors import GatewayError, QuotaExceeded, RateLimitExceeded
+from gateway.core.events import Usage
 from gateway.core.ports import Headers
-from gateway.core.types import Usage
-from gateway.limits.accounts import Accounts
-from gateway.limits.allowance import Admitted, KeyRates, Rates
-from gateway.limits.counts import LimitCounts
-from gateway.limits.estimate import ANSWER, LONGEST_PROMPT, estimate
-from gateway.limits.limiter import Limiter
-from protocols.openai import OpenAI
-from protocols.triton import Triton
+from gateway.limits.accounts import CounterRegistry
+from gateway.limits.allowance import KeyRateLimits, RateLimits, Reservation
+from gateway.limits.counts import RateLimitCollector
+from gateway.limits.estimate import DEFAULT_COMPLETION_TOKENS, MAX_ESTIMATED_PROMPT, estimate_tokens
+from gateway.limits.limiter import RateLimiter
+from protocols.openai.dialect import OpenAI
+from protocols.triton.dialect import Triton
 
 CHAT: Final = ModelInfo("chat", ())
 OPENAI, TRITON = OpenAI(), Triton()
-ALL: Final = Rates((3, 60.0), (1000, 60.0), 2, 5000)
+ALL: Final = RateLimits((3, 60.0), (1000, 60.0), 2, 5000)
 
 
 class Entry(Struct):
@@ -32,20 +32,20 @@ class Entry(Struct):
     usage: Usage | None = None
     tokens: int = 0
     outcome: str = "ok"
-    reservation: Admitted | None = None
+    reservation: Reservation | None = None
     rate_limit_headers: Headers = ()
 
 
 class World:
     """A limiter and its clocks."""
 
-    def __init__(self, wide: Rates = ALL, **models: Rates) -> None:
+    def __init__(self, wide: RateLimits = ALL, **models: RateLimits) -> None:
         self.now = 100.0
-        self.accounts = Accounts(lambda: self.now, lambda: 86400.0 + self.now)
+        self.accounts = CounterRegistry(lambda: self.now, lambda: 86400.0 + self.now)
         self.limiter = self.limiting(wide, **models)
 
-    def limiting(self, wide: Rates, **models: Rates) -> Limiter:
-        return Limiter({"web": KeyRates(wide, models)}, self.accounts)
+    def limiting(self, wide: RateLimits, **models: RateLimits) -> RateLimiter:
+        return RateLimiter({"web": KeyRateLimits(wide, models)}, self.accounts)
 
     def ask(self, weight: int = 0, model: str = "chat", dialect: Any = TRITON) -> Entry:
         entry = Entry()
@@ -77,21 +77,21 @@ class World:
 @pytest.mark.parametrize(
     ("body", "model", "tokens"),
     [
-        (b'{"prompt": "twenty bytes of it"}', CHAT, (8, ANSWER)),
+        (b'{"prompt": "twenty bytes of it"}', CHAT, (8, DEFAULT_COMPLETION_TOKENS)),
         (b'{"max_tokens": 7}', CHAT, (4, 7)),
         (b'{"max_completion_tokens" : 8}', CHAT, (7, 8)),
         (b'{"parameters":{"max_new_tokens":9}}', CHAT, (8, 9)),
-        (rb'{"prompt": "\"max_tokens\": 7"}', CHAT, (7, ANSWER)),
+        (rb'{"prompt": "\"max_tokens\": 7"}', CHAT, (7, DEFAULT_COMPLETION_TOKENS)),
         (b'{"min_tokens": 7}', ModelInfo("m", (), max_tokens=50), (4, 50)),
-        (b"x" * 2_000_000, CHAT, (LONGEST_PROMPT, ANSWER)),
-        (b"x" * 2000, ModelInfo("m", (), context_length=100), (100, ANSWER)),
+        (b"x" * 2_000_000, CHAT, (MAX_ESTIMATED_PROMPT, DEFAULT_COMPLETION_TOKENS)),
+        (b"x" * 2000, ModelInfo("m", (), context_length=100), (100, DEFAULT_COMPLETION_TOKENS)),
         (b'{"max_tokens": 7}', ModelInfo("m", (), task="embedding"), (4, 0)),
     ],
 )
 def test_what_a_request_may_take_is_guessed_by_its_bytes(
     body: bytes, model: ModelInfo, tokens: tuple[int, int]
 ) -> None:
-    assert estimate(body, model) == tokens
+    assert estimate_tokens(body, model) == tokens
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -102,14 +102,14 @@ def test_each_limit_refuses_in_its_own_words() -> None:
     kept = [world.ask(), world.ask()]
     error = world.refused()
     assert (error.message, error.retry_after) == ("at most 2 requests at a time are allowed", 1.0)
-    assert isinstance(error, RateLimited)
+    assert isinstance(error, RateLimitExceeded)
     assert error.scope == "concurrency"
     world.end(kept.pop(), outcome="worker_error")
     error = world.refused(999)
     assert error.message == (
         "at most 1000 tokens in 60 s are allowed, and this request may take 1000"
     )
-    assert isinstance(error, RateLimited)
+    assert isinstance(error, RateLimitExceeded)
     assert error.scope == "tokens"
     world.end(world.ask(), outcome="worker_error")
     error = world.refused()
@@ -125,7 +125,7 @@ def test_each_limit_refuses_in_its_own_words() -> None:
 
 
 def test_a_refusal_takes_nothing_of_any_limit() -> None:
-    world = World(Rates((3, 60.0), None, 2, 5000), other=Rates(tokens=(10, 60.0)))
+    world = World(RateLimits((3, 60.0), None, 2, 5000), other=RateLimits(tokens=(10, 60.0)))
     world.end(world.ask(5, "other"), Usage(5, 5))
     before = world.left()
     assert world.refused(5, "other").message == (
@@ -135,7 +135,7 @@ def test_a_refusal_takes_nothing_of_any_limit() -> None:
 
 
 def test_who_has_no_limits_is_not_held_to_any() -> None:
-    world = World(Rates())
+    world = World(RateLimits())
     entry = Entry(key="free")
     world.limiter.reserve(entry, "chat", CHAT, b"", TRITON)
     world.limiter.settle_request(entry)
@@ -144,14 +144,14 @@ def test_who_has_no_limits_is_not_held_to_any() -> None:
 
 
 def test_a_request_that_is_too_long_for_a_limit_may_take_all_of_it() -> None:
-    world = World(Rates(tokens=(1000, 60.0), daily_budget=5000))
+    world = World(RateLimits(tokens=(1000, 60.0), daily_budget=5000))
     world.end(world.ask(4000), Usage(2000, 0))
     assert world.left()["tokens"] == 0
     assert world.left()["budget"] == 3000
 
 
 def test_a_model_has_limits_beside_those_of_the_key() -> None:
-    world = World(Rates((3, 60.0)), other=Rates((1, 60.0)))
+    world = World(RateLimits((3, 60.0)), other=RateLimits((1, 60.0)))
     world.end(world.ask(model="other"))
     assert world.refused(model="other").message == (
         "at most 1 request in 60 s of the model 'other' are allowed"
@@ -169,20 +169,20 @@ def test_what_takes_no_tokens_takes_none() -> None:
 
 
 def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.limits.limiter.MOST_HOLDERS", 2)
+    monkeypatch.setattr("gateway.limits.limiter.MAX_TOKEN_HOLDERS", 2)
     world = World()
-    common = KeyRates(Rates((1, 60.0)))
+    common = KeyRateLimits(RateLimits((1, 60.0)))
 
     def asks(who: str) -> bool:
         try:
             limiter.reserve(Entry(key=who), "chat", CHAT, b"", TRITON)
-        except RateLimited:
+        except RateLimitExceeded:
             return False
         return True
 
-    limiter = Limiter({}, world.accounts, common)
+    limiter = RateLimiter({}, world.accounts, common)
     assert [asks(who) for who in ("jwt:a", "jwt:b", "jwt:a", "jwt:b")] == [True, True, False, False]
-    limiter = Limiter({}, world.accounts, common)
+    limiter = RateLimiter({}, world.accounts, common)
     assert not asks("jwt:a")
     assert asks("jwt:c")
     assert not asks("jwt:a")
@@ -215,8 +215,8 @@ def test_what_was_not_used_is_given_back(told: dict[str, Any], used: int) -> Non
     assert world.left() == left
 
 
-WIDE: Final = Rates((50, 8.0), (4096, 8.0), 5, 100_000)
-NARROW: Final = Rates(None, (512, 8.0), 2)
+WIDE: Final = RateLimits((50, 8.0), (4096, 8.0), 5, 100_000)
+NARROW: Final = RateLimits(None, (512, 8.0), 2)
 STEPS: Final = st.lists(
     st.tuples(
         st.sampled_from(["chat", "other", "", ""]),
@@ -261,7 +261,7 @@ def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int, int, bool]])
 def test_what_is_used_outlives_the_configuration() -> None:
     world = World()
     entry = world.ask(100)
-    world.limiter = world.limiting(Rates((9, 60.0), (2000, 60.0), 1, 10_000))
+    world.limiter = world.limiting(RateLimits((9, 60.0), (2000, 60.0), 1, 10_000))
     assert world.refused().message == "at most 1 request at a time are allowed"
     world.end(entry, Usage(300, 0))
     left = {"concurrency": 2, "requests": 2, "tokens": 700, "budget": 4700}
@@ -271,7 +271,7 @@ def test_what_is_used_outlives_the_configuration() -> None:
 def test_what_no_configuration_names_any_more_is_forgotten() -> None:
     world = World()
     world.end(world.ask(100), Usage(300, 0))
-    world.limiter = world.limiting(Rates((3, 60.0)))
+    world.limiter = world.limiting(RateLimits((3, 60.0)))
     left = {"concurrency": 2, "requests": 2, "tokens": 1000, "budget": 5000}
     assert world.left() == left
 
@@ -280,7 +280,7 @@ def test_what_no_configuration_names_any_more_is_forgotten() -> None:
 
 
 def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
-    world = World(Rates((3, 60.0), (1000, 60.0)), other=Rates((2, 1.0)))
+    world = World(RateLimits((3, 60.0), (1000, 60.0)), other=RateLimits((2, 1.0)))
     told = dict(world.ask(100, "other", OPENAI).rate_limit_headers)
     assert told == {
         "x-ratelimit-limit-requests": "2",
@@ -291,7 +291,7 @@ def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
         "x-ratelimit-reset-tokens": "7s",
     }
     assert world.ask().rate_limit_headers == ()
-    world = World(Rates((2, 60.0)), other=Rates((3, 1.0)))
+    world = World(RateLimits((2, 60.0)), other=RateLimits((3, 1.0)))
     assert (
         dict(world.ask(100, "other", OPENAI).rate_limit_headers)["x-ratelimit-limit-requests"]
         == "2"
@@ -299,22 +299,22 @@ def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
 
 
 def test_a_refusal_tells_it_too() -> None:
-    world = World(Rates((1, 60.0)))
+    world = World(RateLimits((1, 60.0)))
     world.ask()
     entry = Entry()
-    with pytest.raises(RateLimited):
+    with pytest.raises(RateLimitExceeded):
         world.limiter.reserve(entry, "chat", CHAT, b"", OPENAI)
     assert dict(entry.rate_limit_headers)["x-ratelimit-remaining-requests"] == "0"
     assert entry.reservation is None
 
 
 def test_what_came_of_it_is_counted() -> None:
-    world = World(Rates((2, 60.0), None, 9, 5000), other=Rates(daily_budget=100))
+    world = World(RateLimits((2, 60.0), None, 9, 5000), other=RateLimits(daily_budget=100))
     world.end(world.ask(100), Usage(30, 0))
     world.ask(20, "other")
     world.refused()
     metrics = itertools.chain.from_iterable(
-        one.samples for one in LimitCounts(lambda: world.limiter).collect()
+        one.samples for one in RateLimitCollector(lambda: world.limiter).collect()
     )
     assert {(one.name, *one.labels.values()): one.value for one in metrics} == {
         ("interlingua_ratelimit_decisions_total", "concurrency", "admitted"): 2,
@@ -326,7 +326,9 @@ def test_what_came_of_it_is_counted() -> None:
         ("interlingua_budget_spent_tokens", "web", ""): 54,
         ("interlingua_budget_spent_tokens", "web", "other"): 24,
     }
-    assert not [*itertools.chain(*(one.samples for one in LimitCounts(lambda: None).collect()))]
+    assert not [
+        *itertools.chain(*(one.samples for one in RateLimitCollector(lambda: None).collect()))
+    ]
 
 
 # --- what it costs --------------------------------------------------------------------------------
@@ -334,9 +336,9 @@ def test_what_came_of_it_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "calls"),
-    [(Rates((3, 60.0)), 14), (Rates((3, 60.0), (10**6, 60.0)), 22), (ALL, 34)],
+    [(RateLimits((3, 60.0)), 14), (RateLimits((3, 60.0), (10**6, 60.0)), 22), (ALL, 34)],
 )
-def test_a_request_costs_so_many_calls(rates: Rates, calls: int) -> None:
+def test_a_request_costs_so_many_calls(rates: RateLimits, calls: int) -> None:
     """Whoever adds some raises the number on purpose; what OpenAI's headers cost is beside that."""
     world = World(rates)
     world.end(world.ask())

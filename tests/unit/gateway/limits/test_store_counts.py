@@ -1,7 +1,7 @@
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.limits.shared.counts import TOLD, StoreCounts
+from gateway.limits.shared.counts import RATE_LIMIT_STORE_METRICS, RateLimitStoreCollector
 
 
 class Asked(Struct):
@@ -11,7 +11,7 @@ class Asked(Struct):
 
 def page(store: Asked) -> list[str]:
     registry = CollectorRegistry()
-    registry.register(StoreCounts(store))
+    registry.register(RateLimitStoreCollector(store))
     lines = generate_latest(registry).decode().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
@@ -28,4 +28,4 @@ def test_how_it_goes_is_told() -> None:
 
 
 def test_one_process_that_does_not_share_is_told() -> None:
-    assert [one.merge_mode for one in TOLD] == ["sum", "smallest"]
+    assert [one.merge_mode for one in RATE_LIMIT_STORE_METRICS] == ["sum", "smallest"]

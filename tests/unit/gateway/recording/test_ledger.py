@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.types import Usage
+from gateway.core.events import Usage
 from gateway.recording import ledger as module
-from gateway.recording.ledger import COLUMNS, Ledger
-from gateway.recording.scribe import Scribe
-from gateway.recording.sums import sums
-from gateway.telemetry import Record
+from gateway.recording.ledger import USAGE_COLUMNS, SqliteUsageRecorder
+from gateway.recording.scribe import BackgroundWriter
+from gateway.recording.sums import query_sqlite_usage
+from gateway.telemetry import RequestRecord
 
 PATIENCE = 20.0
 FOREVER = 1e12
-RECORD = Record(
+RECORD = RequestRecord(
     "r",
     1_700_000_000.25,
     "openai",
@@ -44,13 +44,13 @@ def now() -> float:
 
 def rows(path: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(path)) as file:
-        names = [name for name, _ in COLUMNS]
+        names = [name for name, _ in USAGE_COLUMNS]
         found = file.execute("SELECT * FROM usage ORDER BY at, id").fetchall()
     return [dict(zip(names, row, strict=True)) for row in found]
 
 
-def written(path: Path, *records: Record, keep: float = FOREVER) -> None:
-    ledger = Ledger(str(path), keep, now)
+def written(path: Path, *records: RequestRecord, keep: float = FOREVER) -> None:
+    ledger = SqliteUsageRecorder(str(path), keep, now)
     for record in records:
         ledger.record_usage(record)
     ledger.start()
@@ -80,7 +80,7 @@ class Sounds(logging.Handler):
 def sounds(monkeypatch: pytest.MonkeyPatch) -> Sounds:
     heard = Sounds()
     monkeypatch.setattr(module.log, "handlers", [heard])
-    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    monkeypatch.setattr(module, "_RETRY_DELAY", 0.01)
     return heard
 
 
@@ -150,7 +150,7 @@ def test_old_rows_are_removed(tmp_path: Path) -> None:
 
 def test_old_rows_are_looked_for_once_an_hour(tmp_path: Path) -> None:
     file, moment = tmp_path / "usage.sqlite", now()
-    ledger = Ledger(str(file), 200, lambda: moment)
+    ledger = SqliteUsageRecorder(str(file), 200, lambda: moment)
     ledger._write_batch([RECORD])
     moment += 3599
     ledger._write_batch([replace(RECORD, id="s")])
@@ -163,7 +163,7 @@ def test_old_rows_are_looked_for_once_an_hour(tmp_path: Path) -> None:
 
 def test_a_file_that_is_taken_away_is_made_again(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    ledger = Ledger(str(file), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(file), FOREVER, now)
     ledger._write_batch([RECORD])
     file.unlink()
     ledger._write_batch([replace(RECORD, id="s")])
@@ -177,7 +177,7 @@ def test_a_file_that_is_taken_away_is_made_again(tmp_path: Path) -> None:
 def test_rows_wait_for_a_locked_file(tmp_path: Path, sounds: Sounds) -> None:
     file = tmp_path / "usage.sqlite"
     written(file, RECORD)
-    ledger = Ledger(str(file), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(file), FOREVER, now)
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         ledger.start()
@@ -213,7 +213,7 @@ def test_rows_that_can_never_be_written_are_counted_and_said(
             again.set()
         return now()
 
-    ledger = Ledger(str(folder / "usage.sqlite"), FOREVER, tried)
+    ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, tried)
     ledger.start()
     ledger.record_usage(RECORD)
     assert again.wait(PATIENCE)
@@ -227,9 +227,9 @@ def test_rows_that_can_never_be_written_are_counted_and_said(
 def test_what_was_lost_is_said_when_rows_are_written_again(
     tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST", 1)
+    monkeypatch.setattr(module, "_MAX_WAITING_ROWS", 1)
     folder = tmp_path / "folder"
-    ledger = Ledger(str(folder / "usage.sqlite"), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, now)
     ledger.start()
     ledger.record_usage(RECORD)
     sounds.hear("usage is not written to")
@@ -244,9 +244,9 @@ def test_what_was_lost_is_said_when_rows_are_written_again(
 def test_at_its_end_it_is_tried_once_more(
     tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", PATIENCE)
+    monkeypatch.setattr(module, "_RETRY_DELAY", PATIENCE)
     folder = tmp_path / "folder"
-    ledger = Ledger(str(folder / "usage.sqlite"), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, now)
     ledger.start()
     ledger.record_usage(RECORD)
     sounds.hear("usage is not written to")
@@ -260,7 +260,7 @@ def test_a_file_that_never_was_one_is_let_go(tmp_path: Path, sounds: Sounds) -> 
     """It has no table yet when it is taken away."""
     file = tmp_path / "usage.sqlite"
     file.symlink_to("/dev/full")
-    ledger = Ledger(str(file), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(file), FOREVER, now)
     ledger.start()
     ledger.record_usage(RECORD)
     sounds.hear("database or disk is full")
@@ -273,18 +273,18 @@ def test_a_file_that_never_was_one_is_let_go(tmp_path: Path, sounds: Sounds) -> 
 def test_an_end_within_which_not_all_was_written_is_said(
     tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = Ledger(str(tmp_path / "usage.sqlite"), FOREVER, now)
-    monkeypatch.setattr(Scribe, "close", lambda self, within: False)
+    ledger = SqliteUsageRecorder(str(tmp_path / "usage.sqlite"), FOREVER, now)
+    monkeypatch.setattr(BackgroundWriter, "close", lambda self, within: False)
     ledger.close(0)
     assert sounds.said == [f"usage: the last rows are not in {tmp_path / 'usage.sqlite'}"]
 
 
 def test_rows_are_summed_while_they_are_written(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    ledger = Ledger(str(file), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(file), FOREVER, now)
     ledger._write_batch([RECORD])
-    assert [one.requests for one in sums(str(file), ["model"], 0)] == [1]
+    assert [one.requests for one in query_sqlite_usage(str(file), ["model"], 0)] == [1]
     ledger._write_batch([replace(RECORD, id="s")])
-    assert [one.requests for one in sums(str(file), ["model"], 0)] == [2]
+    assert [one.requests for one in query_sqlite_usage(str(file), ["model"], 0)] == [2]
     ledger.close(PATIENCE)
     assert not os.path.exists(f"{file}-wal")  # noqa: PTH110 - a text

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.recording.lines import Lines, _cut, _pieces, the_log
-from gateway.telemetry import Record
+from gateway.recording.lines import AccessLogWriter, _group_lines, _split_lines, open_access_log
+from gateway.telemetry import RequestRecord
 
 PATIENCE = 20.0
 
@@ -49,10 +49,10 @@ def pipe() -> Iterator[Pipe]:
 
 
 def test_exchanges_and_what_is_said_come_in_their_order(pipe: Pipe) -> None:
-    lines = Lines(pipe.writes, 10)
-    lines.write_record(Record("a", model="m"))
+    lines = AccessLogWriter(pipe.writes, 10)
+    lines.write_record(RequestRecord("a", model="m"))
     lines.write_text("and \ud800")
-    lines.write_record(Record("b"))
+    lines.write_record(RequestRecord("b"))
     lines.start()
     assert lines.close(PATIENCE)
     first, said, second = pipe.rest().splitlines()
@@ -62,8 +62,8 @@ def test_exchanges_and_what_is_said_come_in_their_order(pipe: Pipe) -> None:
 
 
 def test_exchanges_have_no_lines_where_they_are_to_have_none(pipe: Pipe) -> None:
-    lines = Lines(pipe.writes, 10, exchanges=False)
-    lines.write_record(Record("a"))
+    lines = AccessLogWriter(pipe.writes, 10, exchanges=False)
+    lines.write_record(RequestRecord("a"))
     lines.write_text("hello")
     lines.start()
     assert lines.close(PATIENCE)
@@ -75,7 +75,7 @@ def test_what_a_logger_says_comes_in_its_own_form_for_as_long_as_that_lasts(pipe
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger.handlers, logger.propagate = [handler], False
-    lines = Lines(pipe.writes, 10)
+    lines = AccessLogWriter(pipe.writes, 10)
     lines.start()
     with lines.capture_logger(logger):
         logger.warning("here: %d", 1)
@@ -87,9 +87,9 @@ def test_what_a_logger_says_comes_in_its_own_form_for_as_long_as_that_lasts(pipe
 
 def test_a_full_pipe_costs_lines_and_says_how_many_when_it_flows_again(pipe: Pipe) -> None:
     filled = pipe.fill()
-    lines = Lines(pipe.writes, 2)
+    lines = AccessLogWriter(pipe.writes, 2)
     for name in "abcde":
-        lines.write_record(Record(name))
+        lines.write_record(RequestRecord(name))
     assert lines.count_dropped() == 3
     lines.start()
     assert not lines.close(0.1)
@@ -105,35 +105,35 @@ def test_a_full_pipe_costs_lines_and_says_how_many_when_it_flows_again(pipe: Pip
 def test_lines_for_a_reader_that_is_gone_are_counted(pipe: Pipe) -> None:
     os.close(pipe.reads)
     pipe.reads = -1
-    lines = Lines(pipe.writes, 10)
-    lines.write_record(Record("a"))
-    lines.write_record(Record("b"))
+    lines = AccessLogWriter(pipe.writes, 10)
+    lines.write_record(RequestRecord("a"))
+    lines.write_record(RequestRecord("b"))
     lines.start()
     assert lines.close(PATIENCE)
     assert lines.count_dropped() == 2
 
 
 def test_the_log_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    with the_log(10, exchanges=True) as lines:
-        lines.write_record(Record("a"))
+    with open_access_log(10, exchanges=True) as lines:
+        lines.write_record(RequestRecord("a"))
     assert capfd.readouterr().err == '{"id":"a"}\n'
 
 
 def test_many_lines_are_written_so_that_no_other_process_gets_in_between() -> None:
     """A pipe takes as much as PIPE_BUF at once, and more of it in pieces (POSIX, write)."""
     lines = [b"%d %b\n" % (n, b"x" * (n * 37 % 900)) for n in range(100)] + [b"y" * 9000 + b"\n"]
-    pieces = list(_pieces(lines))
+    pieces = list(_group_lines(lines))
     assert b"".join(pieces) == b"".join(lines)
     assert all(piece.endswith(b"\n") for piece in pieces)
     assert all(len(piece) <= select.PIPE_BUF for piece in pieces[:-1])
     assert len(pieces) < 30
-    assert list(_pieces([])) == []
+    assert list(_group_lines([])) == []
 
 
 def test_lines_that_are_together_are_cut_where_no_other_process_gets_in_between() -> None:
     sizes = [*(n * 37 % 900 for n in range(100)), 9000, 0, select.PIPE_BUF - 1, select.PIPE_BUF, 3]
     lines = b"".join(b"x" * size + b"\n" for size in sizes)
-    pieces = list(_cut(lines))
+    pieces = list(_split_lines(lines))
     assert b"".join(pieces) == lines
     assert all(piece.endswith(b"\n") for piece in pieces)
     assert [len(piece) for piece in pieces if len(piece) > select.PIPE_BUF] == [
@@ -141,15 +141,15 @@ def test_lines_that_are_together_are_cut_where_no_other_process_gets_in_between(
         select.PIPE_BUF + 1,
     ]
     assert len(pieces) < 30
-    assert list(_cut(b"")) == []
+    assert list(_split_lines(b"")) == []
 
 
 def test_what_the_gateway_says_and_its_exchanges_stay_in_their_order(pipe: Pipe) -> None:
-    lines = Lines(pipe.writes, 10)
-    for one in (Record("a"), Record("b")):
+    lines = AccessLogWriter(pipe.writes, 10)
+    for one in (RequestRecord("a"), RequestRecord("b")):
         lines.write_record(one)
     lines.write_text("said")
-    lines.write_record(Record("c"))
+    lines.write_record(RequestRecord("c"))
     lines.start()
     assert lines.close(PATIENCE)
     assert pipe.rest() == b'{"id":"a"}\n{"id":"b"}\nsaid\n{"id":"c"}\n'

@@ -1,11 +1,11 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.recording.lost import Lost
+from gateway.recording.lost import DroppedRecordCollector
 
 
 def test_each_count_is_told() -> None:
     registry = CollectorRegistry()
-    registry.register(Lost({"log_lines": lambda: 3, "usage_rows": int}))
+    registry.register(DroppedRecordCollector({"log_lines": lambda: 3, "usage_rows": int}))
     page = generate_latest(registry).decode().splitlines()
     assert [line for line in page if not line.startswith("#")] == [
         "interlingua_log_lines_lost_total 3.0",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.recording.scribe import Scribe
+from gateway.recording.scribe import BackgroundWriter
 
 PATIENCE = 20.0
 
@@ -28,7 +28,7 @@ class Slow:
 
 def test_what_is_put_is_written_in_its_order_and_in_batches() -> None:
     slow = Slow()
-    scribe = Scribe("test", 10_000, slow.write)
+    scribe = BackgroundWriter("test", 10_000, slow.write)
     slow.may.set()
     for number in range(2500):
         scribe.enqueue(number)
@@ -41,7 +41,7 @@ def test_what_is_put_is_written_in_its_order_and_in_batches() -> None:
 
 def test_it_wakes_for_what_comes_while_it_sleeps() -> None:
     slow = Slow()
-    scribe = Scribe("test", 10, slow.write)
+    scribe = BackgroundWriter("test", 10, slow.write)
     scribe.start()
     slow.may.set()
     for number in range(3):
@@ -54,7 +54,7 @@ def test_it_wakes_for_what_comes_while_it_sleeps() -> None:
 
 def test_what_comes_while_it_gathers_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[float] = []
-    scribe = Scribe[int]("test", 10_000, len, 0.5)
+    scribe = BackgroundWriter[int]("test", 10_000, len, 0.5)
     wake = scribe._wake.set
 
     def count() -> None:
@@ -73,7 +73,7 @@ def test_what_comes_while_it_gathers_wakes_nobody(monkeypatch: pytest.MonkeyPatc
 
 def test_what_there_is_no_room_for_is_counted_and_nobody_waits() -> None:
     slow = Slow()
-    scribe = Scribe("test", 5, slow.write)
+    scribe = BackgroundWriter("test", 5, slow.write)
     scribe.start()
     scribe.enqueue(0)
     assert slow.begun.wait(PATIENCE)
@@ -89,7 +89,7 @@ def test_what_there_is_no_room_for_is_counted_and_nobody_waits() -> None:
 def test_what_is_given_up_is_counted_too() -> None:
     slow = Slow(given_up=1)
     slow.may.set()
-    scribe = Scribe("test", 5, slow.write)
+    scribe = BackgroundWriter("test", 5, slow.write)
     scribe.enqueue(1)
     scribe.start()
     assert scribe.close(PATIENCE)
@@ -98,7 +98,7 @@ def test_what_is_given_up_is_counted_too() -> None:
 
 def test_an_end_is_waited_for_only_so_long() -> None:
     slow = Slow()
-    scribe = Scribe("test", 5, slow.write)
+    scribe = BackgroundWriter("test", 5, slow.write)
     scribe.start()
     scribe.enqueue(1)
     assert slow.begun.wait(PATIENCE)
@@ -108,4 +108,4 @@ def test_an_end_is_waited_for_only_so_long() -> None:
 
 
 def test_one_that_never_began_has_nothing_to_end() -> None:
-    assert Scribe("test", 5, Slow().write).close(PATIENCE)
+    assert BackgroundWriter("test", 5, Slow().write).close(PATIENCE)

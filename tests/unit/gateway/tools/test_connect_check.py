@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
-from gateway.config import load
+from gateway.config.loading import load_text
 from gateway.tools.connect_check import (
     Finding,
     check_kernel,
@@ -138,7 +138,7 @@ def findings_of(device: str, torch: Any, monkeypatch: pytest.MonkeyPatch) -> lis
 backends: {{t: {{kind: torch, path: "package:m", device: "{device}", memory: 8GiB}}}}
 models: {{m: {{backend: t}}}}
 """
-    config = load(text, "gateway.yaml", env={})
+    config = load_text(text, "gateway.yaml", env={})
     monkeypatch.setattr(importlib, "import_module", lambda name: torch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if torch is None else name)
     return [*check_local_models(config)]

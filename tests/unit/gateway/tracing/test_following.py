@@ -8,18 +8,18 @@ from msgspec.structs import replace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from gateway.core.errors import WorkerUnreachable
-from gateway.core.request import Sampling, Stopping
-from gateway.core.types import EmbedRequest, GenerateRequest, Usage
-from gateway.telemetry import Record
-from gateway.tracing.figures import Figures
-from gateway.tracing.follow import Follower, Trace
-from gateway.tracing.names import NEWEST, RELEASED, names
-from gateway.tracing.sending import resource
-from gateway.tracing.spans import spans
+from gateway.core.events import Usage
+from gateway.core.request import EmbeddingRequest, GenerationRequest, SamplingParams, StopConditions
+from gateway.telemetry import RequestRecord
+from gateway.tracing.figures import OtelMetrics
+from gateway.tracing.follow import RequestTrace, TraceSampler
+from gateway.tracing.names import EXPERIMENTAL_CONVENTIONS, STABLE_CONVENTIONS, select_conventions
+from gateway.tracing.sending import build_resource
+from gateway.tracing.spans import build_spans
 from tests.collecting import told
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-RECORD = Record(
+RECORD = RequestRecord(
     "r",
     dialect="openai",
     model="chat",
@@ -52,8 +52,8 @@ class Traced:
     """A follower that draws 0.5, and what it put."""
 
     def __init__(self, share: float, *, trust: bool = False) -> None:
-        self.put: list[Trace] = []
-        self.follower = Follower(
+        self.put: list[RequestTrace] = []
+        self.follower = TraceSampler(
             self.put.append,
             share=share,
             trust=trust,
@@ -62,7 +62,7 @@ class Traced:
             random=lambda size: bytes([7] * size),
         )
 
-    def begin(self, flags: str = "") -> Record:
+    def begin(self, flags: str = "") -> RequestRecord:
         record = replace(RECORD)
         said = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}"} if flags else {}
         self.follower.start_trace(record, Http(said))
@@ -102,7 +102,7 @@ def test_an_exchange_that_ended_is_put_once() -> None:
     assert len(found.put) == 1
 
 
-def one(record: Record, *, trust: bool = False, request: Any = None) -> list[Span]:
+def one(record: RequestRecord, *, trust: bool = False, request: Any = None) -> list[Span]:
     """The spans of an exchange that two workers were asked for."""
     found = Traced(1, trust=trust)
     begun = found.begin("01")
@@ -116,11 +116,11 @@ def one(record: Record, *, trust: bool = False, request: Any = None) -> list[Spa
         trace.start_attempt("https://worker.example/base")
         trace.end_attempt(None)
     trace.record = replace(record, trace=begun.trace, span=begun.span)
-    return [*spans(trace, RELEASED)]
+    return [*build_spans(trace, STABLE_CONVENTIONS)]
 
 
 def test_a_failure_is_told_by_its_class_and_where_it_was() -> None:
-    chat = GenerateRequest(model="m", kind="chat", sampling=Sampling(seed=2**64 - 1), n=2)
+    chat = GenerationRequest(model="m", kind="chat", sampling=SamplingParams(seed=2**64 - 1), n=2)
     server, first, second = one(replace(RECORD, stream=True), request=chat)
     assert server.status.code == Status.STATUS_CODE_UNSET
     assert server.name == "POST openai"
@@ -139,8 +139,8 @@ def test_a_failure_is_told_by_its_class_and_where_it_was() -> None:
 
 def test_whatever_a_client_sends_can_be_told() -> None:
     odd = replace(RECORD, path="/\udcff\x00é", model="\udcff")
-    stopping = Stopping(max_tokens=10**30)
-    asked = GenerateRequest(model="m", kind="chat", stopping=stopping)
+    stopping = StopConditions(max_tokens=10**30)
+    asked = GenerationRequest(model="m", kind="chat", stopping=stopping)
     server, _, last = one(odd, request=asked)
     assert told(server.attributes)["url.path"] == "/?\x00é"
     assert told(server.attributes)["interlingua.model"] == "?"
@@ -171,7 +171,7 @@ def test_a_trace_that_is_trusted_goes_on() -> None:
 
 
 def test_vectors_have_their_own_operation() -> None:
-    asked = EmbedRequest(model="e", inputs=("x",), dimensions=64)
+    asked = EmbeddingRequest(model="e", inputs=("x",), dimensions=64)
     record = replace(RECORD, operation="embedding", finish=(), first_token=None, usage=None)
     facts = told(one(record, request=asked)[-1].attributes)
     assert facts["gen_ai.operation.name"] == "embeddings"
@@ -182,9 +182,9 @@ def test_vectors_have_their_own_operation() -> None:
 # --- what all of them come to ---------------------------------------------------------------------
 
 
-def figures(version: Any, *records: Record) -> dict[str, dict[str, Any]]:
+def figures(version: Any, *records: RequestRecord) -> dict[str, dict[str, Any]]:
     """The attributes of each metric's last point, with its sum."""
-    found = Figures(version, 1.0)
+    found = OtelMetrics(version, 1.0)
     for record in records:
         found.record_request(record)
     return {
@@ -198,7 +198,7 @@ EMBEDDED = replace(RECORD, operation="embedding", first_token=None, usage=Usage(
 
 
 def test_the_last_names_that_were_released_are_told() -> None:
-    found = figures(RELEASED, EMBEDDED, RECORD, RECORD)
+    found = figures(STABLE_CONVENTIONS, EMBEDDED, RECORD, RECORD)
     assert set(found) == {
         "gen_ai.server.request.duration",
         "gen_ai.server.time_to_first_token",
@@ -218,10 +218,12 @@ def test_the_last_names_that_were_released_are_told() -> None:
 
 
 def test_the_newest_names_have_to_be_asked_for() -> None:
-    assert names({}) is RELEASED
-    assert names({"OTEL_SEMCONV_STABILITY_OPT_IN": "http"}) is RELEASED
-    asked = names({"OTEL_SEMCONV_STABILITY_OPT_IN": "http, gen_ai_latest_experimental"})
-    assert asked is NEWEST
+    assert select_conventions({}) is STABLE_CONVENTIONS
+    assert select_conventions({"OTEL_SEMCONV_STABILITY_OPT_IN": "http"}) is STABLE_CONVENTIONS
+    asked = select_conventions(
+        {"OTEL_SEMCONV_STABILITY_OPT_IN": "http, gen_ai_latest_experimental"}
+    )
+    assert asked is EXPERIMENTAL_CONVENTIONS
     found = figures(asked, EMBEDDED, RECORD)
     assert "gen_ai.client.token.usage" not in found
     assert found["gen_ai.client.inference.operation.input_tokens"]["sum"] == 3
@@ -242,14 +244,14 @@ def test_the_newest_names_have_to_be_asked_for() -> None:
         (replace(RECORD, usage=None), "gen_ai.client.token.usage"),
     ],
 )
-def test_what_was_not_measured_is_not_told(record: Record, missing: str) -> None:
-    assert missing in figures(RELEASED, RECORD)
-    assert missing not in figures(RELEASED, record)
+def test_what_was_not_measured_is_not_told(record: RequestRecord, missing: str) -> None:
+    assert missing in figures(STABLE_CONVENTIONS, RECORD)
+    assert missing not in figures(STABLE_CONVENTIONS, record)
 
 
 def test_figures_are_bounded_whatever_names_come() -> None:
     many = (replace(RECORD, model=f"m{n}", usage=None, first_token=None) for n in range(1500))
-    found = Figures(RELEASED, 1.0)
+    found = OtelMetrics(STABLE_CONVENTIONS, 1.0)
     for record in many:
         found.record_request(record)
     points = [one for metric in found.build_metrics(2.0) for one in metric.histogram.data_points]
@@ -269,7 +271,7 @@ def test_figures_are_bounded_whatever_names_come() -> None:
 def test_who_sends_is_what_the_environment_says(
     environment: dict[str, str], name: str, more: str | None
 ) -> None:
-    facts = told(resource(environment, "i1").attributes)
+    facts = told(build_resource(environment, "i1").attributes)
     assert facts["service.name"] == name
     assert facts["service.instance.id"] == "i1"
     assert facts.get("zone") == more

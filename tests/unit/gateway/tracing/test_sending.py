@@ -7,26 +7,26 @@ from collections.abc import Callable
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from gateway.telemetry import Record
-from gateway.tracing.figures import Figures
-from gateway.tracing.follow import Trace
-from gateway.tracing.names import RELEASED
-from gateway.tracing.sending import Post, Push, Spans, resource
+from gateway.telemetry import RequestRecord
+from gateway.tracing.figures import OtelMetrics
+from gateway.tracing.follow import RequestTrace
+from gateway.tracing.names import STABLE_CONVENTIONS
+from gateway.tracing.sending import MetricExporter, OtlpClient, SpanExporter, build_resource
 from tests.collecting import Collector
 
 MESSAGE = ExportTraceServiceRequest()
-SENDER = resource({}, "i1")
+SENDER = build_resource({}, "i1")
 
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.tracing.sending._PAUSE", 0.001)
-    monkeypatch.setattr("gateway.tracing.sending._LINGER", 0.001)
+    monkeypatch.setattr("gateway.tracing.sending._RETRY_DELAY", 0.001)
+    monkeypatch.setattr("gateway.tracing.sending._SPAN_BATCH_DELAY", 0.001)
 
 
-def traced(number: int) -> Trace:
-    record = Record(f"r{number}", trace="1" * 32, span=f"{number:016x}")
-    return Trace(record, "POST", lambda: 1.0, lambda: "2" * 16)
+def traced(number: int) -> RequestTrace:
+    record = RequestRecord(f"r{number}", trace="1" * 32, span=f"{number:016x}")
+    return RequestTrace(record, "POST", lambda: 1.0, lambda: "2" * 16)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_collector_that_is_busy_is_asked_again(
     statuses: tuple[int, ...], taken: bool, asked: int
 ) -> None:
     with Collector(*statuses) as collector:
-        post = Post(f"{collector.url}/v1/traces", {}, threading.Event())
+        post = OtlpClient(f"{collector.url}/v1/traces", {}, threading.Event())
         assert post.send(MESSAGE) == taken
     assert len(collector.taken) == asked
 
@@ -51,7 +51,7 @@ def test_a_collector_that_is_busy_is_asked_again(
 def test_a_collector_that_is_not_there_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with Collector() as collector:
         pass
-    assert not Post(f"{collector.url}/v1/traces", {}, threading.Event()).send(MESSAGE)
+    assert not OtlpClient(f"{collector.url}/v1/traces", {}, threading.Event()).send(MESSAGE)
     assert caplog.messages == [f"{collector.url}/v1/traces takes nothing now: ConnectError"]
 
 
@@ -59,14 +59,14 @@ def test_at_the_end_nobody_waits_to_ask_again() -> None:
     closing = threading.Event()
     closing.set()
     with Collector(503) as collector:
-        assert not Post(f"{collector.url}/v1/traces", {}, closing).send(MESSAGE)
+        assert not OtlpClient(f"{collector.url}/v1/traces", {}, closing).send(MESSAGE)
     assert len(collector.taken) == 1
 
 
 def test_the_log_has_a_line_where_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "interlingua")
     with Collector(400, 400, 200, 200, 400) as collector:
-        post = Post(f"{collector.url}/v1/traces", {"x-key": "canary"}, threading.Event())
+        post = OtlpClient(f"{collector.url}/v1/traces", {"x-key": "canary"}, threading.Event())
         for _ in range(5):
             post.send(MESSAGE)
     url = f"{collector.url}/v1/traces"
@@ -79,14 +79,14 @@ def test_the_log_has_a_line_where_it_changes(caplog: pytest.LogCaptureFixture) -
 
 def test_what_was_not_taken_is_counted() -> None:
     with Collector(400) as collector:
-        sending = Spans(collector.url, {}, 10, SENDER, RELEASED)
+        sending = SpanExporter(collector.url, {}, 10, SENDER, STABLE_CONVENTIONS)
         for number in range(12):
             sending.enqueue(traced(number))
         sending.start()
         assert sending.close(10)
         assert sending.count_dropped() == 12
     with Collector() as collector:
-        sending = Spans(collector.url, {}, 10, SENDER, RELEASED)
+        sending = SpanExporter(collector.url, {}, 10, SENDER, STABLE_CONVENTIONS)
         sending.start()
         sending.enqueue(traced(1))
         assert sending.close(10)
@@ -96,7 +96,7 @@ def test_what_was_not_taken_is_counted() -> None:
 
 def test_figures_are_sent_again_and_again() -> None:
     with Collector() as collector:
-        push = Push(collector.url, {}, 0.001, SENDER, tuple)
+        push = MetricExporter(collector.url, {}, 0.001, SENDER, tuple)
         push.start()
         while len(collector.taken) < 3:
             pass
@@ -104,10 +104,10 @@ def test_figures_are_sent_again_and_again() -> None:
 
 
 def test_figures_are_sent_a_last_time() -> None:
-    figures = Figures(RELEASED, 1.0)
-    figures.record_request(Record("r", operation="chat", duration=0.5))
+    figures = OtelMetrics(STABLE_CONVENTIONS, 1.0)
+    figures.record_request(RequestRecord("r", operation="chat", duration=0.5))
     with Collector() as collector:
-        push = Push(collector.url, {}, 60.0, SENDER, lambda: figures.build_metrics(2.0))
+        push = MetricExporter(collector.url, {}, 60.0, SENDER, lambda: figures.build_metrics(2.0))
         push.start()
         assert push.close(10)
     assert "gen_ai.server.request.duration" in collector.metrics()
@@ -116,9 +116,9 @@ def test_figures_are_sent_a_last_time() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda url: Push(url, {}, 60.0, SENDER, tuple),
-        lambda url: Spans(url, {}, 10, SENDER, RELEASED),
+        lambda url: MetricExporter(url, {}, 60.0, SENDER, tuple),
+        lambda url: SpanExporter(url, {}, 10, SENDER, STABLE_CONVENTIONS),
     ],
 )
-def test_what_never_began_ends(make: Callable[[str], Push | Spans]) -> None:
+def test_what_never_began_ends(make: Callable[[str], MetricExporter | SpanExporter]) -> None:
     assert make("http://127.0.0.1:9").close(10)

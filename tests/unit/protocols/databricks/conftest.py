@@ -6,28 +6,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.context import Context, Deadline
-from gateway.core.ports import About, Call
-from gateway.paths import Mount, Paths
-from protocols.databricks import Databricks
+from gateway.core.context import Deadline, RequestContext
+from gateway.core.ports import ClientRequest, ResponseContext
+from gateway.paths import AdapterMount, PathRouter
+from protocols.databricks.dialect import Databricks
 
-MakeCall = Callable[..., Call]
-PATHS = Paths([Mount(Databricks())])
+MakeCall = Callable[..., ClientRequest]
+PATHS = PathRouter([AdapterMount(Databricks())])
 
 
 @pytest.fixture
 def make() -> MakeCall:
     """Resolves the path as the server does; ``body`` is JSON's meaning, or bytes."""
 
-    def call(path: str, body: Any = b"", *, method: str = "POST") -> Call:
+    def call(path: str, body: Any = b"", *, method: str = "POST") -> ClientRequest:
         found = PATHS.find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        return Call(found.endpoint, found.params, {}, "", raw, path)
+        return ClientRequest(found.endpoint, found.params, {}, "", raw, path)
 
     return call
 
 
 @pytest.fixture
-def about() -> About:
-    context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
-    return About("r1", 1716825108, "ep-ab", "m-a", "llama-3-8b", context.clock)
+def about() -> ResponseContext:
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    return ResponseContext("r1", 1716825108, "ep-ab", "m-a", "llama-3-8b", context.clock)

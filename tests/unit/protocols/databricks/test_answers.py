@@ -6,45 +6,47 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import Fold
+from gateway.core.aggregate import ResponseAccumulator
 from gateway.core.errors import StreamBroken
-from gateway.core.ports import About, Encoder
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
     PromptEcho,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
-    Vector,
 )
-from protocols.databricks import Databricks
+from gateway.core.ports import ResponseContext, ResponseEncoder
+from protocols.databricks.dialect import Databricks
 
 PATH = "/serving-endpoints/ep-ab/invocations"
 HI = [{"role": "user", "content": "say hi"}]
 DIALECT = Databricks()
 HELLO: list[Event] = [
-    Start(2), Text("Hello"), Text(" world"), Text("!"), End("eos"), Usage(2, 3), Done()
+    StreamStart(2), TextDelta("Hello"), TextDelta(" world"), TextDelta("!"), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()
 ]  # fmt: skip
 
 
-def encoder(make: Any, about: About, *, dialect: Databricks = DIALECT, **body: Any) -> Encoder:
+def encoder(
+    make: Any, about: ResponseContext, *, dialect: Databricks = DIALECT, **body: Any
+) -> ResponseEncoder:
     call = make(PATH, body)
     return dialect.create_encoder(call, dialect.decode_request(call), about)
 
 
-def whole(of: Encoder, events: Sequence[Event]) -> bytes:
-    fold = Fold()
+def whole(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
+    fold = ResponseAccumulator()
     fold.add(events)
     return of.encode_unary(fold.result()).body
 
 
-def test_a_chat(make: Any, about: About) -> None:
+def test_a_chat(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, messages=HI)
     assert ("served-model-name", "m-a") in of.headers()
     assert whole(of, HELLO) == (
@@ -55,9 +57,9 @@ def test_a_chat(make: Any, about: About) -> None:
     )
 
 
-def test_calls(make: Any, about: About) -> None:
+def test_calls(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
-        CallStart(0, 0, "c1", "f"), CallArguments(0, 0, '{"x":1}'), End("tool_calls"), Done()
+        ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, '{"x":1}'), ChoiceEnd("tool_calls"), StreamEnd()
     ]  # fmt: skip
     assert (
         b'"message":{"role":"assistant","content":null,"tool_calls":[{"id":"c1",'
@@ -66,9 +68,9 @@ def test_calls(make: Any, about: About) -> None:
     ) in whole(encoder(make, about, messages=HI), events)
 
 
-def test_thoughts_and_logprobs(make: Any, about: About) -> None:
+def test_thoughts_and_logprobs(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
-        Thought("hm"), Text("Hi", logprobs=(TokenLogprob("Hi", -0.5),)), End("length"), Done()
+        ReasoningDelta("hm"), TextDelta("Hi", logprobs=(TokenLogprob("Hi", -0.5),)), ChoiceEnd("length"), StreamEnd()
     ]  # fmt: skip
     body = msgspec.json.decode(whole(encoder(make, about, messages=HI, logprobs=True), events))
     choice = body["choices"][0]
@@ -93,7 +95,7 @@ USAGE = b',"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}'
 FIRST = chunk(b'{"role":"assistant","content":""}')
 
 
-def test_a_stream_tells_usage_in_its_last_chunk(make: Any, about: About) -> None:
+def test_a_stream_tells_usage_in_its_last_chunk(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, messages=HI, stream=True)
     assert of.content_type == "text/event-stream; charset=utf-8"
     assert b"".join(of.encode_events([event]) for event in HELLO) == (
@@ -106,7 +108,7 @@ def test_a_stream_tells_usage_in_its_last_chunk(make: Any, about: About) -> None
     )
 
 
-def test_a_stream_tells_usage_as_it_was_asked_to(make: Any, about: About) -> None:
+def test_a_stream_tells_usage_as_it_was_asked_to(make: Any, about: ResponseContext) -> None:
     options = {"include_usage": True}
     of = encoder(make, about, messages=HI, stream=True, stream_options=options)
     lines = of.encode_events(HELLO).split(b"\n\n")
@@ -117,11 +119,11 @@ def test_a_stream_tells_usage_as_it_was_asked_to(make: Any, about: About) -> Non
     assert b"usage" not in silent.encode_events(HELLO)
 
 
-def test_nothing_but_data_in_a_stream(make: Any, about: About) -> None:
+def test_nothing_but_data_in_a_stream(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, messages=HI, stream=True, n=2)
     events: list[Event] = [
-        Text("a", 0), Text("b", 1), Thought("c", 0), CallStart(1, 0, "c1", "f"), End("eos", 0),
-        End("tool_calls", 1), Usage(1, 2), Done(),
+        TextDelta("a", 0), TextDelta("b", 1), ReasoningDelta("c", 0), ToolCallStart(1, 0, "c1", "f"), ChoiceEnd("eos", 0),
+        ChoiceEnd("tool_calls", 1), Usage(1, 2), StreamEnd(),
     ]  # fmt: skip
     data = of.encode_events(events)
     assert {line[:6] for line in data.splitlines() if line} == {b"data: "}
@@ -129,7 +131,9 @@ def test_nothing_but_data_in_a_stream(make: Any, about: About) -> None:
     assert data.count(b'"usage"') == 1
 
 
-def test_an_error_in_a_stream_has_the_shape_that_clients_raise_on(make: Any, about: About) -> None:
+def test_an_error_in_a_stream_has_the_shape_that_clients_raise_on(
+    make: Any, about: ResponseContext
+) -> None:
     of = encoder(make, about, messages=HI, stream=True)
     of.encode_events(HELLO[:2])
     data = of.encode_error_event(StreamBroken("the worker's answer stopped before its end"))
@@ -139,10 +143,10 @@ def test_an_error_in_a_stream_has_the_shape_that_clients_raise_on(make: Any, abo
     assert set(error) == {"message", "type", "param", "code"}
 
 
-def test_completions(make: Any, about: About) -> None:
+def test_completions(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, prompt=["a", "b"])
     events: list[Event] = [
-        Text("x", 0), End("eos", 0), Text("y", 1), End("length", 1), Usage(2, 2), Done()
+        TextDelta("x", 0), ChoiceEnd("eos", 0), TextDelta("y", 1), ChoiceEnd("length", 1), Usage(2, 2), StreamEnd()
     ]  # fmt: skip
     assert whole(of, events) == (
         b'{"id":"cmpl-r1","object":"text_completion","created":1716825108,"model":"llama-3-8b",'
@@ -153,13 +157,15 @@ def test_completions(make: Any, about: About) -> None:
 
 
 TWICE: list[Event] = [
-    Text("w", 0), End("eos", 0), Text("x", 1), End("eos", 1),
-    Text("y", 2), End("eos", 2), Text("z", 3), End("length", 3), Usage(2, 4), Done(),
+    TextDelta("w", 0), ChoiceEnd("eos", 0), TextDelta("x", 1), ChoiceEnd("eos", 1),
+    TextDelta("y", 2), ChoiceEnd("eos", 2), TextDelta("z", 3), ChoiceEnd("length", 3), Usage(2, 4), StreamEnd(),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("by", "indexes"), [("flat", [0, 1, 2, 3]), ("prompt", [0, 0, 1, 1])])
-def test_what_an_index_counts(make: Any, about: About, by: Any, indexes: list[int]) -> None:
+def test_what_an_index_counts(
+    make: Any, about: ResponseContext, by: Any, indexes: list[int]
+) -> None:
     dialect = Databricks(completion_index=by)
     asked: dict[str, Any] = {"prompt": ["a", "b"], "n": 2}
 
@@ -176,19 +182,25 @@ def test_what_an_index_counts(make: Any, about: About, by: Any, indexes: list[in
     assert chunks[-1]["usage"]["completion_tokens"] == 4
 
 
-def test_an_index_of_a_conversation_is_its_choices(make: Any, about: About) -> None:
+def test_an_index_of_a_conversation_is_its_choices(make: Any, about: ResponseContext) -> None:
     dialect = Databricks(completion_index="prompt")
-    events: list[Event] = [Text("a", 0), End("eos", 0), Text("b", 1), End("eos", 1), Done()]
+    events: list[Event] = [
+        TextDelta("a", 0),
+        ChoiceEnd("eos", 0),
+        TextDelta("b", 1),
+        ChoiceEnd("eos", 1),
+        StreamEnd(),
+    ]
     body = msgspec.json.decode(
         whole(encoder(make, about, dialect=dialect, messages=HI, n=2), events)
     )
     assert [one["index"] for one in body["choices"]] == [0, 1]
 
 
-def test_echo_comes_first_and_suffix_last(make: Any, about: About) -> None:
+def test_echo_comes_first_and_suffix_last(make: Any, about: ResponseContext) -> None:
     """The gateway puts both around the backend's events; here they are only written."""
     events: list[Event] = [
-        PromptEcho(0, "a"), Text("Hi"), Text("<e>", tokens=0), End("eos"), Usage(1, 1), Done()
+        PromptEcho(0, "a"), TextDelta("Hi"), TextDelta("<e>", tokens=0), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()
     ]  # fmt: skip
     said: dict[str, Any] = {"prompt": "a", "echo": True, "suffix": "<e>"}
     assert b'"text":"aHi<e>"' in whole(encoder(make, about, **said), events)
@@ -197,10 +209,10 @@ def test_echo_comes_first_and_suffix_last(make: Any, about: About) -> None:
     assert texts == ["a", "Hi", "<e>", ""]
 
 
-VECTORS: list[Event] = [Vector(0, (3.0, 0.5)), Vector(1, (1.0, -0.25)), Usage(3), Done()]
+VECTORS: list[Event] = [Embedding(0, (3.0, 0.5)), Embedding(1, (1.0, -0.25)), Usage(3), StreamEnd()]
 
 
-def test_embeddings(make: Any, about: About) -> None:
+def test_embeddings(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, input=["a b", "c"])
     assert of.headers() == (("served-model-name", "m-a"),)
     assert of.encode_events(VECTORS) == b""
@@ -211,6 +223,6 @@ def test_embeddings(make: Any, about: About) -> None:
     )
 
 
-def test_embeddings_in_base64(make: Any, about: About) -> None:
+def test_embeddings_in_base64(make: Any, about: ResponseContext) -> None:
     body = whole(encoder(make, about, input="a", encoding_format="base64"), VECTORS)
     assert msgspec.json.decode(body)["data"][0]["embedding"] == "AABAQAAAAD8="

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.core.catalog import ModelInfo, VersionInfo
 from gateway.core.errors import (
+    ClientDisconnected,
     ClientError,
-    ClientGone,
-    ContentRefused,
+    ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
     Forbidden,
@@ -23,18 +23,19 @@ from gateway.core.errors import (
     Overloaded,
     PathNotFound,
     QuotaExceeded,
-    RateLimited,
+    RateLimitExceeded,
+    RequestTooLarge,
     StreamBroken,
-    TooLarge,
     Unauthorized,
-    Unsupported,
+    UnsupportedFeature,
     VersionNotFound,
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.ports import Envelope
-from gateway.paths import Mount
-from protocols.databricks import Databricks, listing
+from gateway.core.ports import RoutingInfo
+from gateway.paths import AdapterMount
+from protocols.databricks import listing
+from protocols.databricks.dialect import Databricks
 
 AB = ModelInfo(
     "ep-ab",
@@ -63,7 +64,7 @@ class Listing:
 
 
 def test_it_is_a_dialect() -> None:
-    dialect = Mount(Databricks()).adapter
+    dialect = AdapterMount(Databricks()).adapter
     assert dialect.name == "databricks"
     assert dialect.path_prefixes == (
         "/serving-endpoints",
@@ -90,8 +91,8 @@ NO_ENDPOINT = (
     ("error", "status", "code", "message"),
     [
         (ClientError("odd"), 400, "BAD_REQUEST", "odd"),
-        (Unsupported("can't", param="n"), 400, "INVALID_PARAMETER_VALUE", "can't"),
-        (ContentRefused("won't"), 400, "BAD_REQUEST", "won't"),
+        (UnsupportedFeature("can't", param="n"), 400, "INVALID_PARAMETER_VALUE", "can't"),
+        (ContentFiltered("won't"), 400, "BAD_REQUEST", "won't"),
         (
             ContextTooLong("long", tokens=20, limit=8),
             400,
@@ -111,9 +112,9 @@ NO_ENDPOINT = (
         ),
         (PathNotFound("p"), 404, "ENDPOINT_NOT_FOUND", "p"),
         (MethodNotAllowed("m", allowed=("POST",)), 405, "BAD_REQUEST", "m"),
-        (TooLarge("big", limit=1), 413, "BAD_REQUEST", "big"),
-        (RateLimited("slow"), 429, "REQUEST_LIMIT_EXCEEDED", "slow"),
-        (ClientGone("gone"), 499, "CANCELLED", "gone"),
+        (RequestTooLarge("big", limit=1), 413, "BAD_REQUEST", "big"),
+        (RateLimitExceeded("slow"), 429, "REQUEST_LIMIT_EXCEEDED", "slow"),
+        (ClientDisconnected("gone"), 499, "CANCELLED", "gone"),
         (InternalError("bug"), 500, "INTERNAL_ERROR", "bug"),
         (WorkerFailed("failed"), 500, "INTERNAL_ERROR", "failed"),
         (StreamBroken("cut"), 500, "INTERNAL_ERROR", "cut"),
@@ -135,9 +136,9 @@ def test_refusals(error: GatewayError, status: int, code: str, message: str) -> 
 @pytest.mark.parametrize(
     ("error", "seconds"),
     [
-        (RateLimited("slow", retry_after=2.0), "2"),
-        (RateLimited("slow", retry_after=1.2), "2"),
-        (RateLimited("slow"), "1"),
+        (RateLimitExceeded("slow", retry_after=2.0), "2"),
+        (RateLimitExceeded("slow", retry_after=1.2), "2"),
+        (RateLimitExceeded("slow"), "1"),
         (Overloaded("busy", retry_after=0.2), "1"),
         (WorkerUnreachable("away"), "1"),
     ],
@@ -193,7 +194,7 @@ def test_one_endpoint(make: Any) -> None:
 
 
 def test_an_endpoint_without_versions_has_no_traffic() -> None:
-    found = listing.endpoint(ModelInfo("empty", ()))
+    found = listing.build_endpoint_details(ModelInfo("empty", ()))
     assert msgspec.to_builtins(found.config)["traffic_config"] == {"routes": []}
     assert found.state.ready == "NOT_READY"
 
@@ -204,7 +205,7 @@ def test_shares_are_whole_and_add_up(weights: list[int]) -> None:
     versions = tuple(
         VersionInfo(str(i), "m", round(100 * weight / total)) for i, weight in enumerate(weights)
     )
-    traffic = listing.endpoint(ModelInfo("m", versions)).config.traffic_config
+    traffic = listing.build_endpoint_details(ModelInfo("m", versions)).config.traffic_config
     assert isinstance(traffic, msgspec.Struct)
     shares = [route.traffic_percentage for route in traffic.routes]
     assert sum(shares) == 100
@@ -229,8 +230,8 @@ def test_a_path_may_name_the_entity_that_is_asked(make: Any) -> None:
     body: dict[str, Any] = {"messages": []}
     named = make("/serving-endpoints/ep-ab/served-models/m%2Fb/invocations", body)
     plain = make("/serving-endpoints/ep-ab/invocations", body)
-    assert Databricks().peek(named) == Envelope("ep-ab", "m/b")
-    assert Databricks().peek(plain) == Envelope("ep-ab")
+    assert Databricks().peek(named) == RoutingInfo("ep-ab", "m/b")
+    assert Databricks().peek(plain) == RoutingInfo("ep-ab")
 
 
 def test_names(make: Any) -> None:

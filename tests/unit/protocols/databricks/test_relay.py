@@ -7,10 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.errors import ContextTooLong, StreamBroken
-from gateway.core.ports import About, Dialect, Relay
-from gateway.core.types import Done, EmbedRequest, GenerateRequest, Text, Usage
-from protocols.databricks import Databricks
-from protocols.openai import OpenAI
+from gateway.core.events import StreamEnd, TextDelta, Usage
+from gateway.core.ports import ClientAdapter, PassthroughRequest, ResponseContext
+from gateway.core.request import EmbeddingRequest, GenerationRequest
+from protocols.databricks.dialect import Databricks
+from protocols.openai.dialect import OpenAI
 from tests.unit.protocols.databricks.conftest import MakeCall
 
 HI = [{"role": "user", "content": "hi"}]
@@ -34,22 +35,26 @@ def tool(properties: int) -> dict[str, Any]:
 class Desk:
     """Hands calls of a client to a worker."""
 
-    def __init__(self, make: MakeCall, about: About) -> None:
+    def __init__(self, make: MakeCall, about: ResponseContext) -> None:
         self._make, self.about = make, about
 
-    def relay(self, path: str, body: Any, client: Dialect | None = None) -> Relay | None:
+    def relay(
+        self, path: str, body: Any, client: ClientAdapter | None = None
+    ) -> PassthroughRequest | None:
         return Databricks().prepare_passthrough(
             client or Databricks(), self._make(path, body), self.about
         )
 
-    def taken(self, path: str, body: Any, client: Dialect | None = None) -> Relay:
+    def taken(
+        self, path: str, body: Any, client: ClientAdapter | None = None
+    ) -> PassthroughRequest:
         relay = self.relay(path, body, client)
         assert relay is not None
         return relay
 
 
 @pytest.fixture
-def desk(make: MakeCall, about: About) -> Desk:
+def desk(make: MakeCall, about: ResponseContext) -> Desk:
     return Desk(make, about)
 
 
@@ -141,10 +146,10 @@ def test_what_no_path_can_name_is_not_passed_on(desk: Desk, name: str) -> None:
 def test_silence_is_what_the_listener_takes_it_for(desk: Desk) -> None:
     for default in (True, False):
         relay = desk.taken(ENDPOINT, CHAT, Databricks(stream_default=default))
-        assert isinstance(relay.request, GenerateRequest)
+        assert isinstance(relay.request, GenerationRequest)
         assert relay.request.stream is default
     vectors = desk.taken(ENDPOINT, EMBED, Databricks(stream_default=True)).request
-    assert isinstance(vectors, EmbedRequest)
+    assert isinstance(vectors, EmbeddingRequest)
     assert vectors.inputs == ("a", "b")
 
 
@@ -178,11 +183,11 @@ def test_an_answer_names_the_model_that_served(desk: Desk) -> None:
     passage.feed([ANSWER])
     data, events = passage.close()
     assert data == ANSWER.replace(b"meta-llama-072424", b"llama-3-8b")
-    assert isinstance(events[-1], Done)
+    assert isinstance(events[-1], StreamEnd)
     stream = desk.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
     data, events = stream.feed([CHUNKS])
     assert data == CHUNKS.replace(b"meta-llama-072424", b"llama-3-8b")
-    assert [e.text for e in events if isinstance(e, Text)] == ["Hi"]
+    assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"]
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
 
 

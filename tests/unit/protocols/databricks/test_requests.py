@@ -7,13 +7,13 @@ import pytest
 
 from gateway.core.catalog import ModelInfo
 from gateway.core.errors import GatewayError, InvalidParameter
-from gateway.core.ports import Call, Envelope, Reply
-from gateway.core.types import (
-    EmbedRequest,
-    GenerateRequest,
+from gateway.core.ports import ClientRequest, HttpResponse, RoutingInfo
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
     ImagePart,
-    JsonObject,
-    JsonSchema,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     Message,
     NamedTool,
     ReasoningPart,
@@ -22,7 +22,7 @@ from gateway.core.types import (
     Tool,
     ToolCall,
 )
-from protocols.databricks import Databricks
+from protocols.databricks.dialect import Databricks
 
 PATH = "/serving-endpoints/mock/invocations"
 CHAT = "/serving-endpoints/chat/completions"
@@ -31,13 +31,13 @@ EMBED = "/serving-endpoints/embeddings"
 HI = [{"role": "user", "content": "say hi"}]
 
 
-def generation(call: Call, dialect: Databricks | None = None) -> GenerateRequest:
+def generation(call: ClientRequest, dialect: Databricks | None = None) -> GenerationRequest:
     request = (dialect or Databricks()).decode_request(call)
-    assert isinstance(request, GenerateRequest)
+    assert isinstance(request, GenerationRequest)
     return request
 
 
-def answered(dialect: Databricks, call: Call) -> Request | Reply:
+def answered(dialect: Databricks, call: ClientRequest) -> Request | HttpResponse:
     """As the server: first ``peek`` and then ``decode``."""
     try:
         dialect.peek(call)
@@ -46,15 +46,15 @@ def answered(dialect: Databricks, call: Call) -> Request | Reply:
         return dialect.encode_error(error, call)
 
 
-def refused(call: Call, dialect: Databricks | None = None) -> tuple[int, str, str]:
+def refused(call: ClientRequest, dialect: Databricks | None = None) -> tuple[int, str, str]:
     reply = answered(dialect or Databricks(), call)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, HttpResponse)
     body = msgspec.json.decode(reply.body)
     assert list(body) == ["error_code", "message"]
     return reply.status, body["error_code"], body["message"]
 
 
-def invalid(call: Call, dialect: Databricks | None = None) -> str:
+def invalid(call: ClientRequest, dialect: Databricks | None = None) -> str:
     status, code, message = refused(call, dialect)
     assert (status, code) == (400, "INVALID_PARAMETER_VALUE")
     return message
@@ -90,7 +90,7 @@ def test_every_field_of_the_reference(make: Any) -> None:
             top_logprobs=20,
         ),
     )
-    assert Databricks().peek(call) == Envelope("mock", stream=True)
+    assert Databricks().peek(call) == RoutingInfo("mock", stream=True)
     request = generation(call)
     assert request.kind == "chat"
     assert request.model == "mock"
@@ -102,7 +102,7 @@ def test_every_field_of_the_reference(make: Any) -> None:
     assert request.tool_choice == NamedTool("f")
     written = msgspec.Raw(msgspec.json.encode(schema))
     assert request.tools == (Tool("f", "d", written, strict=True),)
-    assert request.output == JsonSchema(msgspec.Raw(b'{"type":"object"}'), "s", strict=True)
+    assert request.output == JsonSchemaFormat(msgspec.Raw(b'{"type":"object"}'), "s", strict=True)
     assert request.logprobs is not None
     assert request.logprobs.top == 20
     assert request.extra == {}
@@ -110,7 +110,7 @@ def test_every_field_of_the_reference(make: Any) -> None:
 
 def test_the_defaults_of_the_reference_are_the_targets(make: Any) -> None:
     request = generation(make(PATH, chat()))
-    assert request == GenerateRequest(
+    assert request == GenerationRequest(
         model="mock",
         kind="chat",
         messages=(Message("user", (TextPart("say hi"),)),),
@@ -142,10 +142,10 @@ def test_stream(make: Any, said: bool | None, default: bool, stream: bool) -> No
 def test_vectors_are_never_streamed(make: Any) -> None:
     dialect = Databricks(stream_default=True)
     call = make(PATH, {"input": "a"})
-    assert dialect.peek(call) == Envelope("mock")
-    assert isinstance(dialect.decode_request(call), EmbedRequest)
+    assert dialect.peek(call) == RoutingInfo("mock")
+    assert isinstance(dialect.decode_request(call), EmbeddingRequest)
     body = {"model": "gte", "input": "a", "stream": True}
-    assert dialect.peek(make(EMBED, body)) == Envelope("gte")
+    assert dialect.peek(make(EMBED, body)) == RoutingInfo("gte")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_what_comes_beside(make: Any) -> None:
 def test_response_format(make: Any) -> None:
     assert generation(make(PATH, chat(response_format={"type": "text"}))).output is None
     wanted = chat(response_format={"type": "json_object"})
-    assert generation(make(PATH, wanted)).output == JsonObject()
+    assert generation(make(PATH, wanted)).output == JsonObjectFormat()
 
 
 # --- roles ----------------------------------------------------------------------------------------
@@ -492,7 +492,7 @@ def test_what_openais_completion_client_sends(make: Any) -> None:
 
 def test_embeddings(make: Any) -> None:
     request = Databricks().decode_request(make(PATH, {"input": ["a b", "c"], "instruction": "q: "}))
-    assert isinstance(request, EmbedRequest)
+    assert isinstance(request, EmbeddingRequest)
     assert (request.model, request.inputs) == ("mock", ("a b", "c"))
     assert request.instruction == "q: "
     assert request.encoding == "float"
@@ -501,7 +501,7 @@ def test_embeddings(make: Any) -> None:
 def test_embeddings_of_openais_client(make: Any) -> None:
     body = {"model": "gte", "input": "a", "encoding_format": "base64"}
     request = Databricks().decode_request(make(EMBED, body))
-    assert isinstance(request, EmbedRequest)
+    assert isinstance(request, EmbeddingRequest)
     assert (request.model, request.encoding) == ("gte", "base64")
 
 

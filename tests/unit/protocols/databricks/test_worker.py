@@ -6,45 +6,45 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import ModelNotFound, Unsupported
-from gateway.core.loss import Loss
-from gateway.core.types import (
+from gateway.core.errors import ModelNotFound, UnsupportedFeature
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.request import (
     AllowedTools,
     AudioPart,
-    EmbedRequest,
-    GenerateRequest,
+    EmbeddingRequest,
+    GenerationRequest,
     ImagePart,
-    JsonObject,
-    Logprobs,
+    JsonObjectFormat,
+    LogprobsOptions,
     Message,
     NamedTool,
-    Reasoning,
+    PromptOptions,
+    ReasoningOptions,
     ReasoningPart,
     RefusalPart,
-    Regex,
+    RegexFormat,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
     ToolCall,
-    Want,
 )
-from protocols.databricks import Databricks
+from protocols.databricks.dialect import Databricks
 
 SAID = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def chat(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": "ep", "kind": "chat", "messages": SAID, **fields})
+def chat(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"model": "ep", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(**fields: Any) -> GenerateRequest:
-    fields = {"prompts": ("a b",), "templating": Templating(mode="server"), **fields}
-    return GenerateRequest(model="ep", kind="completion", **fields)
+def text(**fields: Any) -> GenerationRequest:
+    fields = {"prompts": ("a b",), "templating": PromptOptions(mode="server"), **fields}
+    return GenerationRequest(model="ep", kind="completion", **fields)
 
 
 def sent(request: Request, **options: Any) -> Any:
@@ -71,20 +71,20 @@ def test_silence_is_never_left_to_the_endpoint() -> None:
     assert body == {"messages": HI, "stream": False}
     body = json.loads(Databricks().encode_request(chat(stream=True)).body)
     assert body == {"messages": HI, "stream": True}
-    assert "stream" not in sent(EmbedRequest(model="ep", inputs=("a",)))
+    assert "stream" not in sent(EmbeddingRequest(model="ep", inputs=("a",)))
 
 
 Lost = set[tuple[str, str]]
-TABLE: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
+TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
     (chat(), {}, set()),
-    (chat(stream=True, want=Want(usage="each")), {"stream": True}, set()),
+    (chat(stream=True, want=ResponseOptions(usage="each")), {"stream": True}, set()),
     (
         chat(
-            sampling=Sampling(temperature=2.0, top_p=1.0, top_k=5),
-            stopping=Stopping(max_tokens=5, stop=("a", "b", "c", "d", "e")),
+            sampling=SamplingParams(temperature=2.0, top_p=1.0, top_k=5),
+            stopping=StopConditions(max_tokens=5, stop=("a", "b", "c", "d", "e")),
             n=2,
-            logprobs=Logprobs(2),
-            output=JsonObject(),
+            logprobs=LogprobsOptions(2),
+            output=JsonObjectFormat(),
         ),
         {
             "temperature": 2.0, "top_p": 1.0, "top_k": 5, "max_tokens": 5,
@@ -94,27 +94,27 @@ TABLE: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
         set(),
     ),
     (
-        chat(stopping=Stopping(max_tokens=5), given=frozenset({"max_completion_tokens"})),
+        chat(stopping=StopConditions(max_tokens=5), given=frozenset({"max_completion_tokens"})),
         {"max_tokens": 5},
         set(),
     ),
     (
-        chat(sampling=Sampling(temperature=3.0, top_p=0.0), stopping=Stopping(max_tokens=0)),
+        chat(sampling=SamplingParams(temperature=3.0, top_p=0.0), stopping=StopConditions(max_tokens=0)),
         {"temperature": 2.0, "top_p": 1e-6, "max_tokens": 1},
         {("sampling.temperature", "clamped"), ("sampling.top_p", "clamped"),
          ("stopping.max_tokens", "clamped")},
     ),
-    (chat(sampling=Sampling(do_sample=False)), {"temperature": 0.0}, set()),
-    (chat(logprobs=Logprobs(30)), {"logprobs": True, "top_logprobs": 20},
+    (chat(sampling=SamplingParams(do_sample=False)), {"temperature": 0.0}, set()),
+    (chat(logprobs=LogprobsOptions(30)), {"logprobs": True, "top_logprobs": 20},
      {("logprobs.top", "clamped")}),
-    (chat(output=Regex("a")), {}, {("output", "dropped")}),
+    (chat(output=RegexFormat("a")), {}, {("output", "dropped")}),
     (
         chat(
-            sampling=Sampling(
+            sampling=SamplingParams(
                 seed=1, presence_penalty=1.0, min_p=0.1, logit_bias={1: 1.0}, beam_width=2
             ),
-            stopping=Stopping(ignore_eos=True, overflow="truncate"),
-            templating=Templating(arguments={"a": Raw(b"1")}),
+            stopping=StopConditions(ignore_eos=True, overflow="truncate"),
+            templating=PromptOptions(arguments={"a": Raw(b"1")}),
             best_of=2,
             parallel_tools=True,
             tools=(Tool("f"),),
@@ -125,7 +125,7 @@ TABLE: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
             "sampling.beam_width", "stopping.ignore_eos", "stopping.overflow",
             "templating.arguments", "best_of", "parallel_tools")},
     ),
-    (chat(stopping=Stopping(overflow="error")), {}, set()),
+    (chat(stopping=StopConditions(overflow="error")), {}, set()),
     (chat(labels={"user": "u", "metadata.a": "b"}), {}, set()),
     (chat(labels={"usage_context.team": "a"}), {"usage_context": {"team": "a"}}, set()),
     (chat(client_id="c"), {}, set()),
@@ -139,39 +139,39 @@ TABLE: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
         set(),
     ),
     # reasoning
-    (chat(reasoning=Reasoning(effort="low")), {"reasoning_effort": "low"}, set()),
-    (chat(reasoning=Reasoning(effort="minimal")), {"reasoning_effort": "low"},
+    (chat(reasoning=ReasoningOptions(effort="low")), {"reasoning_effort": "low"}, set()),
+    (chat(reasoning=ReasoningOptions(effort="minimal")), {"reasoning_effort": "low"},
      {("reasoning.effort", "clamped")}),
-    (chat(reasoning=Reasoning(effort="xhigh")), {"reasoning_effort": "high"},
+    (chat(reasoning=ReasoningOptions(effort="xhigh")), {"reasoning_effort": "high"},
      {("reasoning.effort", "clamped")}),
-    (chat(reasoning=Reasoning(effort="none", summary="auto")), {},
+    (chat(reasoning=ReasoningOptions(effort="none", summary="auto")), {},
      {("reasoning.effort", "dropped"), ("reasoning.summary", "dropped")}),
-    (chat(reasoning=Reasoning(budget=9, include=True)),
+    (chat(reasoning=ReasoningOptions(budget=9, include=True)),
      {"thinking": {"type": "enabled", "budget_tokens": 9}}, set()),
-    (chat(reasoning=Reasoning(budget=0)), {"thinking": {"type": "disabled"}}, set()),
-    (chat(reasoning=Reasoning(include=True)), {}, set()),
-    (chat(reasoning=Reasoning(include=False)), {"thinking": {"type": "disabled"}},
+    (chat(reasoning=ReasoningOptions(budget=0)), {"thinking": {"type": "disabled"}}, set()),
+    (chat(reasoning=ReasoningOptions(include=True)), {}, set()),
+    (chat(reasoning=ReasoningOptions(include=False)), {"thinking": {"type": "disabled"}},
      {("reasoning.include", "approximated")}),
-    (chat(reasoning=Reasoning(include=False), source="databricks"),
+    (chat(reasoning=ReasoningOptions(include=False), source="databricks"),
      {"thinking": {"type": "disabled"}}, set()),
     # completions
     (text(), {}, set()),
-    (text(templating=Templating(mode="raw")), {"use_raw_prompt": True}, set()),
+    (text(templating=PromptOptions(mode="raw")), {"use_raw_prompt": True}, set()),
     (text(prompts=("a", "b")), {"prompt": ["a", "b"]}, set()),
     (text(n=1), {}, set()),
     (text(n=2), {}, {("n", "dropped")}),
     (text(echo=True, suffix="."), {"echo": True, "suffix": "."}, set()),
-    (text(logprobs=Logprobs()), {}, {("logprobs.top", "dropped")}),
+    (text(logprobs=LogprobsOptions()), {}, {("logprobs.top", "dropped")}),
     (text(insert_before="z"), {}, {("insert_before", "dropped")}),
-    (text(stopping=Stopping(overflow="truncate")), {}, {("stopping.overflow", "dropped")}),
-    (text(reasoning=Reasoning(effort="low")), {}, {("reasoning.effort", "dropped")}),
-    (text(output=JsonObject()), {}, {("output", "dropped")}),
+    (text(stopping=StopConditions(overflow="truncate")), {}, {("stopping.overflow", "dropped")}),
+    (text(reasoning=ReasoningOptions(effort="low")), {}, {("reasoning.effort", "dropped")}),
+    (text(output=JsonObjectFormat()), {}, {("output", "dropped")}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("request_", "body", "losses"), TABLE)
 def test_what_an_endpoint_is_asked(
-    request_: GenerateRequest, body: dict[str, Any], losses: Lost
+    request_: GenerationRequest, body: dict[str, Any], losses: Lost
 ) -> None:
     assert sent(request_) == body
     assert lost(request_) == losses
@@ -182,7 +182,7 @@ def test_pay_per_token_gives_one_answer_at_a_time_and_can_truncate() -> None:
     assert sent(several, pay_per_token=True) == {}
     assert lost(several, pay_per_token=True) == {("n", "dropped")}
     assert sent(chat(n=1), pay_per_token=True) == {"n": 1}
-    cut = text(stopping=Stopping(overflow="truncate"))
+    cut = text(stopping=StopConditions(overflow="truncate"))
     assert sent(cut, pay_per_token=True) == {"error_behavior": "truncate"}
     assert lost(cut, pay_per_token=True) == set()
     assert lost(chat(stopping=cut.stopping), pay_per_token=True) == {
@@ -191,8 +191,8 @@ def test_pay_per_token_gives_one_answer_at_a_time_and_can_truncate() -> None:
 
 
 BESIDE = chat(
-    sampling=Sampling(seed=2**64 - 1, presence_penalty=1.0, bad_words=("x", "y")),
-    stopping=Stopping(ignore_eos=True),
+    sampling=SamplingParams(seed=2**64 - 1, presence_penalty=1.0, bad_words=("x", "y")),
+    stopping=StopConditions(ignore_eos=True),
     tools=(Tool("f"),),
     parallel_tools=False,
 )
@@ -212,7 +212,12 @@ def test_what_the_reference_does_not_name_is_sent_aside() -> None:
 
 def test_what_this_dialects_own_clients_send_beside_goes_along() -> None:
     raws = {"safe_mode": Raw(b"true"), "note": Raw(b'"n"'), "cache_salt": Raw(b'"s"')}
-    own = chat(sampling=Sampling(min_p=0.5), stopping=Stopping(), extra=raws, source="databricks")
+    own = chat(
+        sampling=SamplingParams(min_p=0.5),
+        stopping=StopConditions(),
+        extra=raws,
+        source="databricks",
+    )
     assert sent(own) == {"extra_params": {"min_p": "0.5", "note": "n", "safe_mode": "true"}}
     assert lost(own) == {("cache_salt", "dropped")}
     other = chat(extra=raws, source="other")
@@ -235,7 +240,7 @@ def test_what_was_read_is_written_again(make: Any) -> None:
     }
     dialect = Databricks()
     read = dialect.decode_request(make("/serving-endpoints/ep/invocations", body))
-    request = GenerateRequest(
+    request = GenerationRequest(
         **{name: getattr(read, name) for name in read.__struct_fields__} | {"source": "databricks"}
     )
     assert json.loads(dialect.encode_request(request).body) == body
@@ -279,7 +284,7 @@ def test_there_are_no_more_tools_than_may_be_and_the_chosen_one_is_among_them() 
         names = [tool["function"]["name"] for tool in sent(request)["tools"]]
         assert (len(names), names[0]) == (32, first)
         assert Databricks().unsupported_parameters(request, {}) == (
-            Loss("tools", "clamped", "33 to 32", "tools"),
+            UnsupportedParameter("tools", "clamped", "33 to 32", "tools"),
         )
     few = chat(tools=tools, tool_choice=AllowedTools("auto", ("t32",)))
     assert [tool["function"]["name"] for tool in sent(few)["tools"]] == ["t32"]
@@ -290,19 +295,19 @@ def test_there_are_no_more_tools_than_may_be_and_the_chosen_one_is_among_them() 
 @pytest.mark.parametrize(
     ("request_", "body", "losses"),
     [
-        (EmbedRequest(model="ep", inputs=("a",)), {"input": "a"}, set()),
+        (EmbeddingRequest(model="ep", inputs=("a",)), {"input": "a"}, set()),
         (
-            EmbedRequest(model="ep", inputs=("a", "b"), instruction="q", encoding="base64"),
+            EmbeddingRequest(model="ep", inputs=("a", "b"), instruction="q", encoding="base64"),
             {"input": ["a", "b"], "instruction": "q"},
             set(),
         ),
         (
-            EmbedRequest(model="ep", inputs=("a",), dimensions=2, extra={"x": Raw(b"1")}),
+            EmbeddingRequest(model="ep", inputs=("a",), dimensions=2, extra={"x": Raw(b"1")}),
             {"input": "a"},
             {("dimensions", "dropped"), ("x", "dropped")},
         ),
         (
-            EmbedRequest(
+            EmbeddingRequest(
                 model="ep", inputs=("a",), extra={"x": Raw(b"1")}, client_id="c",
                 source="databricks", labels={"usage_context.a": "b"},
             ),
@@ -312,7 +317,7 @@ def test_there_are_no_more_tools_than_may_be_and_the_chosen_one_is_among_them() 
         ),
     ],
 )  # fmt: skip
-def test_embeddings(request_: EmbedRequest, body: dict[str, Any], losses: Lost) -> None:
+def test_embeddings(request_: EmbeddingRequest, body: dict[str, Any], losses: Lost) -> None:
     assert sent(request_) == body
     assert lost(request_) == losses
 
@@ -321,11 +326,11 @@ def test_embeddings(request_: EmbedRequest, body: dict[str, Any], losses: Lost) 
     ("request_", "param"),
     [
         (text(prompts=("a", (1, 2))), "prompt"),
-        (EmbedRequest(model="ep", inputs=((1, 2),)), "input"),
+        (EmbeddingRequest(model="ep", inputs=((1, 2),)), "input"),
     ],
 )
 def test_token_ids_are_no_text(request_: Request, param: str) -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedFeature) as caught:
         Databricks().encode_request(request_)
     assert caught.value.param == param
 
@@ -349,10 +354,10 @@ def test_a_name_that_would_lead_elsewhere(model: str) -> None:
 def test_losses_bear_the_clients_names() -> None:
     names = {"n": "choices", "sampling.seed": "random_seed"}
     assert set(
-        Databricks().unsupported_parameters(text(n=2, sampling=Sampling(seed=1)), names)
+        Databricks().unsupported_parameters(text(n=2, sampling=SamplingParams(seed=1)), names)
     ) == {
-        Loss("choices", "dropped", "those of one prompt have one index", "n"),
-        Loss("random_seed", "dropped", path="sampling.seed"),
+        UnsupportedParameter("choices", "dropped", "those of one prompt have one index", "n"),
+        UnsupportedParameter("random_seed", "dropped", path="sampling.seed"),
     }
 
 

@@ -12,33 +12,35 @@ from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.types import (
-    Done,
-    EmbedRequest,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
-    GenerateRequest,
-    Logprobs,
     PromptEcho,
-    Request,
-    Served,
-    Templating,
-    Text,
-    Thought,
+    ReasoningDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
     Usage,
-    Vector,
 )
-from protocols.databricks import Databricks
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    LogprobsOptions,
+    PromptOptions,
+    Request,
+)
+from protocols.databricks.dialect import Databricks
 
-CHAT = GenerateRequest(model="ep", kind="chat", stream=True)
-PROMPTS = GenerateRequest(model="ep", kind="completion", prompts=("a", "b"))
-EMBED = EmbedRequest(model="ep", inputs=("a", "b"))
-SERVED = Served("llama-3-8b", id="c1", created=5)
+CHAT = GenerationRequest(model="ep", kind="chat", stream=True)
+PROMPTS = GenerationRequest(model="ep", kind="completion", prompts=("a", "b"))
+EMBED = EmbeddingRequest(model="ep", inputs=("a", "b"))
+SERVED = ResponseMetadata("llama-3-8b", id="c1", created=5)
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 USED = Usage(2, 3)
 DONE = "data: [DONE]\n\n"
@@ -61,7 +63,7 @@ def whole(*choices: dict[str, Any], **more: Any) -> str:
 
 BEGUN = frame({"role": "assistant", "content": "Hé"})
 STREAM = BEGUN + frame({"content": "llo"}) + frame({}, "stop", usage=USAGE) + DONE
-SAID: list[Event] = [SERVED, Text("Hé"), Text("llo"), End("eos"), USED, Done()]
+SAID: list[Event] = [SERVED, TextDelta("Hé"), TextDelta("llo"), ChoiceEnd("eos"), USED, StreamEnd()]
 THOUGHT = [
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a", "signature": "s"}]},
     {"type": "text", "text": "b"},
@@ -81,25 +83,25 @@ ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
     ("usage in a chunk of its own", BEGUN + frame({"content": "llo"}) + frame({}, "stop")
      + frame(None, usage=USAGE) + DONE, CHAT, SAID),
     ("no usage", BEGUN + frame({"content": "llo"}, "length") + DONE, CHAT,
-     [*SAID[:3], End("length"), Done()]),
+     [*SAID[:3], ChoiceEnd("length"), StreamEnd()]),
     ("thoughts in a list", frame({"role": "assistant", "content": THOUGHT}) + frame({}, "stop")
-     + DONE, CHAT, [SERVED, Thought("a", signature="s"), Text("b"), End("eos"), Done()]),
+     + DONE, CHAT, [SERVED, ReasoningDelta("a", signature="s"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]),
     ("whole", whole({"index": 0, "message": {"role": "assistant", "content": "Hi"},
                      "finish_reason": "stop"}),
-     CHAT, [SERVED, Text("Hi", tokens=3), End("eos"), USED, Done()]),
+     CHAT, [SERVED, TextDelta("Hi", tokens=3), ChoiceEnd("eos"), USED, StreamEnd()]),
     ("two prompts", whole({"index": 0, "text": "x", "finish_reason": "stop"},
                           {"index": 1, "text": "y", "finish_reason": "length"}),
-     PROMPTS, [SERVED, Text("x"), End("eos"), Text("y", 1, 2), End("length", 1), USED, Done()]),
+     PROMPTS, [SERVED, TextDelta("x"), ChoiceEnd("eos"), TextDelta("y", 1, 2), ChoiceEnd("length", 1), USED, StreamEnd()]),
     ("embeddings", VECTORS, EMBED,
-     [Served("gte", id="c1"), Vector(1, (1.0, 1.5)), Vector(0, (0.0, 1.5)), Usage(4), Done()]),
+     [ResponseMetadata("gte", id="c1"), Embedding(1, (1.0, 1.5)), Embedding(0, (0.0, 1.5)), Usage(4), StreamEnd()]),
     (
         "an echo",
         whole({"index": 0, "text": "ab", "finish_reason": "stop"}),
-        GenerateRequest(
-            model="ep", kind="completion", prompts=("a",), echo=True, logprobs=Logprobs(),
-            templating=Templating(mode="server"),
+        GenerationRequest(
+            model="ep", kind="completion", prompts=("a",), echo=True, logprobs=LogprobsOptions(),
+            templating=PromptOptions(mode="server"),
         ),
-        [SERVED, PromptEcho(0, "a"), Text("b", tokens=3), End("eos"), USED, Done()],
+        [SERVED, PromptEcho(0, "a"), TextDelta("b", tokens=3), ChoiceEnd("eos"), USED, StreamEnd()],
     ),
 ]  # fmt: skip
 
@@ -133,11 +135,11 @@ def test_a_stream_without_an_end_is_broken() -> None:
 
 def test_several_answers_to_a_prompt_are_not_waited_for() -> None:
     """They were not asked for: each comes by a request of its own."""
-    request = GenerateRequest(model="ep", kind="completion", prompts=("a",), n=2)
+    request = GenerationRequest(model="ep", kind="completion", prompts=("a",), n=2)
     wire = whole({"index": 0, "text": "x", "finish_reason": "stop"})
-    assert read(wire, request)[-1] == Done()
+    assert read(wire, request)[-1] == StreamEnd()
     stream = 'data: {"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}\n\n'
-    assert read(stream, request)[-1] == Done()
+    assert read(stream, request)[-1] == StreamEnd()
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -148,9 +150,9 @@ def told(code: str, message: str = "the text") -> bytes:
 
 
 FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
-    (400, told("BAD_REQUEST", 'Bad request: json: unknown field "x"'), Unsupported, "unknown"),
-    (400, told("INVALID_PARAMETER_VALUE"), Unsupported, "the text"),
-    (400, told("MALFORMED_REQUEST"), Unsupported, "the text"),
+    (400, told("BAD_REQUEST", 'Bad request: json: unknown field "x"'), UnsupportedFeature, "unknown"),
+    (400, told("INVALID_PARAMETER_VALUE"), UnsupportedFeature, "the text"),
+    (400, told("MALFORMED_REQUEST"), UnsupportedFeature, "the text"),
     (400, told("BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"),
      ContextTooLong, "20 tokens"),
     (400, told("BAD_REQUEST", "20 is more than the maximum context length of 8"), ContextTooLong,
@@ -161,19 +163,19 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     (404, told("RESOURCE_DOES_NOT_EXIST"), WorkerFailed, "know the model"),
     (404, told("ENDPOINT_NOT_FOUND"), WorkerFailed, "know the model"),
     (404, told("NOT_FOUND"), WorkerFailed, "know the model"),
-    (429, told("REQUEST_LIMIT_EXCEEDED"), RateLimited, "no more"),
-    (429, told("RESOURCE_EXHAUSTED"), RateLimited, "no more"),
+    (429, told("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
+    (429, told("RESOURCE_EXHAUSTED"), RateLimitExceeded, "no more"),
     (499, told("CANCELLED"), WorkerFailed, "499"),
     (500, told("INTERNAL_ERROR"), WorkerFailed, "500"),
     (501, told("NOT_IMPLEMENTED"), WorkerFailed, "501"),
     (503, told("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
     (504, told("DEADLINE_EXCEEDED"), WorkerFailed, "504"),
     # the code says more than the status
-    (400, told("REQUEST_LIMIT_EXCEEDED"), RateLimited, "no more"),
+    (400, told("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
     (500, told("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
     (409, told("ABORTED"), WorkerFailed, "409"),
     (404, b"No API found", WorkerFailed, "know the model"),
-    (400, b"Bad request: rpc error: secret", Unsupported, "refused"),
+    (400, b"Bad request: rpc error: secret", UnsupportedFeature, "refused"),
     (503, b"", Overloaded, "busy"),
 ]  # fmt: skip
 
@@ -203,9 +205,9 @@ def test_an_endpoint_says_when_to_come_back() -> None:
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        ("REQUEST_LIMIT_EXCEEDED", RateLimited),
+        ("REQUEST_LIMIT_EXCEEDED", RateLimitExceeded),
         ("TEMPORARILY_UNAVAILABLE", Overloaded),
-        ("INVALID_PARAMETER_VALUE", Unsupported),
+        ("INVALID_PARAMETER_VALUE", UnsupportedFeature),
         ("INTERNAL_ERROR", WorkerFailed),
         ("SOMETHING_NEW", WorkerFailed),
     ],
@@ -240,4 +242,4 @@ def test_no_bytes_make_anything_but_errors_of_ours(
         events = read(data, request)
     except GatewayError:
         return
-    assert events[-1] == Done()
+    assert events[-1] == StreamEnd()

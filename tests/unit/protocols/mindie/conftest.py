@@ -6,13 +6,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.core.aggregate import Fold
-from gateway.core.context import Context, Deadline
+from gateway.core.aggregate import ResponseAccumulator
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import GatewayError
-from gateway.core.ports import About, Call, Encoder, Reply
-from gateway.core.types import Event, GenerateRequest
-from gateway.paths import Mount, Paths
-from protocols.mindie import MindIE
+from gateway.core.events import Event
+from gateway.core.ports import ClientRequest, HttpResponse, ResponseContext, ResponseEncoder
+from gateway.core.request import GenerationRequest
+from gateway.paths import AdapterMount, PathRouter
+from protocols.mindie.dialect import MindIE
 
 
 class Desk:
@@ -21,7 +22,7 @@ class Desk:
     def __init__(self, profile: str | None = None, **options: Any) -> None:
         self.dialect = MindIE(profile, **options)
         self.now = 100.0
-        self._paths = Paths([Mount(self.dialect)])
+        self._paths = PathRouter([AdapterMount(self.dialect)])
 
     def call(
         self,
@@ -30,14 +31,16 @@ class Desk:
         *,
         method: str = "POST",
         headers: Mapping[str, str] | None = None,
-    ) -> Call:
+    ) -> ClientRequest:
         """``body`` is JSON's meaning, or bytes. Raises PathNotFound or MethodNotAllowed."""
         found = self._paths.find_endpoint(method, path)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        return Call(found.endpoint, found.params, headers or {}, "", raw, path, "r1", 1707275960.0)
+        return ClientRequest(
+            found.endpoint, found.params, headers or {}, "", raw, path, "r1", 1707275960.0
+        )
 
-    def decode(self, path: str, body: Any) -> GenerateRequest:
-        return cast("GenerateRequest", self.dialect.decode_request(self.call(path, body)))
+    def decode(self, path: str, body: Any) -> GenerationRequest:
+        return cast("GenerationRequest", self.dialect.decode_request(self.call(path, body)))
 
     def refused(self, path: str, body: Any) -> tuple[int, str]:
         """The status and the text of a refusal. Fails where nothing is refused."""
@@ -53,33 +56,33 @@ class Desk:
 
     def encoder(
         self, path: str, body: Any, *, model: str = "llama_65b", name: str | None = None
-    ) -> Encoder:
+    ) -> ResponseEncoder:
         headers = {} if name is None else {"req-id": name}
         call = self.call(path, body, headers=headers)
         return self.dialect.create_encoder(
             call, self.dialect.decode_request(call), self.about(model)
         )
 
-    def about(self, model: str, *, created: int = 1707275960) -> About:
-        context = Context("r1", Deadline(self.clock, 60.0), self.clock)
-        return About("r1", created, model, "1", "served", context.clock)
+    def about(self, model: str, *, created: int = 1707275960) -> ResponseContext:
+        context = RequestContext("r1", Deadline(self.clock, 60.0), self.clock)
+        return ResponseContext("r1", created, model, "1", "served", context.clock)
 
     def clock(self) -> float:
         return self.now
 
-    def stream(self, encoder: Encoder, *events: Event | float) -> bytes:
+    def stream(self, encoder: ResponseEncoder, *events: Event | float) -> bytes:
         """What the events write, one batch each; a number lets so many seconds pass."""
         return b"".join(self.writes(encoder, *events))
 
-    def writes(self, encoder: Encoder, *events: Event | float) -> Iterator[bytes]:
+    def writes(self, encoder: ResponseEncoder, *events: Event | float) -> Iterator[bytes]:
         for event in events:
             if isinstance(event, float):
                 self.now += event
             else:
                 yield encoder.encode_events([event])
 
-    def whole(self, encoder: Encoder, *events: Event) -> Reply:
-        fold = Fold()
+    def whole(self, encoder: ResponseEncoder, *events: Event) -> HttpResponse:
+        fold = ResponseAccumulator()
         fold.add(events)
         return encoder.encode_unary(fold.result())
 

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.types import (
+from gateway.core.request import (
     ImagePart,
-    JsonObject,
-    JsonSchema,
-    Logprobs,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    LogprobsOptions,
     Message,
     NamedTool,
-    Reasoning,
+    ReasoningOptions,
     TextPart,
     ToolCall,
 )
@@ -324,9 +324,9 @@ def test_null_is_absent(desk: Any) -> None:
     [
         ({}, None),
         ({"logprobs": False}, None),
-        ({"logprobs": True}, Logprobs(0)),
-        ({"top_logprobs": 2}, Logprobs(2)),
-        ({"logprobs": True, "top_logprobs": 0}, Logprobs(0)),
+        ({"logprobs": True}, LogprobsOptions(0)),
+        ({"top_logprobs": 2}, LogprobsOptions(2)),
+        ({"logprobs": True, "top_logprobs": 0}, LogprobsOptions(0)),
     ],
 )
 def test_logprobs(desk: Any, fields: Any, logprobs: Any) -> None:
@@ -393,7 +393,7 @@ def test_templates_and_thinking(desk: Any) -> None:
     assert request.templating.template == "{{ messages }}"
     arguments = {name: bytes(raw) for name, raw in (request.templating.arguments or {}).items()}
     assert arguments == {"enable_thinking": b"true", "thinking_budget": b"9", "x": b"1"}
-    assert request.reasoning == Reasoning(budget=9)
+    assert request.reasoning == ReasoningOptions(budget=9)
     off = HI | {"chat_template_kwargs": {"enable_thinking": False, "thinking_budget": 9}}
     assert desk().decode(CHAT, off).reasoning is None
 
@@ -403,9 +403,9 @@ def test_output(desk: Any) -> None:
     one = desk()
     assert one.decode(CHAT, HI | {"response_format": {"type": "text"}}).output is None
     assert one.decode(CHAT, HI | {"response_format": {"type": "json_object"}}).output == (
-        JsonObject()
+        JsonObjectFormat()
     )
-    assert one.decode(CHAT, HI | {"response_format": schema}).output == JsonSchema(
+    assert one.decode(CHAT, HI | {"response_format": schema}).output == JsonSchemaFormat(
         msgspec.Raw(b'{"type":"object"}'), "x"
     )
 
@@ -444,8 +444,8 @@ def test_a_completion(desk: Any) -> None:
     request = desk().decode(TEXT, body)
     assert request.prompts == ("a b",)
     assert (request.kind, request.templating.mode) == ("completion", "raw")
-    assert request.logprobs == Logprobs(2)
-    assert request.output == JsonObject()
+    assert request.logprobs == LogprobsOptions(2)
+    assert request.output == JsonObjectFormat()
     assert request.stopping.max_tokens == 7
     assert desk().decode(TEXT, PROMPT | {"prompt": [1, 2]}).prompts == ((1, 2),)
 

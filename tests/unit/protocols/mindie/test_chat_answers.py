@@ -6,18 +6,18 @@ import msgspec
 import pytest
 
 from gateway.core.errors import StreamBroken
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     FinishReason,
-    Refusal,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     Timing,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
     TopLogprob,
     Usage,
 )
@@ -27,8 +27,8 @@ TEXT = "/v1/completions"
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PROMPT = {"model": "m", "prompt": "a b"}
 STREAM = {"stream": True}
-HELLO = (Start(2), Text("Hello"), Text("!"))
-CALLED = (CallStart(0, 0, "c1", "f"), CallArguments(0, 0, '{"x"'), CallArguments(0, 0, ":1}"))
+HELLO = (StreamStart(2), TextDelta("Hello"), TextDelta("!"))
+CALLED = (ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, '{"x"'), ToolCallDelta(0, 0, ":1}"))
 CHUNK = (
     'data: {"id":"endpoint_common_0","object":"chat.completion.chunk","created":1707275960,'
     '"model":"m",'
@@ -61,7 +61,7 @@ def test_a_stream(desk: Any) -> None:
     """An empty piece first, the role in each, finish reason and usage in the last."""
     one = desk()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
-    sent = one.stream(encoder, *HELLO, Timing(), End("eos"), Usage(2, 2), Done())
+    sent = one.stream(encoder, *HELLO, Timing(), ChoiceEnd("eos"), Usage(2, 2), StreamEnd())
     assert sent.decode() == (
         PIECE % (0, '"content":""')
         + PIECE % (0, '"content":"Hello"')
@@ -75,7 +75,7 @@ def test_a_stream(desk: Any) -> None:
 
 def test_nothing_is_held_back(desk: Any) -> None:
     one = desk()
-    writes = one.writes(one.encoder(CHAT, HI | STREAM), *HELLO[1:], End("eos"), Done())
+    writes = one.writes(one.encoder(CHAT, HI | STREAM), *HELLO[1:], ChoiceEnd("eos"), StreamEnd())
     assert [len(w) > 0 for w in writes] == [True, True, False, True]
 
 
@@ -93,16 +93,18 @@ def test_nothing_is_held_back(desk: Any) -> None:
 def test_finish_reasons(desk: Any, reason: FinishReason, later: str, early: str) -> None:
     for profile, name in (("2x", later), ("1x", later), ("rc1", early)):
         one = desk(profile)
-        reply = one.whole(one.encoder(CHAT, HI), Text("a"), End(reason), Done())
+        reply = one.whole(one.encoder(CHAT, HI), TextDelta("a"), ChoiceEnd(reason), StreamEnd())
         assert msgspec.json.decode(reply.body)["choices"][0]["finish_reason"] == name
-        sent = one.stream(one.encoder(CHAT, HI | STREAM), Text("a"), End(reason), Done())
+        sent = one.stream(
+            one.encoder(CHAT, HI | STREAM), TextDelta("a"), ChoiceEnd(reason), StreamEnd()
+        )
         assert sent.count(f'"finish_reason":"{name}"'.encode()) == 1
 
 
 def test_usage_that_nobody_told_is_not_made_up(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
-    sent = one.stream(encoder, Text("a"), End("length"), Done()).decode()
+    sent = one.stream(encoder, TextDelta("a"), ChoiceEnd("length"), StreamEnd()).decode()
     assert sent.endswith(last("length", "") + DONE)
     assert "usage" not in sent
 
@@ -113,12 +115,12 @@ def test_two_choices(desk: Any) -> None:
     encoder = one.encoder(CHAT, HI | STREAM | {"n": 2, "temperature": 1}, model="m")
     sent = one.stream(
         encoder,
-        Start(3),
-        Text("a", 1),
-        Text("b", 0, tokens=2),
-        End("eos", 1),
-        End("length", 0),
-        Done(),
+        StreamStart(3),
+        TextDelta("a", 1),
+        TextDelta("b", 0, tokens=2),
+        ChoiceEnd("eos", 1),
+        ChoiceEnd("length", 0),
+        StreamEnd(),
     )
     assert sent.decode() == (
         PIECE % (0, '"content":""')
@@ -134,7 +136,14 @@ def test_two_choices(desk: Any) -> None:
 def test_thoughts_and_calls(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
-    said = (Thought("hm"), Text(""), *CALLED, End("tool_calls"), Usage(2, 9), Done())
+    said = (
+        ReasoningDelta("hm"),
+        TextDelta(""),
+        *CALLED,
+        ChoiceEnd("tool_calls"),
+        Usage(2, 9),
+        StreamEnd(),
+    )
     first = '{"index":0,"id":"c1","type":"function","function":{"name":"f","arguments":""}}'
     assert one.stream(encoder, *said).decode() == (
         PIECE % (0, '"content":""')
@@ -149,7 +158,7 @@ def test_thoughts_and_calls(desk: Any) -> None:
 
 def test_an_end_after_a_call_is_a_call(desk: Any) -> None:
     one = desk()
-    sent = one.stream(one.encoder(CHAT, HI | STREAM), *CALLED, End("eos"), Done())
+    sent = one.stream(one.encoder(CHAT, HI | STREAM), *CALLED, ChoiceEnd("eos"), StreamEnd())
     assert b'"finish_reason":"tool_calls"' in sent
 
 
@@ -164,7 +173,7 @@ def test_logprobs(desk: Any) -> None:
         '{"token":"é","logprob":-0.5,"bytes":[195,169]},'
         '{"token":"?","logprob":-1.5,"bytes":[255]}]}]}'
     )
-    said = (Text("é", logprobs=(LOGPROB,)), End("eos"), Usage(1, 1), Done())
+    said = (TextDelta("é", logprobs=(LOGPROB,)), ChoiceEnd("eos"), Usage(1, 1), StreamEnd())
     sent = one.stream(one.encoder(CHAT, body | STREAM), *said).decode()
     assert f'"content":"é"}},"logprobs":{told},"finish_reason":null' in sent
     reply = one.whole(one.encoder(CHAT, body), *said)
@@ -175,7 +184,7 @@ def test_an_error_is_bare_text(desk: Any) -> None:
     one = desk()
     for path, body in ((CHAT, HI), (TEXT, PROMPT)):
         encoder = one.encoder(path, body | STREAM)
-        one.stream(encoder, Text("a"))
+        one.stream(encoder, TextDelta("a"))
         assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
@@ -184,7 +193,9 @@ def test_an_error_is_bare_text(desk: Any) -> None:
 
 def test_a_whole_answer(desk: Any) -> None:
     one = desk()
-    reply = one.whole(one.encoder(CHAT, HI, model="m"), *HELLO, End("eos"), Usage(2, 2), Done())
+    reply = one.whole(
+        one.encoder(CHAT, HI, model="m"), *HELLO, ChoiceEnd("eos"), Usage(2, 2), StreamEnd()
+    )
     assert reply.body.decode() == (
         '{"id":"endpoint_common_0","object":"chat.completion","created":1707275960,"model":"m",'
         '"choices":[{"index":0,"message":{"role":"assistant","content":"Hello!","tool_calls":[]},'
@@ -195,7 +206,7 @@ def test_a_whole_answer(desk: Any) -> None:
 
 def test_a_whole_answer_with_thoughts_and_calls(desk: Any) -> None:
     one = desk()
-    events = (Thought("hm"), *CALLED, End("eos"), Usage(2, 9, 1, 4), Done())
+    events = (ReasoningDelta("hm"), *CALLED, ChoiceEnd("eos"), Usage(2, 9, 1, 4), StreamEnd())
     reply = one.whole(one.encoder(CHAT, HI), *events)
     told = reply.body.decode()
     assert (
@@ -212,7 +223,13 @@ def test_a_whole_answer_with_thoughts_and_calls(desk: Any) -> None:
 
 def test_the_first_releases_have_one_place_for_text(desk: Any) -> None:
     one = desk("rc1")
-    said = (Thought("hm "), Text("no"), Refusal("!"), End("eos"), Done())
+    said = (
+        ReasoningDelta("hm "),
+        TextDelta("no"),
+        RefusalDelta("!"),
+        ChoiceEnd("eos"),
+        StreamEnd(),
+    )
     reply = one.whole(one.encoder(CHAT, HI), *said)
     message = msgspec.json.decode(reply.body)["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "hm no!"}
@@ -227,7 +244,7 @@ def test_the_first_releases_have_one_place_for_text(desk: Any) -> None:
 def test_a_completion(desk: Any) -> None:
     one = desk()
     reply = one.whole(
-        one.encoder(TEXT, PROMPT, model="m"), *HELLO, End("length"), Usage(2, 2), Done()
+        one.encoder(TEXT, PROMPT, model="m"), *HELLO, ChoiceEnd("length"), Usage(2, 2), StreamEnd()
     )
     assert reply.body.decode() == (
         '{"id":"endpoint_common_0","object":"text_completion","created":1707275960,"model":"m",'
@@ -244,7 +261,9 @@ def test_a_completion_streamed(desk: Any) -> None:
         '"finish_reason":%s}]%s}\n\n'
     )
     encoder = one.encoder(TEXT, PROMPT | STREAM, model="m")
-    sent = one.stream(encoder, *HELLO, End("stop", matched_stop="x"), Usage(2, 2), Done())
+    sent = one.stream(
+        encoder, *HELLO, ChoiceEnd("stop", matched_stop="x"), Usage(2, 2), StreamEnd()
+    )
     assert sent.decode() == (
         chunk % ('"Hello"', "null", "")
         + chunk % ('"!"', "null", "")
@@ -257,7 +276,12 @@ def test_the_older_form_of_logprobs(desk: Any) -> None:
     """In columns. The token that came leads its alternatives; offsets count bytes."""
     one = desk()
     body = PROMPT | {"logprobs": 2}
-    said = (Text("é", logprobs=(LOGPROB,)), Text("é", logprobs=(LOGPROB,)), End("eos"), Done())
+    said = (
+        TextDelta("é", logprobs=(LOGPROB,)),
+        TextDelta("é", logprobs=(LOGPROB,)),
+        ChoiceEnd("eos"),
+        StreamEnd(),
+    )
     first = (
         '{"text_offset":[0],"token_logprobs":[-0.5],"tokens":["é"],'
         '"top_logprobs":[{"é":-0.5,"?":-1.5}]}'

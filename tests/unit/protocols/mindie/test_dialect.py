@@ -8,8 +8,8 @@ import pytest
 
 from gateway.core.catalog import ModelInfo, VersionInfo
 from gateway.core.errors import (
-    ClientGone,
-    ContentRefused,
+    ClientDisconnected,
+    ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
     Forbidden,
@@ -20,19 +20,19 @@ from gateway.core.errors import (
     Overloaded,
     PathNotFound,
     QuotaExceeded,
-    RateLimited,
+    RateLimitExceeded,
     RequestNotFound,
+    RequestTooLarge,
     StreamBroken,
-    TooLarge,
     Unauthorized,
-    Unsupported,
+    UnsupportedFeature,
     VersionNotFound,
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.ports import Dialect, Reply
-from gateway.core.types import GenerateRequest
-from protocols.mindie import MindIE
+from gateway.core.ports import ClientAdapter, HttpResponse
+from gateway.core.request import GenerationRequest
+from protocols.mindie.dialect import MindIE
 
 GENERATE = "/v2/models/nope/generate"
 CHAT = "/v1/chat/completions"
@@ -58,9 +58,9 @@ class Models:
         return self._model
 
 
-def refused(desk: Any, error: GatewayError, path: str = GENERATE, body: Any = b"") -> Reply:
+def refused(desk: Any, error: GatewayError, path: str = GENERATE, body: Any = b"") -> HttpResponse:
     one = desk()
-    reply: Reply = one.dialect.encode_error(error, one.call(path, body))
+    reply: HttpResponse = one.dialect.encode_error(error, one.call(path, body))
     return reply
 
 
@@ -68,7 +68,7 @@ def refused(desk: Any, error: GatewayError, path: str = GENERATE, body: Any = b"
 
 
 def test_profiles() -> None:
-    dialect: Dialect = MindIE()
+    dialect: ClientAdapter = MindIE()
     assert dialect.name == "mindie"
     assert MindIE.profiles == ("2x", "1x", "rc1")
     for profile in MindIE.profiles:
@@ -148,7 +148,7 @@ def test_a_wrong_stop(desk: Any, body: Any, said: str) -> None:
 def test_a_generated_id_can_be_stopped(desk: Any) -> None:
     """The request bears the name that its answer shows."""
     request = desk().decode(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]})
-    assert isinstance(request, GenerateRequest)
+    assert isinstance(request, GenerationRequest)
     assert request.client_id == "endpoint_common_0"
 
 
@@ -159,15 +159,15 @@ def test_a_generated_id_can_be_stopped(desk: Any) -> None:
     ("error", "status", "kind", "said"),
     [
         (ModelNotFound("", model="nope"), 404, "NotFoundError", "Model nope not found."),
-        (Unsupported("can't"), 422, "Input Validation Error", "can't"),
+        (UnsupportedFeature("can't"), 422, "Input Validation Error", "can't"),
         (
             ContextTooLong("too long"),
             424,
             "Generation Error",
             "Failed to enqueue inferRequest. too long",
         ),
-        (ContentRefused("no"), 400, "Bad Request", "no"),
-        (ClientGone("left"), 400, "Bad Request", "left"),
+        (ContentFiltered("no"), 400, "Bad Request", "no"),
+        (ClientDisconnected("left"), 400, "Bad Request", "left"),
         (Unauthorized("who?", missing=True), 401, "Unauthorized", "who?"),
         (Forbidden("not you"), 403, "Forbidden", "not you"),
         (Overloaded("busy"), 503, "Service Unavailable", "busy"),
@@ -233,13 +233,13 @@ def test_a_model_that_a_body_names_is_a_wrong_field(desk: Any) -> None:
     ],
 )
 def test_what_there_is_not_is_a_bare_404(desk: Any, error: GatewayError) -> None:
-    assert refused(desk, error) == Reply(404, b"", (CLOSE, *STAMPS))
-    assert desk().dialect.encode_error(PathNotFound("?"), None) == Reply(404, b"", (CLOSE,))
+    assert refused(desk, error) == HttpResponse(404, b"", (CLOSE, *STAMPS))
+    assert desk().dialect.encode_error(PathNotFound("?"), None) == HttpResponse(404, b"", (CLOSE,))
 
 
 @pytest.mark.parametrize(("limit", "shown"), [(8 << 20, b"8"), (1 << 19, b"0.5")])
 def test_too_large(desk: Any, limit: int, shown: bytes) -> None:
-    reply = refused(desk, TooLarge("", limit=limit))
+    reply = refused(desk, RequestTooLarge("", limit=limit))
     assert reply.status == 413
     said = b"Request body too large. Maximum allowed size is " + shown + b"MB."
     assert reply.body == b'{"message":"' + said + b'"}'
@@ -251,7 +251,7 @@ def test_a_bug_is_bare_text_that_says_it_is_json(desk: Any) -> None:
     assert JSON in reply.headers
 
 
-@pytest.mark.parametrize("error", [RateLimited("slow"), QuotaExceeded("slow")])
+@pytest.mark.parametrize("error", [RateLimitExceeded("slow"), QuotaExceeded("slow")])
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -268,7 +268,12 @@ def test_too_many(desk: Any, error: GatewayError, path: str, said: bytes) -> Non
 
 def test_when_to_try_again(desk: Any) -> None:
     after = ("Retry-After", "2")
-    assert refused(desk, RateLimited("", retry_after=1.5)).headers == (JSON, CLOSE, after, *STAMPS)
+    assert refused(desk, RateLimitExceeded("", retry_after=1.5)).headers == (
+        JSON,
+        CLOSE,
+        after,
+        *STAMPS,
+    )
     assert refused(desk, Overloaded("", retry_after=2.0)).headers == (JSON, CLOSE, after, *STAMPS)
 
 
@@ -372,8 +377,10 @@ def test_health(desk: Any, path: str, down: int) -> None:
     one = desk()
     call = one.call(path, method="GET")
     assert call.endpoint.public is ("/models/" not in path)
-    assert one.dialect.handle_info_request(call, Models()) == Reply(200, b"", (CLOSE, *STAMPS))
-    assert one.dialect.handle_info_request(call, Models(up=False)) == Reply(
+    assert one.dialect.handle_info_request(call, Models()) == HttpResponse(
+        200, b"", (CLOSE, *STAMPS)
+    )
+    assert one.dialect.handle_info_request(call, Models(up=False)) == HttpResponse(
         down, b"", (CLOSE, *STAMPS)
     )
     stopping = one.dialect.handle_info_request(call, Models(ready=False))

@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.types import (
-    AudioPart,
-    ImagePart,
-    Message,
-    TextPart,
-    VideoPart,
-)
-from protocols.mindie.checks import shown, units
+from gateway.core.request import AudioPart, ImagePart, Message, TextPart, VideoPart
+from protocols.mindie.checks import count_utf16_units, format_json_number
 
 PATH = "/v2/models/m/generate"
 STREAM = "/v2/models/m/generate_stream"
@@ -355,14 +349,14 @@ def test_a_wrong_tensor(desk: Any, body: Any, said: str) -> None:
     ],
 )
 def test_numbers_are_printed_as_the_server_prints_them(got: float, said: str) -> None:
-    assert shown(got) == said
+    assert format_json_number(got) == said
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_printed_number_reads_as_itself(got: float) -> None:
-    assert msgspec.json.decode(shown(got), type=float) == got
+    assert msgspec.json.decode(format_json_number(got), type=float) == got
 
 
 @given(st.text())
 def test_units_are_those_of_utf_16(got: str) -> None:
-    assert units(got) * 2 == len(got.encode("utf-16-le", "surrogatepass"))
+    assert count_utf16_units(got) * 2 == len(got.encode("utf-16-le", "surrogatepass"))

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from gateway.core.errors import DeadlineExceeded, StreamBroken
-from gateway.core.types import (
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     FinishReason,
-    Refusal,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     Timing,
     Usage,
 )
@@ -24,12 +24,19 @@ INFER = "/v2/models/m/infer"
 BODY = {"id": "a123", "text_input": "hi"}
 DETAILED = BODY | {"parameters": {"details": True, "max_new_tokens": 3}}
 HEAD = b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":'
-HELLO = (Text("Hello"), Text(" world"), Text("!"))
+HELLO = (TextDelta("Hello"), TextDelta(" world"), TextDelta("!"))
 
 
 def test_without_details_there_are_four_keys_and_no_end(desk: Any) -> None:
     one = desk()
-    sent = one.stream(one.encoder(STREAM, BODY), Start(1), *HELLO, End("eos"), Usage(1, 3), Done())
+    sent = one.stream(
+        one.encoder(STREAM, BODY),
+        StreamStart(1),
+        *HELLO,
+        ChoiceEnd("eos"),
+        Usage(1, 3),
+        StreamEnd(),
+    )
     assert sent == (
         b"data:" + HEAD + b'"Hello"}\n\n'
         b"data:" + HEAD + b'" world"}\n\n'
@@ -41,7 +48,17 @@ def test_with_details(desk: Any) -> None:
     """One event a token, counting up; times by the clock; the finish reason in the last alone."""
     one = desk()
     encoder = one.encoder(STREAM, DETAILED)
-    events = (0.12, HELLO[0], 0.03, HELLO[1], 0.0304, HELLO[2], End("length"), Usage(1, 3), Done())
+    events = (
+        0.12,
+        HELLO[0],
+        0.03,
+        HELLO[1],
+        0.0304,
+        HELLO[2],
+        ChoiceEnd("length"),
+        Usage(1, 3),
+        StreamEnd(),
+    )
     nulls = b'"first_token_cost":null,"decode_cost":null,"batch_size":1,"queue_wait_time":0}'
     assert one.stream(encoder, *events) == (
         b"data:" + HEAD + b'"Hello","details":{"generated_tokens":1,' + nulls
@@ -59,14 +76,14 @@ def test_the_backend_s_own_times_are_told(desk: Any) -> None:
     sent = one.stream(
         encoder,
         Timing(queue=0.000010, prefill=0.2, batch_size=7),
-        Text("a"),
+        TextDelta("a"),
         Timing(decode=0.05),
-        Text("b"),
+        TextDelta("b"),
         Timing(queue=0.5),
         9.0,
-        Text("c"),
-        End("eos"),
-        Done(),
+        TextDelta("c"),
+        ChoiceEnd("eos"),
+        StreamEnd(),
     )
     told = [msgspec.json.decode(event[5:]) for event in sent.split(b"\n\n")[:-1]]
     assert [(t["prefill_time"], t["decode_time"]) for t in told] == [
@@ -80,17 +97,19 @@ def test_the_backend_s_own_times_are_told(desk: Any) -> None:
 
 def test_the_first_releases_tell_no_times(desk: Any) -> None:
     one = desk("rc1")
-    sent = one.stream(one.encoder(STREAM, DETAILED), Text("a"), Text("b"), End("eos"), Done())
+    sent = one.stream(
+        one.encoder(STREAM, DETAILED), TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()
+    )
     assert b"prefill_time" not in sent
     assert b"decode_time" not in sent
 
 
 def test_an_event_is_held_back_only_for_details(desk: Any) -> None:
     one = desk()
-    assert [len(w) > 0 for w in one.writes(one.encoder(STREAM, BODY), *HELLO, Done())] == [
+    assert [len(w) > 0 for w in one.writes(one.encoder(STREAM, BODY), *HELLO, StreamEnd())] == [
         *(True, True, True, False)
     ]
-    assert [len(w) > 0 for w in one.writes(one.encoder(STREAM, DETAILED), *HELLO, Done())] == [
+    assert [len(w) > 0 for w in one.writes(one.encoder(STREAM, DETAILED), *HELLO, StreamEnd())] == [
         *(False, True, True, True)
     ]
 
@@ -98,14 +117,18 @@ def test_an_event_is_held_back_only_for_details(desk: Any) -> None:
 def test_a_piece_without_text_is_sent(desk: Any) -> None:
     """Half a character: the token has come, its text has not."""
     one = desk()
-    sent = one.stream(one.encoder(STREAM, BODY), Text(""), Text("\u4f60"), End("eos"), Done())
+    sent = one.stream(
+        one.encoder(STREAM, BODY), TextDelta(""), TextDelta("\u4f60"), ChoiceEnd("eos"), StreamEnd()
+    )
     assert sent.decode() == f'data:{HEAD.decode()}""}}\n\ndata:{HEAD.decode()}"你"}}\n\n'
 
 
 @pytest.mark.parametrize("body", [BODY, DETAILED])
 def test_an_answer_without_text_is_one_event(desk: Any, body: Any) -> None:
     one = desk()
-    sent = one.stream(one.encoder(STREAM, body), Start(1), End("eos"), Usage(1, 0), Done())
+    sent = one.stream(
+        one.encoder(STREAM, body), StreamStart(1), ChoiceEnd("eos"), Usage(1, 0), StreamEnd()
+    )
     assert sent.startswith(b"data:" + HEAD + b'""')
     assert sent.count(b"data:") == 1
     assert (b'"finish_reason":"eos_token","generated_tokens":0' in sent) is (body is DETAILED)
@@ -113,12 +136,12 @@ def test_an_answer_without_text_is_one_event(desk: Any, body: Any) -> None:
 
 def test_reasoning_has_no_place_of_its_own(desk: Any) -> None:
     one = desk()
-    said = (Thought("hm "), Text("yes"), Refusal("!"))
-    sent = one.stream(one.encoder(STREAM, BODY), *said, End("eos"), Done())
+    said = (ReasoningDelta("hm "), TextDelta("yes"), RefusalDelta("!"))
+    sent = one.stream(one.encoder(STREAM, BODY), *said, ChoiceEnd("eos"), StreamEnd())
     assert [msgspec.json.decode(e[5:])["text_output"] for e in sent.split(b"\n\n")[:-1]] == [
         *("hm ", "yes", "!")
     ]
-    reply = one.whole(one.encoder(PATH, BODY), *said, End("eos"), Done())
+    reply = one.whole(one.encoder(PATH, BODY), *said, ChoiceEnd("eos"), StreamEnd())
     assert reply.body == HEAD + b'"hm yes!"}'
 
 
@@ -136,7 +159,9 @@ def test_reasoning_has_no_place_of_its_own(desk: Any) -> None:
 def test_finish_reasons(desk: Any, reason: FinishReason, later: str, early: str) -> None:
     for profile, name in (("2x", later), ("1x", later), ("rc1", early)):
         one = desk(profile)
-        reply = one.whole(one.encoder(PATH, DETAILED), Text("a"), End(reason), Done())
+        reply = one.whole(
+            one.encoder(PATH, DETAILED), TextDelta("a"), ChoiceEnd(reason), StreamEnd()
+        )
         assert msgspec.json.decode(reply.body)["details"]["finish_reason"] == name
 
 
@@ -145,7 +170,7 @@ def test_finish_reasons(desk: Any, reason: FinishReason, later: str, early: str)
 
 def test_a_whole_answer(desk: Any) -> None:
     one = desk()
-    reply = one.whole(one.encoder(PATH, BODY), *HELLO, End("eos"), Usage(1, 3), Done())
+    reply = one.whole(one.encoder(PATH, BODY), *HELLO, ChoiceEnd("eos"), Usage(1, 3), StreamEnd())
     assert (reply.status, reply.body) == (200, HEAD + b'"Hello world!"}')
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
 
@@ -154,7 +179,7 @@ def test_a_whole_answer_with_details(desk: Any) -> None:
     """What a stream says of each event, a whole answer says as lists."""
     one = desk()
     encoder = one.encoder(PATH, DETAILED)
-    reply = one.whole(encoder, *HELLO, End("length"), Usage(1, 3), Done())
+    reply = one.whole(encoder, *HELLO, ChoiceEnd("length"), Usage(1, 3), StreamEnd())
     assert reply.body == (
         HEAD + b'"Hello world!","details":{"finish_reason":"length","generated_tokens":3,'
         b'"first_token_cost":null,"decode_cost":null,"batch_size":[1,1,1],'
@@ -166,7 +191,9 @@ def test_a_whole_answer_with_the_backend_s_times(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(PATH, DETAILED)
     times = (Timing(queue=0.00001, batch_size=4), Timing())
-    reply = one.whole(encoder, *times, Text("a"), Text("b"), End("eos"), Done())
+    reply = one.whole(
+        encoder, *times, TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()
+    )
     details = msgspec.json.decode(reply.body)["details"]
     assert details["batch_size"] == [4, 1]
     assert details["queue_wait_time"] == [10, 0]
@@ -176,8 +203,8 @@ def test_a_whole_answer_with_the_backend_s_times(desk: Any) -> None:
 def test_a_whole_answer_that_was_measured_as_a_whole(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(PATH, DETAILED)
-    said = (Text("a"), Text("b"), End("eos"), Usage(1, 2))
-    reply = one.whole(encoder, *said, Timing(queue=0.00001, batch_size=4), Done())
+    said = (TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), Usage(1, 2))
+    reply = one.whole(encoder, *said, Timing(queue=0.00001, batch_size=4), StreamEnd())
     details = msgspec.json.decode(reply.body)["details"]
     assert details["batch_size"] == [4, 4]
     assert details["queue_wait_time"] == [10, 0]
@@ -198,14 +225,14 @@ def test_a_whole_answer_that_was_measured_as_a_whole(desk: Any) -> None:
 def test_an_error_is_bare_text(desk: Any, error: Any, timeout: Any, said: str) -> None:
     one = desk()
     encoder = one.encoder(STREAM, BODY | {"parameters": {"timeout": timeout}})
-    one.stream(encoder, Text("a"))
+    one.stream(encoder, TextDelta("a"))
     assert encoder.encode_error_event(error) == said.encode()
 
 
 def test_what_was_held_back_is_said_before_the_error(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(STREAM, DETAILED)
-    assert one.stream(encoder, Text("a"), End("eos")) == b""
+    assert one.stream(encoder, TextDelta("a"), ChoiceEnd("eos")) == b""
     sent = encoder.encode_error_event(StreamBroken("cut"))
     assert sent.startswith(b"data:" + HEAD + b'"a"')
     assert sent.endswith(b"}\n\nFailed to get engine response")
@@ -221,9 +248,9 @@ INFERENCE = {"id": "a123", "inputs": [TENSOR], "outputs": [{"name": ""}]}
 def test_token_ids(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(INFER, INFERENCE)
-    said = (Text("a", token_ids=(1, 2), tokens=2), Text("b", token_ids=(3,)))
-    assert one.stream(encoder, *said, End("eos"), Done()) == b""
-    reply = one.whole(encoder, *said, End("eos"), Done())
+    said = (TextDelta("a", token_ids=(1, 2), tokens=2), TextDelta("b", token_ids=(3,)))
+    assert one.stream(encoder, *said, ChoiceEnd("eos"), StreamEnd()) == b""
+    reply = one.whole(encoder, *said, ChoiceEnd("eos"), StreamEnd())
     assert reply.body == (
         b'{"id":"a123","outputs":[{"name":"output0","shape":[1,3],"datatype":"UINT32",'
         b'"data":[1,2,3]}]}'
@@ -234,7 +261,7 @@ def test_token_ids(desk: Any) -> None:
 
 def test_a_backend_without_token_ids_has_not_answered(desk: Any) -> None:
     one = desk()
-    reply = one.whole(one.encoder(INFER, INFERENCE), Text("a"), End("eos"), Done())
+    reply = one.whole(one.encoder(INFER, INFERENCE), TextDelta("a"), ChoiceEnd("eos"), StreamEnd())
     assert reply.status == 500
     assert msgspec.json.decode(reply.body) == {
         "error": "Failed to get engine response.",

@@ -6,10 +6,19 @@ import msgspec
 import pytest
 
 from gateway.core.errors import StreamBroken
-from gateway.core.types import Done, End, Refusal, Start, Text, Thought, Timing, Usage
+from gateway.core.events import (
+    ChoiceEnd,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    Timing,
+    Usage,
+)
 
-HELLO = (Start(2), Text("Hello", token_ids=(1,)), Text("!", token_ids=(2,)))
-END = (End("eos"), Usage(2, 2), Done())
+HELLO = (StreamStart(2), TextDelta("Hello", token_ids=(1,)), TextDelta("!", token_ids=(2,)))
+END = (ChoiceEnd("eos"), Usage(2, 2), StreamEnd())
 INPUTS = {"inputs": "a b"}
 PROMPT = {"prompt": "a b"}
 DETAILS = {"parameters": {"details": True, "seed": 7}}
@@ -239,7 +248,7 @@ def test_native_stream(one: Any) -> None:
 
 def test_native_stream_without_details(one: Any) -> None:
     encoder = one.encoder("/infer", INPUTS | {"stream": True})
-    sent = one.stream(encoder, Thought("hm "), Text("x"), *END)
+    sent = one.stream(encoder, ReasoningDelta("hm "), TextDelta("x"), *END)
     assert sent.endswith(
         b'"generated_text":"hm x","details":null,"token":{"id":[],"text":null}}\n\n'
     )
@@ -276,7 +285,7 @@ def test_tgi_stream(one: Any) -> None:
 
 def test_tgi_stream_without_details(one: Any) -> None:
     encoder = one.encoder("/", INPUTS | {"stream": True})
-    sent = one.stream(encoder, Text("x"), Refusal("!"), *END)
+    sent = one.stream(encoder, TextDelta("x"), RefusalDelta("!"), *END)
     assert sent.endswith(b'"generated_text":"x!","details":null}\n\n')
 
 
@@ -290,7 +299,9 @@ def test_tgi_whole(one: Any) -> None:
         b'"prefill":[],"seed":7,"tokens":[{"id":1,"logprob":null,"special":null,"text":null},'
         b'{"id":2,"logprob":null,"special":null,"text":null}]},"generated_text":"Hello!"}'
     )
-    uncounted = one.whole(one.encoder("/generate", INPUTS | DETAILS), Text("x"), End("eos"), Done())
+    uncounted = one.whole(
+        one.encoder("/generate", INPUTS | DETAILS), TextDelta("x"), ChoiceEnd("eos"), StreamEnd()
+    )
     assert msgspec.json.decode(uncounted.body)["details"]["generated_tokens"] == 1
 
 
@@ -308,7 +319,14 @@ def test_vllm_stream(one: Any) -> None:
 
 def test_vllm_stream_of_two(one: Any) -> None:
     encoder = one.encoder("/generate", PROMPT | {"stream": True, "n": 2, "temperature": 1})
-    sent = one.stream(encoder, Text("x", 0), Text("y", 1), End("eos", 0), End("eos", 1), Done())
+    sent = one.stream(
+        encoder,
+        TextDelta("x", 0),
+        TextDelta("y", 1),
+        ChoiceEnd("eos", 0),
+        ChoiceEnd("eos", 1),
+        StreamEnd(),
+    )
     assert sent == b'{"text":["x",""]}\0{"text":["","y"]}\0'
 
 

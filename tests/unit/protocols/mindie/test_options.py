@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.config import load
 from gateway.config.complaints import ConfigError
-from protocols.mindie import MindIE
+from gateway.config.loading import load_text
+from protocols.mindie.dialect import MindIE
 
 PROMPTS = {
     "/v2/models/m/generate": {"text_input": "hi"},
@@ -55,9 +55,9 @@ models: {{m: {{backend: e, model: m{model}}}}}
     ],
 )
 def test_the_configuration_says_what_is_wrong(listener: str, model: str, said: str) -> None:
-    load(CONFIGURATION.format(listener="", model=""), "x.yaml", env={})
+    load_text(CONFIGURATION.format(listener="", model=""), "x.yaml", env={})
     with pytest.raises(ConfigError, match=said):
-        load(CONFIGURATION.format(listener=listener, model=model), "x.yaml", env={})
+        load_text(CONFIGURATION.format(listener=listener, model=model), "x.yaml", env={})
 
 
 def test_a_model_has_no_settings_of_this_dialect() -> None:

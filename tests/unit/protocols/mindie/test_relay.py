@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import ClientGone, StreamBroken, WorkerFailed
-from gateway.core.ports import Encoder, Relay
-from gateway.core.types import Done, End, Event, GenerateRequest, Text, Usage
-from protocols.mindie import MindIE
+from gateway.core.errors import ClientDisconnected, StreamBroken, WorkerFailed
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
+from gateway.core.ports import PassthroughRequest, ResponseEncoder
+from gateway.core.request import GenerationRequest
+from protocols.mindie.dialect import MindIE
 from protocols.mindie.requests import PRIORITY_STEP
-from protocols.openai import OpenAI
+from protocols.openai.dialect import OpenAI
 from tests.unit.protocols.mindie.conftest import Desk
 
 HI = [{"role": "user", "content": "hi"}]
@@ -32,7 +33,7 @@ def relayed(
     worker: MindIE | None = None,
     headers: Mapping[str, str] | None = None,
     **client: Any,
-) -> Relay | None:
+) -> PassthroughRequest | None:
     desk = Desk(profile, **client)
     call = desk.call(path, body, headers=headers)
     return (worker or MindIE(profile)).prepare_passthrough(
@@ -40,7 +41,7 @@ def relayed(
     )
 
 
-def taken(path: str, body: Any, profile: str = "2x") -> Relay:
+def taken(path: str, body: Any, profile: str = "2x") -> PassthroughRequest:
     relay = relayed(path, body, profile)
     assert relay is not None
     return relay
@@ -74,7 +75,7 @@ def test_what_is_plainly_right_is_passed_on_under_a_name_of_the_gateways(
         ("req-id", NAME),
     )
     assert json.loads(relay.upstream_request.body) == body | {"model": "served"}
-    assert isinstance(relay.request, GenerateRequest)
+    assert isinstance(relay.request, GenerationRequest)
     assert relay.request.client_id == NAME
     assert relay.request.stream is body.get("stream", False)
     assert relay.request.kind == ("chat" if path == CHATS else "completion")
@@ -167,7 +168,7 @@ def test_what_asks_for_details_is_passed_on(way: str) -> None:
     assert relay.upstream_request.path == f"/v2/models/served/{way}"
     assert json.loads(relay.upstream_request.body) == body | {"id": NAME}
     assert relay.upstream_request.headers == (("Content-Type", "application/json"),)
-    assert isinstance(relay.request, GenerateRequest)
+    assert isinstance(relay.request, GenerationRequest)
     assert relay.request.prompts == ("a b",)
     assert relay.request.stream is (way == "generate_stream")
     assert (relay.request.priority, relay.request.timeout) == (None, None)
@@ -183,7 +184,7 @@ def test_numbers_keep_their_form_and_the_last_of_a_name_counts() -> None:
 
 def test_what_the_gateway_minds_too_is_read() -> None:
     request = taken(TEXTS, told(priority=3, timeout=7, batch_size=2)).request
-    assert isinstance(request, GenerateRequest)
+    assert isinstance(request, GenerationRequest)
     assert (request.priority, request.timeout) == (2 * PRIORITY_STEP, 7.0)
 
 
@@ -247,7 +248,7 @@ WHOLE = (
 
 
 def texts(events: Sequence[Event]) -> list[tuple[str, int]]:
-    return [(one.text, one.tokens) for one in events if isinstance(one, Text)]
+    return [(one.text, one.tokens) for one in events if isinstance(one, TextDelta)]
 
 
 def test_a_whole_answer_comes_back_under_the_models_public_name() -> None:
@@ -256,7 +257,7 @@ def test_a_whole_answer_comes_back_under_the_models_public_name() -> None:
     data, events = passage.close()
     assert data == WHOLE.replace(b"served", b"llama_65b")
     assert texts(events) == [("Hello", 2)]
-    assert events[-2:] == [End("eos"), Done()]
+    assert events[-2:] == [ChoiceEnd("eos"), StreamEnd()]
 
 
 def test_a_stream_ends_with_the_event_that_says_so() -> None:
@@ -265,7 +266,7 @@ def test_a_stream_ends_with_the_event_that_says_so() -> None:
     rest, more = passage.feed([STREAM[250:]])
     assert (first or b"") + (rest or b"") == SHOWN
     assert texts([*events, *more]) == [("Hel", 1), ("lo", 1)]
-    assert list(more[-2:]) == [End("length"), Done()]
+    assert list(more[-2:]) == [ChoiceEnd("length"), StreamEnd()]
 
 
 def test_the_last_newlines_may_be_missing() -> None:
@@ -274,7 +275,7 @@ def test_the_last_newlines_may_be_missing() -> None:
         first, _ = passage.feed([STREAM.removesuffix(lacking)])
         rest, events = passage.close()
         assert (first or b"") + (rest or b"") == SHOWN
-        assert isinstance(events[-1], Done)
+        assert isinstance(events[-1], StreamEnd)
 
 
 def test_a_name_that_the_worker_gave_itself_is_not_shown() -> None:
@@ -323,7 +324,7 @@ def test_a_conversations_stream_comes_back(profile: str, finish: str) -> None:
     data, events = passage.feed([sent])
     assert data == sent.replace(b"served", b"llama_65b")
     assert texts(events) == [("Hi", 1)]
-    assert isinstance(events[-1], Done)
+    assert isinstance(events[-1], StreamEnd)
 
 
 def test_an_early_conversation_that_broke_off_is_told_and_not_passed_on() -> None:
@@ -362,7 +363,7 @@ def test_the_headers_are_those_of_any_answer() -> None:
         assert taken(path, body).build_headers() == (("Content-Type", "text/event-stream"), *own)
 
 
-def encoder(relay: Relay) -> Encoder:
+def encoder(relay: PassthroughRequest) -> ResponseEncoder:
     assert relay.create_encoder is not None
     return relay.create_encoder()
 
@@ -371,7 +372,7 @@ def test_what_its_client_stopped_ends_with_the_tokens_that_were_passed_on() -> N
     relay = taken(TEXTS + "_stream", TOLD)
     relay.create_reader().feed([STREAM])
     relay.create_reader().feed([PIECES[0]])
-    end = encoder(relay).encode_error_event(ClientGone("stopped"))
+    end = encoder(relay).encode_error_event(ClientDisconnected("stopped"))
     told = json.loads(end.removeprefix(b"data:"))
     assert (told["id"], told["model_name"], told["text_output"]) == (NAME, "llama_65b", "")
     assert told["details"]["finish_reason"] == "stop_sequence"
@@ -388,7 +389,9 @@ def test_an_error_in_a_stream_is_bare_text() -> None:
 def test_a_conversation_that_its_client_stopped_ends_under_the_same_name(
     path: str, body: dict[str, Any]
 ) -> None:
-    end = encoder(taken(path, body | {"stream": True})).encode_error_event(ClientGone("stopped"))
+    end = encoder(taken(path, body | {"stream": True})).encode_error_event(
+        ClientDisconnected("stopped")
+    )
     *chunks, done = end.removesuffix(b"\n\n").split(b"\n\n")
     assert done == b"data: [DONE]"
     told = json.loads(chunks[-1].removeprefix(b"data: "))

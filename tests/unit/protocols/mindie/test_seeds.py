@@ -8,20 +8,15 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.types import (
-    Done,
-    End,
-    GenerateRequest,
+from gateway.core.events import ChoiceEnd, StreamEnd, StreamStart, TextDelta, Timing, Usage
+from gateway.core.request import (
+    GenerationRequest,
     Message,
-    Sampling,
-    Start,
-    Stopping,
-    Templating,
-    Text,
+    PromptOptions,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
-    Timing,
-    Usage,
-    Want,
 )
 
 # --- generate_stream ------------------------------------------------------------------------------
@@ -76,12 +71,12 @@ STREAM = "/v2/models/llama_65b/generate_stream"
 
 def test_the_generate_stream_request(desk: Any) -> None:
     request = desk("rc1").decode(STREAM, GENERATE)
-    assert request == GenerateRequest(
+    assert request == GenerationRequest(
         model="llama_65b",
         kind="completion",
         prompts=("My name is Olivier and I",),
-        templating=Templating(mode="raw"),
-        sampling=Sampling(
+        templating=PromptOptions(mode="raw"),
+        sampling=SamplingParams(
             temperature=1.0,
             top_k=10,
             top_p=0.99,
@@ -91,9 +86,9 @@ def test_the_generate_stream_request(desk: Any) -> None:
             repetition_penalty=1.1,
             watermark=False,
         ),
-        stopping=Stopping(max_tokens=200),
+        stopping=StopConditions(max_tokens=200),
         stream=True,
-        want=Want(details=True, timing=True),
+        want=ResponseOptions(details=True, timing=True),
         client_id="a123",
         given=frozenset(
             {
@@ -111,9 +106,11 @@ def test_the_generate_stream_answer(desk: Any) -> None:
     events = [
         event
         for text, wait in PIECES
-        for event in (Timing(queue=wait / 1e6, batch_size=1), Text(text))
+        for event in (Timing(queue=wait / 1e6, batch_size=1), TextDelta(text))
     ]
-    sent = one.stream(encoder, Start(7), *events, End("eos"), Usage(7, 424), Done())
+    sent = one.stream(
+        encoder, StreamStart(7), *events, ChoiceEnd("eos"), Usage(7, 424), StreamEnd()
+    )
     assert sent == GENERATED
     assert encoder.content_type == "text/event-stream"
     assert encoder.headers() == (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
@@ -190,15 +187,15 @@ LAST = (
 )
 
 
-def chat(*messages: Message) -> GenerateRequest:
-    return GenerateRequest(
+def chat(*messages: Message) -> GenerationRequest:
+    return GenerationRequest(
         model="gpt-3.5-turbo",
         kind="chat",
         messages=messages,
-        sampling=Sampling(
+        sampling=SamplingParams(
             temperature=0.5, top_p=0.95, presence_penalty=1.03, frequency_penalty=1.0
         ),
-        stopping=Stopping(max_tokens=20),
+        stopping=StopConditions(max_tokens=20),
         client_id="endpoint_common_0",
         given=frozenset(
             {
@@ -228,8 +225,8 @@ def test_a_whole_answer(desk: Any) -> None:
     call = one.call(CHAT, SINGLE, headers={"req-id": "chatcmpl-123"})
     about = one.about("gpt-3.5-turbo-0613", created=1677652288)
     encoder = one.dialect.create_encoder(call, one.dialect.decode_request(call), about)
-    said = Text("\n\nHello there, how may I assist you today?", tokens=12)
-    reply = one.whole(encoder, said, End("eos"), Usage(9, 12), Done())
+    said = TextDelta("\n\nHello there, how may I assist you today?", tokens=12)
+    reply = one.whole(encoder, said, ChoiceEnd("eos"), Usage(9, 12), StreamEnd())
     # stock JSON keeps the order of keys, so this compares bytes but for the blanks
     assert reply.body == msgspec.json.encode(msgspec.json.decode(ANSWER))
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
@@ -239,5 +236,11 @@ def test_a_stream(desk: Any) -> None:
     one = desk("rc1")
     body = msgspec.json.decode(SINGLE) | {"stream": True}
     encoder = one.encoder(CHAT, body, model="baichuan", name="1")
-    events = (Start(9), *map(Text, WORDS), End("length"), Usage(9, 20), Done())
+    events = (
+        StreamStart(9),
+        *map(TextDelta, WORDS),
+        ChoiceEnd("length"),
+        Usage(9, 20),
+        StreamEnd(),
+    )
     assert one.stream(encoder, *events).decode() == "".join(CHUNK % word for word in WORDS) + LAST

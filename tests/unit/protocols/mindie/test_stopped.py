@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.errors import ClientGone
-from gateway.core.types import CallArguments, CallStart, End, Start, Text
+from gateway.core.errors import ClientDisconnected
+from gateway.core.events import ChoiceEnd, StreamStart, TextDelta, ToolCallDelta, ToolCallStart
 
-GONE = ClientGone("the request was stopped")
+GONE = ClientDisconnected("the request was stopped")
 TEXT = "/v2/models/m/generate_stream"
 CHAT = "/v1/chat/completions"
 TALK = {
@@ -28,7 +28,7 @@ def decoded(sent: bytes) -> list[Any]:
 def test_a_text_with_details_says_so(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(TEXT, {"text_input": "x", "parameters": {"details": True}})
-    sent = one.stream(encoder, Start(1), Text("a"), Text("b"))
+    sent = one.stream(encoder, StreamStart(1), TextDelta("a"), TextDelta("b"))
 
     first, last = decoded(sent + encoder.encode_error_event(GONE))
 
@@ -40,7 +40,7 @@ def test_a_text_with_details_says_so(desk: Any) -> None:
 def test_a_text_without_details_just_ends(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(TEXT, {"text_input": "x"})
-    one.stream(encoder, Text("a"))
+    one.stream(encoder, TextDelta("a"))
 
     assert encoder.encode_error_event(GONE) == b""
 
@@ -50,7 +50,7 @@ def test_after_tgi_the_last_event_says_so(desk: Any, path: str) -> None:
     one = desk(model="m")
     body = {"inputs": "x", "stream": True, "parameters": {"details": True}}
     encoder = one.encoder(path, body)
-    one.stream(encoder, Text("a"), Text("b"))
+    one.stream(encoder, TextDelta("a"), TextDelta("b"))
 
     [last] = decoded(encoder.encode_error_event(GONE))
 
@@ -61,7 +61,7 @@ def test_after_tgi_the_last_event_says_so(desk: Any, path: str) -> None:
 def test_after_vllm_it_just_ends(desk: Any) -> None:
     one = desk(model="m")
     encoder = one.encoder("/generate", {"prompt": "x", "stream": True})
-    one.stream(encoder, Text("a"))
+    one.stream(encoder, TextDelta("a"))
 
     assert encoder.encode_error_event(GONE) == b""
 
@@ -70,7 +70,7 @@ def test_after_vllm_it_just_ends(desk: Any) -> None:
 def test_a_conversation_is_ended(desk: Any, profile: str, reason: str) -> None:
     one = desk(profile)
     encoder = one.encoder(CHAT, TALK)
-    one.stream(encoder, Start(4), Text("a"))
+    one.stream(encoder, StreamStart(4), TextDelta("a"))
 
     last, done = decoded(encoder.encode_error_event(GONE))
 
@@ -83,7 +83,7 @@ def test_a_conversation_is_ended(desk: Any, profile: str, reason: str) -> None:
 def test_every_choice_has_one_end(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(CHAT, TALK | {"n": 2})
-    one.stream(encoder, Start(4), Text("a"), End("length"), Text("b", 1))
+    one.stream(encoder, StreamStart(4), TextDelta("a"), ChoiceEnd("length"), TextDelta("b", 1))
 
     *ends, done = decoded(encoder.encode_error_event(GONE))
 
@@ -95,7 +95,7 @@ def test_every_choice_has_one_end(desk: Any) -> None:
 def test_half_a_call_of_a_tool_is_none(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(CHAT, TALK)
-    one.stream(encoder, CallStart(0, 0, "c", "f"), CallArguments(0, 0, '{"x'))
+    one.stream(encoder, ToolCallStart(0, 0, "c", "f"), ToolCallDelta(0, 0, '{"x'))
 
     last, _ = decoded(encoder.encode_error_event(GONE))
 

@@ -6,34 +6,34 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import Unsupported
-from gateway.core.types import (
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.request import (
     AudioPart,
-    Choice,
-    EmbedRequest,
+    ChoiceFormat,
+    EmbeddingRequest,
     FilePart,
-    GenerateRequest,
+    GenerationRequest,
     ImagePart,
-    JsonObject,
-    Logprobs,
+    JsonObjectFormat,
+    LogprobsOptions,
     Message,
     NamedTool,
-    Reasoning,
+    PromptOptions,
+    ReasoningOptions,
     ReasoningPart,
     RefusalPart,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
     ToolCall,
     VideoPart,
-    Want,
 )
-from protocols.mindie import MindIE
+from protocols.mindie.dialect import MindIE
 
-RAW = Templating(mode="raw")
+RAW = PromptOptions(mode="raw")
 TEXT = "/v2/models/m/generate"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -43,14 +43,14 @@ LONGEST = 2147483647
 TOOL = Tool("f", parameters=Raw(b'{"type":"object"}'))
 
 
-def text(**fields: Any) -> GenerateRequest:
+def text(**fields: Any) -> GenerationRequest:
     fields = {"prompts": ("a b",), "templating": RAW, **fields}
-    return GenerateRequest(model="m", kind="completion", **fields)
+    return GenerationRequest(model="m", kind="completion", **fields)
 
 
-def chat(*messages: Message, **fields: Any) -> GenerateRequest:
+def chat(*messages: Message, **fields: Any) -> GenerationRequest:
     fields = {"messages": messages or SAID, **fields}
-    return GenerateRequest(model="m", kind="chat", **fields)
+    return GenerationRequest(model="m", kind="chat", **fields)
 
 
 def sent(request: Request, profile: str = "2x", **options: Any) -> tuple[str, Any]:
@@ -99,7 +99,7 @@ def test_a_stream_has_a_path_of_its_own() -> None:
 
 
 def test_a_model_never_becomes_more_than_one_piece_of_a_path() -> None:
-    request = GenerateRequest(model="../a?b", kind="completion", prompts=("x",), templating=RAW)
+    request = GenerationRequest(model="../a?b", kind="completion", prompts=("x",), templating=RAW)
 
     assert MindIE().encode_request(request).path == "/v2/models/..%2Fa%3Fb/generate"
 
@@ -107,36 +107,39 @@ def test_a_model_never_becomes_more_than_one_piece_of_a_path() -> None:
 @pytest.mark.parametrize(
     ("sampling", "parameters"),
     [
-        (Sampling(), {}),
-        (Sampling(temperature=0.5, top_p=0.9), {"temperature": 0.5, "top_p": 0.9}),
-        (Sampling(temperature=0.0, top_k=5), {"do_sample": False, "top_k": 5}),
-        (Sampling(temperature=0.5, do_sample=False), {"do_sample": False}),
-        (Sampling(do_sample=True), {"do_sample": True}),
-        (Sampling(temperature=1e-5), {"temperature": 0.001}),
-        (Sampling(top_p=0.0, repetition_penalty=0.0), {"top_p": 1e-6, "repetition_penalty": 1e-6}),
-        (Sampling(seed=7, typical_p=0.5, watermark=True), {"seed": 7, "typical_p": 0.5}),
-        (Sampling(seed=2**64 - 1), {"seed": 2**63 - 1}),
-        (Sampling(min_p=0.1, beam_width=4, presence_penalty=1.0), {}),
+        (SamplingParams(), {}),
+        (SamplingParams(temperature=0.5, top_p=0.9), {"temperature": 0.5, "top_p": 0.9}),
+        (SamplingParams(temperature=0.0, top_k=5), {"do_sample": False, "top_k": 5}),
+        (SamplingParams(temperature=0.5, do_sample=False), {"do_sample": False}),
+        (SamplingParams(do_sample=True), {"do_sample": True}),
+        (SamplingParams(temperature=1e-5), {"temperature": 0.001}),
+        (
+            SamplingParams(top_p=0.0, repetition_penalty=0.0),
+            {"top_p": 1e-6, "repetition_penalty": 1e-6},
+        ),
+        (SamplingParams(seed=7, typical_p=0.5, watermark=True), {"seed": 7, "typical_p": 0.5}),
+        (SamplingParams(seed=2**64 - 1), {"seed": 2**63 - 1}),
+        (SamplingParams(min_p=0.1, beam_width=4, presence_penalty=1.0), {}),
     ],
 )
-def test_how_a_token_is_picked(sampling: Sampling, parameters: dict[str, Any]) -> None:
+def test_how_a_token_is_picked(sampling: SamplingParams, parameters: dict[str, Any]) -> None:
     assert sent(text(sampling=sampling)) == (TEXT, parameters)
 
 
 @pytest.mark.parametrize(
     ("sampling", "parameters"),
     [
-        (Sampling(), {}),
-        (Sampling(temperature=0.5), {"temperature": 0.5, "do_sample": True}),
-        (Sampling(top_p=0.5), {"top_p": 0.5, "do_sample": True}),
-        (Sampling(top_k=5), {"top_k": 5, "do_sample": True}),
-        (Sampling(top_k=5, do_sample=False), {"top_k": 5, "do_sample": False}),
-        (Sampling(temperature=0.0), {"do_sample": False}),
-        (Sampling(seed=0, typical_p=0.5), {"seed": 2**63 - 1}),
+        (SamplingParams(), {}),
+        (SamplingParams(temperature=0.5), {"temperature": 0.5, "do_sample": True}),
+        (SamplingParams(top_p=0.5), {"top_p": 0.5, "do_sample": True}),
+        (SamplingParams(top_k=5), {"top_k": 5, "do_sample": True}),
+        (SamplingParams(top_k=5, do_sample=False), {"top_k": 5, "do_sample": False}),
+        (SamplingParams(temperature=0.0), {"do_sample": False}),
+        (SamplingParams(seed=0, typical_p=0.5), {"seed": 2**63 - 1}),
     ],
 )
 def test_the_first_releases_are_told_to_sample(
-    sampling: Sampling, parameters: dict[str, Any]
+    sampling: SamplingParams, parameters: dict[str, Any]
 ) -> None:
     assert sent(text(sampling=sampling), "rc1") == (TEXT, parameters)
 
@@ -144,8 +147,8 @@ def test_the_first_releases_are_told_to_sample(
 @pytest.mark.parametrize(
     ("fields", "parameters"),
     [
-        ({"stopping": Stopping(max_tokens=3)}, {"max_new_tokens": 3}),
-        ({"stopping": Stopping(max_tokens=2**40)}, {}),
+        ({"stopping": StopConditions(max_tokens=3)}, {"max_new_tokens": 3}),
+        ({"stopping": StopConditions(max_tokens=2**40)}, {}),
         ({"priority": 0}, {"priority": 1}),
         ({"priority": 204}, {"priority": 5}),
         ({"priority": 255}, {"priority": 5}),
@@ -153,7 +156,7 @@ def test_the_first_releases_are_told_to_sample(
         ({"timeout": 0.2}, {"timeout": 1}),
         ({"timeout": 2.5}, {"timeout": 3}),
         ({"timeout": 1e7}, {"timeout": 65535}),
-        ({"want": Want(timing=True)}, {"perf_stat": True}),
+        ({"want": ResponseOptions(timing=True)}, {"perf_stat": True}),
         ({"source": "mindie", "extra": {"batch_size": Raw(b"100")}}, {"batch_size": 100}),
         ({"source": "openai", "extra": {"batch_size": Raw(b"100")}}, {}),
         ({"prompts": ("a b", "c"), "n": 3}, {}),
@@ -166,23 +169,23 @@ def test_the_other_parameters(fields: dict[str, Any], parameters: dict[str, Any]
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"n": 1, "best_of": 1, "stopping": Stopping(overflow="error")}, set()),
+        ({"n": 1, "best_of": 1, "stopping": StopConditions(overflow="error")}, set()),
         ({"n": 2, "best_of": 2}, {("n", "dropped", "n")}),
         ({"n": 2, "best_of": 3}, {("n", "dropped", "n"), ("best_of", "dropped", "best_of")}),
         ({"prompts": ("a", "b")}, {("prompt", "dropped", "prompts")}),
-        ({"stopping": Stopping(stop=("x",))}, {("stop", "dropped", "stopping.stop")}),
-        ({"sampling": Sampling(temperature=0.0, do_sample=True)}, set()),
+        ({"stopping": StopConditions(stop=("x",))}, {("stop", "dropped", "stopping.stop")}),
+        ({"sampling": SamplingParams(temperature=0.0, do_sample=True)}, set()),
         (
-            {"sampling": Sampling(temperature=1e-5, watermark=True)},
+            {"sampling": SamplingParams(temperature=1e-5, watermark=True)},
             {
                 ("temperature", "clamped", "sampling.temperature"),
                 ("watermark", "dropped", "sampling.watermark"),
             },
         ),
-        ({"sampling": Sampling(seed=2**63)}, {("seed", "approximated", "sampling.seed")}),
-        ({"sampling": Sampling(seed=2**63 - 1, typical_p=0.5)}, set()),
-        ({"want": Want(token_ids=True)}, {("return_token_ids", "dropped", "")}),
-        ({"priority": 5, "timeout": 3.0, "want": Want(timing=True)}, set()),
+        ({"sampling": SamplingParams(seed=2**63)}, {("seed", "approximated", "sampling.seed")}),
+        ({"sampling": SamplingParams(seed=2**63 - 1, typical_p=0.5)}, set()),
+        ({"want": ResponseOptions(token_ids=True)}, {("return_token_ids", "dropped", "")}),
+        ({"priority": 5, "timeout": 3.0, "want": ResponseOptions(timing=True)}, set()),
         ({"extra": {"x": Raw(b"1")}}, {("x", "dropped", "")}),
         ({"extra": {"x": Raw(b"1")}, "source": "mindie"}, set()),
     ],
@@ -192,14 +195,14 @@ def test_what_text_can_not_carry(fields: dict[str, Any], found: set[tuple[str, s
 
 
 def test_a_loss_has_the_clients_own_name() -> None:
-    request = text(prompts=("a", "b"), n=2, sampling=Sampling(seed=2**63))
+    request = text(prompts=("a", "b"), n=2, sampling=SamplingParams(seed=2**63))
     names = {"prompts": "inputs", "n": "num", "sampling.seed": "random_seed"}
 
     assert {name for name, *_ in lost(request, names=names)} == {"inputs", "num", "random_seed"}
 
 
 def test_what_the_first_releases_can_not_carry() -> None:
-    request = text(sampling=Sampling(typical_p=0.5, seed=0))
+    request = text(sampling=SamplingParams(typical_p=0.5, seed=0))
 
     assert lost(request, "rc1") == {
         ("typical_p", "dropped", "sampling.typical_p"),
@@ -215,13 +218,13 @@ def test_what_the_first_releases_can_not_carry() -> None:
     [
         ({"prompts": ((1, 2),)}, {"prompt": [1, 2]}),
         ({"prompts": ((1, 2), "b")}, {"prompt": [1, 2]}),
-        ({"logprobs": Logprobs(9)}, {"prompt": "a b", "logprobs": 5}),
+        ({"logprobs": LogprobsOptions(9)}, {"prompt": "a b", "logprobs": 5}),
         (
             {
                 "prompts": ((1,),),
                 "n": 2,
-                "sampling": Sampling(temperature=1.0),
-                "stopping": Stopping(stop=("x",)),
+                "sampling": SamplingParams(temperature=1.0),
+                "stopping": StopConditions(stop=("x",)),
             },
             {"prompt": [1], "n": 2, "temperature": 1.0, "stop": ["x"]},
         ),
@@ -235,12 +238,12 @@ def test_what_only_completions_can_do_goes_there(
 
 @pytest.mark.parametrize("profile", ["1x", "rc1"])
 def test_a_release_without_completions_takes_no_token_ids(profile: str) -> None:
-    with pytest.raises(Unsupported, match="token ids"):
+    with pytest.raises(UnsupportedFeature, match="token ids"):
         MindIE(profile).encode_request(text(prompts=((1, 2),)))
 
 
 def test_a_release_without_completions_tells_no_log_probabilities() -> None:
-    request = text(logprobs=Logprobs(2))
+    request = text(logprobs=LogprobsOptions(2))
 
     assert sent(request, "1x") == (TEXT, {})
     assert lost(request, "1x") == {("top", "dropped", "logprobs.top")}
@@ -258,64 +261,64 @@ def test_a_conversation_goes_to_openais_path_under_the_gateways_name() -> None:
 
 
 def test_a_prompt_that_the_server_shall_wrap_is_a_conversation() -> None:
-    request = text(prompts=("hi",), templating=Templating(mode="server"))
+    request = text(prompts=("hi",), templating=PromptOptions(mode="server"))
 
     assert sent(request) == (CHAT, {})
 
 
-WARM = Sampling(temperature=0.7)
+WARM = SamplingParams(temperature=0.7)
 
 
 @pytest.mark.parametrize(
     ("fields", "body"),
     [
         (
-            {"stopping": Stopping(max_tokens=3), "given": frozenset({"max_completion_tokens"})},
+            {"stopping": StopConditions(max_tokens=3), "given": frozenset({"max_completion_tokens"})},
             {"max_tokens": 3},
         ),
-        ({"sampling": Sampling(temperature=0.0, seed=2**64 - 1)},
+        ({"sampling": SamplingParams(temperature=0.0, seed=2**64 - 1)},
          {"temperature": 0.0, "seed": 2**63 - 1}),
-        ({"sampling": Sampling(do_sample=False, temperature=0.5)}, {"temperature": 0.0}),
-        ({"sampling": Sampling(do_sample=True)}, {"temperature": 1.0}),
-        ({"sampling": Sampling(do_sample=True, top_k=5)}, {"top_k": 5}),
-        ({"sampling": Sampling(repetition_penalty=3.0)}, {"repetition_penalty": 2}),
+        ({"sampling": SamplingParams(do_sample=False, temperature=0.5)}, {"temperature": 0.0}),
+        ({"sampling": SamplingParams(do_sample=True)}, {"temperature": 1.0}),
+        ({"sampling": SamplingParams(do_sample=True, top_k=5)}, {"top_k": 5}),
+        ({"sampling": SamplingParams(repetition_penalty=3.0)}, {"repetition_penalty": 2}),
         ({"n": 1, "best_of": 1}, {"n": 1}),
         ({"n": 2}, {}),
         ({"n": 2, "sampling": WARM, "best_of": 4}, {"n": 2, "temperature": 0.7}),
-        ({"n": 2, "sampling": Sampling(temperature=0.7, do_sample=False)}, {"temperature": 0.0}),
+        ({"n": 2, "sampling": SamplingParams(temperature=0.7, do_sample=False)}, {"temperature": 0.0}),
         (
-            {"sampling": Sampling(beam_width=4), "stopping": Stopping(max_tokens=128), "n": 2},
+            {"sampling": SamplingParams(beam_width=4), "stopping": StopConditions(max_tokens=128), "n": 2},
             {"use_beam_search": True, "best_of": 4, "n": 2, "max_tokens": 128},
         ),
-        ({"sampling": Sampling(beam_width=4), "stopping": Stopping(max_tokens=129)},
+        ({"sampling": SamplingParams(beam_width=4), "stopping": StopConditions(max_tokens=129)},
          {"max_tokens": 129}),
         (
-            {"stopping": Stopping(stop=("", "a" * 1025, "b"), stop_token_ids=(5,),
+            {"stopping": StopConditions(stop=("", "a" * 1025, "b"), stop_token_ids=(5,),
              include_stop=True, ignore_eos=True, skip_special_tokens=False)},
             {"stop": ["b"], "stop_token_ids": [5], "include_stop_str_in_output": True,
              "ignore_eos": True, "skip_special_tokens": False},
         ),
-        ({"logprobs": Logprobs(30)}, {"logprobs": True, "top_logprobs": 20}),
+        ({"logprobs": LogprobsOptions(30)}, {"logprobs": True, "top_logprobs": 20}),
         (
             {"tools": (TOOL,), "tool_choice": NamedTool("f")},
             {"tools": [{"type": "function",
                         "function": {"name": "f", "parameters": {"type": "object"}}}],
              "tool_choice": {"type": "function", "function": {"name": "f"}}},
         ),
-        ({"output": JsonObject()}, {"response_format": {"type": "json_object"}}),
-        ({"output": Choice(("a",))}, {}),
+        ({"output": JsonObjectFormat()}, {"response_format": {"type": "json_object"}}),
+        ({"output": ChoiceFormat(("a",))}, {}),
         (
-            {"reasoning": Reasoning(budget=9)},
+            {"reasoning": ReasoningOptions(budget=9)},
             {"chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 9}},
         ),
         (
-            {"reasoning": Reasoning(budget=2**40),
-             "templating": Templating(arguments={"x": Raw(b"1")})},
+            {"reasoning": ReasoningOptions(budget=2**40),
+             "templating": PromptOptions(arguments={"x": Raw(b"1")})},
             {"chat_template_kwargs": {
                 "x": 1, "enable_thinking": True, "thinking_budget": LONGEST}},
         ),
-        ({"reasoning": Reasoning(budget=0)}, {}),
-        ({"reasoning": Reasoning(effort="low")}, {}),
+        ({"reasoning": ReasoningOptions(budget=0)}, {}),
+        ({"reasoning": ReasoningOptions(effort="low")}, {}),
         ({"labels": {"user": "u"}, "extra": {"x": Raw(b"1")}}, {}),
         ({"source": "mindie", "extra": {"x": Raw(b"1")}}, {"x": 1}),
         ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}),
@@ -328,8 +331,8 @@ def test_what_a_conversation_asks(fields: dict[str, Any], body: dict[str, Any]) 
 def test_many_stop_strings_are_taken_as_far_as_there_is_room() -> None:
     long = tuple(f"{i:04}" + "x" * 1020 for i in range(40))
 
-    _, body = sent(chat(stopping=Stopping(stop=long)))
-    _, short = sent(chat(stopping=Stopping(stop=tuple(map(str, range(2000))))))
+    _, body = sent(chat(stopping=StopConditions(stop=long)))
+    _, short = sent(chat(stopping=StopConditions(stop=tuple(map(str, range(2000))))))
 
     assert body["stop"] == list(long[:32])
     assert len(short["stop"]) == 1024
@@ -338,20 +341,20 @@ def test_many_stop_strings_are_taken_as_far_as_there_is_room() -> None:
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"n": 1, "best_of": 1, "sampling": Sampling(do_sample=True)}, set()),
+        ({"n": 1, "best_of": 1, "sampling": SamplingParams(do_sample=True)}, set()),
         ({"n": 2}, {("n", "dropped", "n")}),
         ({"n": 2, "sampling": WARM}, set()),
         ({"n": 2, "sampling": WARM, "best_of": 4}, {("best_of", "dropped", "best_of")}),
         (
-            {"sampling": Sampling(beam_width=4), "stopping": Stopping(max_tokens=128), "n": 2},
+            {"sampling": SamplingParams(beam_width=4), "stopping": StopConditions(max_tokens=128), "n": 2},
             set(),
         ),
-        ({"sampling": Sampling(beam_width=4)}, {("beam_width", "dropped", "sampling.beam_width")}),
-        ({"stopping": Stopping(stop=("", "b"))}, {("stop", "clamped", "stopping.stop")}),
-        ({"output": JsonObject(), "reasoning": Reasoning(budget=9)}, set()),
-        ({"output": Choice(("a",))}, {("output", "dropped", "output")}),
-        ({"reasoning": Reasoning(budget=0)}, {("budget", "dropped", "reasoning.budget")}),
-        ({"templating": Templating(template="{{x}}")},
+        ({"sampling": SamplingParams(beam_width=4)}, {("beam_width", "dropped", "sampling.beam_width")}),
+        ({"stopping": StopConditions(stop=("", "b"))}, {("stop", "clamped", "stopping.stop")}),
+        ({"output": JsonObjectFormat(), "reasoning": ReasoningOptions(budget=9)}, set()),
+        ({"output": ChoiceFormat(("a",))}, {("output", "dropped", "output")}),
+        ({"reasoning": ReasoningOptions(budget=0)}, {("budget", "dropped", "reasoning.budget")}),
+        ({"templating": PromptOptions(template="{{x}}")},
          {("template", "dropped", "templating.template")}),
         ({"extra": {"x": Raw(b"1")}}, {("x", "dropped", "")}),
         ({"source": "mindie", "extra": {"x": Raw(b"1")}}, set()),
@@ -366,7 +369,9 @@ def test_what_a_conversation_can_not_carry(
 
 def test_the_servers_own_validator_knows_less() -> None:
     request = chat(
-        output=JsonObject(), reasoning=Reasoning(budget=9), sampling=Sampling(temperature=3.0)
+        output=JsonObjectFormat(),
+        reasoning=ReasoningOptions(budget=9),
+        sampling=SamplingParams(temperature=3.0),
     )
 
     assert sent(request, vllm_validator=False) == (CHAT, {"temperature": 2})
@@ -380,18 +385,18 @@ def test_the_servers_own_validator_knows_less() -> None:
 @pytest.mark.parametrize(
     ("fields", "body", "found"),
     [
-        ({"sampling": Sampling(temperature=0.0)}, {"temperature": 0.001},
+        ({"sampling": SamplingParams(temperature=0.0)}, {"temperature": 0.001},
          {("temperature", "clamped", "sampling.temperature")}),
-        ({"sampling": Sampling(do_sample=False)}, {"temperature": 0.001},
+        ({"sampling": SamplingParams(do_sample=False)}, {"temperature": 0.001},
          {("do_sample", "approximated", "sampling.do_sample")}),
-        ({"sampling": Sampling(do_sample=True)}, {"temperature": 1.0}, set()),
-        ({"sampling": Sampling(top_k=3)}, {}, {("top_k", "dropped", "sampling.top_k")}),
+        ({"sampling": SamplingParams(do_sample=True)}, {"temperature": 1.0}, set()),
+        ({"sampling": SamplingParams(top_k=3)}, {}, {("top_k", "dropped", "sampling.top_k")}),
         ({"n": 1}, {"n": 1}, set()),
         ({"n": 2}, {}, {("n", "dropped", "n")}),
         ({"tools": (TOOL,), "tool_choice": "auto"}, {}, {("tools", "dropped", "tools")}),
-        ({"logprobs": Logprobs(2)}, {}, {("logprobs", "dropped", "logprobs.top")}),
-        ({"stopping": Stopping(stop=("x",))}, {}, {("stop", "dropped", "stopping.stop")}),
-        ({"output": JsonObject()}, {}, {("response_format", "dropped", "output")}),
+        ({"logprobs": LogprobsOptions(2)}, {}, {("logprobs", "dropped", "logprobs.top")}),
+        ({"stopping": StopConditions(stop=("x",))}, {}, {("stop", "dropped", "stopping.stop")}),
+        ({"output": JsonObjectFormat()}, {}, {("response_format", "dropped", "output")}),
     ],
 )  # fmt: skip
 def test_the_first_releases_know_few_parameters(
@@ -476,7 +481,7 @@ def test_earlier_thoughts_are_lost() -> None:
 
 
 class Shouting:
-    def render_prompt(self, request: GenerateRequest) -> str:
+    def render_prompt(self, request: GenerationRequest) -> str:
         return "<" + request.messages[-1].text.upper() + ">"
 
 
@@ -506,7 +511,7 @@ def test_without_a_template_it_is_made_plainly_and_told() -> None:
 
 @pytest.mark.parametrize("asked", [None, 9])
 def test_the_longest_answer_is_the_settings(asked: int | None) -> None:
-    request = text(stopping=Stopping(max_tokens=asked))
+    request = text(stopping=StopConditions(max_tokens=asked))
 
     assert sent(request, max_iter_times=5) == (TEXT, {"max_new_tokens": 5})
     told = {("max_tokens", "clamped", "stopping.max_tokens")} if asked else set()
@@ -514,12 +519,12 @@ def test_the_longest_answer_is_the_settings(asked: int | None) -> None:
 
 
 def test_it_makes_no_vectors() -> None:
-    dialect, request = MindIE(), EmbedRequest(model="m", inputs=("a",))
+    dialect, request = MindIE(), EmbeddingRequest(model="m", inputs=("a",))
 
     for ask in (
         dialect.encode_request,
         dialect.create_decoder,
         lambda r: dialect.unsupported_parameters(r, {}),
     ):
-        with pytest.raises(Unsupported, match="embeddings"):
+        with pytest.raises(UnsupportedFeature, match="embeddings"):
             ask(request)

@@ -7,52 +7,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import Fold
+from gateway.core.aggregate import ResponseAccumulator
 from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
-    Logprobs,
-    Message,
-    Sampling,
-    Served,
-    Templating,
-    Text,
-    TextPart,
-    Thought,
+    ReasoningDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
     Timing,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
-    Want,
 )
-from protocols.mindie import MindIE
+from gateway.core.request import (
+    GenerationRequest,
+    LogprobsOptions,
+    Message,
+    PromptOptions,
+    ResponseOptions,
+    SamplingParams,
+    TextPart,
+)
+from protocols.mindie.dialect import MindIE
 
-WARM = Sampling(temperature=1.0)
+WARM = SamplingParams(temperature=1.0)
 
 
-def text(*, stream: bool = True, **fields: Any) -> GenerateRequest:
-    fields = {"prompts": ("x",), "templating": Templating(mode="raw"), **fields}
-    return GenerateRequest(model="m", kind="completion", stream=stream, **fields)
+def text(*, stream: bool = True, **fields: Any) -> GenerationRequest:
+    fields = {"prompts": ("x",), "templating": PromptOptions(mode="raw"), **fields}
+    return GenerationRequest(model="m", kind="completion", stream=stream, **fields)
 
 
-def chat(*, stream: bool = True, **fields: Any) -> GenerateRequest:
+def chat(*, stream: bool = True, **fields: Any) -> GenerationRequest:
     said = (Message("user", (TextPart("x"),)),)
-    return GenerateRequest(model="m", kind="chat", messages=said, stream=stream, **fields)
+    return GenerationRequest(model="m", kind="chat", messages=said, stream=stream, **fields)
 
 
 def read(
-    request: GenerateRequest, data: bytes, profile: str = "2x", *, size: int = 1 << 20
+    request: GenerationRequest, data: bytes, profile: str = "2x", *, size: int = 1 << 20
 ) -> list[Event]:
     """The events, fed in pieces of ``size``; what comes before an error is lost with it."""
     reader = MindIE(profile).create_decoder(request)
@@ -62,7 +64,7 @@ def read(
     return [*events, *reader.close()]
 
 
-def both(request: GenerateRequest, data: bytes, profile: str = "2x") -> list[Event]:
+def both(request: GenerationRequest, data: bytes, profile: str = "2x") -> list[Event]:
     """The events, which must not depend on how the bytes fall."""
     events = read(request, data, profile)
     for size in (1, 2, 7):
@@ -97,8 +99,15 @@ STREAM = framed(
     event("", details(2) + times("null", "7")),
     event("m", details(4, "eos_token", "3", "20") + times("null", "8.5")),
 )
-SERVED = Served("m7", id="a1")
-SAID = [SERVED, Text("é a"), Text(""), Text("m", tokens=2), End("eos"), Done()]
+SERVED = ResponseMetadata("m7", id="a1")
+SAID = [
+    SERVED,
+    TextDelta("é a"),
+    TextDelta(""),
+    TextDelta("m", tokens=2),
+    ChoiceEnd("eos"),
+    StreamEnd(),
+]
 
 
 def test_a_stream() -> None:
@@ -129,14 +138,14 @@ def test_a_stream_in_other_clothes(data: bytes) -> None:
 
 
 def test_times_are_told_to_who_wants_them() -> None:
-    events = both(text(want=Want(timing=True)), STREAM)
+    events = both(text(want=ResponseOptions(timing=True)), STREAM)
 
     assert [one for one in events if isinstance(one, Timing)] == [
         Timing(queue=1e-5, prefill=0.042, batch_size=1),
         Timing(queue=1e-5, decode=0.007, batch_size=1),
         Timing(queue=2e-5, decode=0.0085, batch_size=3),
     ]
-    assert events[1:3] == [Timing(queue=1e-5, prefill=0.042, batch_size=1), Text("é a")]
+    assert events[1:3] == [Timing(queue=1e-5, prefill=0.042, batch_size=1), TextDelta("é a")]
 
 
 def test_the_seeds_stream_ends_in_the_token_that_ended_it() -> None:
@@ -147,10 +156,17 @@ def test_the_seeds_stream_ends_in_the_token_that_ended_it() -> None:
     )
 
     assert both(text(), data, "rc1") == [
-        *(SERVED, Text("am"), Text(" passion"), Text("", tokens=422), End("eos"), Done()),
+        *(
+            SERVED,
+            TextDelta("am"),
+            TextDelta(" passion"),
+            TextDelta("", tokens=422),
+            ChoiceEnd("eos"),
+            StreamEnd(),
+        ),
     ]
     later = both(text(), data, "2x")
-    assert later[-3] == Text("</s>", tokens=422)
+    assert later[-3] == TextDelta("</s>", tokens=422)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +175,7 @@ def test_the_seeds_stream_ends_in_the_token_that_ended_it() -> None:
 def test_what_is_no_such_token_stays(said: str, reason: str) -> None:
     events = both(text(), framed(event(said, details(1, reason))), "rc1")
 
-    assert events[1] == Text(said)
+    assert events[1] == TextDelta(said)
 
 
 @pytest.mark.parametrize(
@@ -175,19 +191,25 @@ def test_why_it_ended(wire: str, reason: str) -> None:
     for request in (text(), text(stream=False)):
         body = event("a", details(1, wire))
         data = framed(body) if request.stream else body.encode()
-        assert both(request, data)[-2:] == [End(reason), Done()]  # type: ignore[arg-type]
+        assert both(request, data)[-2:] == [ChoiceEnd(reason), StreamEnd()]  # type: ignore[arg-type]
 
 
 def test_tokens_that_are_not_counted_are_one_each() -> None:
     data = framed(event("a"), event("b", ',"details":{"finish_reason":"length"}'))
 
-    assert both(text(), data) == [SERVED, Text("a"), Text("b"), End("length"), Done()]
+    assert both(text(), data) == [
+        SERVED,
+        TextDelta("a"),
+        TextDelta("b"),
+        ChoiceEnd("length"),
+        StreamEnd(),
+    ]
 
 
 def test_a_count_that_goes_back_counts_nothing() -> None:
     data = framed(event("a", details(3)), event("b", details(1)), event("c", details(4, "length")))
 
-    assert [e.tokens for e in both(text(), data) if isinstance(e, Text)] == [3, 0, 1]
+    assert [e.tokens for e in both(text(), data) if isinstance(e, TextDelta)] == [3, 0, 1]
 
 
 # --- in one piece ---------------------------------------------------------------------------------
@@ -201,7 +223,7 @@ def test_one_piece(before: str, *, stream: bool) -> None:
     data = (before + WHOLE + "\n").encode()
 
     assert both(text(stream=stream), data) == [
-        *(SERVED, Text("a b", tokens=3), End("length"), Done()),
+        *(SERVED, TextDelta("a b", tokens=3), ChoiceEnd("length"), StreamEnd()),
     ]
 
 
@@ -210,7 +232,7 @@ def test_a_stream_may_answer_who_asked_for_one_piece() -> None:
 
 
 def test_one_piece_tells_the_times_of_every_step() -> None:
-    events = both(text(stream=False, want=Want(timing=True)), WHOLE.encode())
+    events = both(text(stream=False, want=ResponseOptions(timing=True)), WHOLE.encode())
 
     assert events[1:4] == [
         *(Timing(queue=1e-5, batch_size=1), Timing(queue=5e-6, batch_size=4), Timing(queue=6e-6)),
@@ -230,15 +252,15 @@ def test_one_piece_tells_the_times_of_every_step() -> None:
 )  # fmt: skip
 def test_other_figures(told: str, found: list[Timing]) -> None:
     data = event("a", ',"details":{' + told + "}").encode()
-    events = both(text(stream=False, want=Want(timing=True)), data)
+    events = both(text(stream=False, want=ResponseOptions(timing=True)), data)
 
     assert [one for one in events if isinstance(one, Timing)] == found
-    assert Text("a") in events
+    assert TextDelta("a") in events
 
 
 def test_an_answer_without_details_has_an_unknown_end() -> None:
     assert both(text(stream=False), b'{"text_output":"a","id":5,"model_name":[]}') == [
-        *(Served(), Text("a"), End("unknown"), Done()),
+        *(ResponseMetadata(), TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()),
     ]
 
 
@@ -281,7 +303,7 @@ def test_what_the_worker_said_is_noted_and_not_passed_on() -> None:
 def test_what_came_before_an_error_is_told_first() -> None:
     reader = MindIE().create_decoder(text())
 
-    assert reader.feed(BEGUN + b"Failed to get engine response\n") == [SERVED, Text("a")]
+    assert reader.feed(BEGUN + b"Failed to get engine response\n") == [SERVED, TextDelta("a")]
     with pytest.raises(WorkerFailed):
         reader.feed(b"data:x")
     with pytest.raises(WorkerFailed):
@@ -303,12 +325,12 @@ def test_a_stream_that_just_stops(data: bytes) -> None:
     [
         ('{"error":"Failed to get engine response.","error_type":"Incomplete Generation"}',
          WorkerFailed),
-        ('{"error":"Parameter top_k wrong.","error_type":"Input Validation Error"}', Unsupported),
+        ('{"error":"Parameter top_k wrong.","error_type":"Input Validation Error"}', UnsupportedFeature),
         ('{"error":"The service has been stopped.","error_type":"Service Unavailable"}',
          Overloaded),
-        ('{"error":"busy","error_type":"overloaded"}', RateLimited),
+        ('{"error":"busy","error_type":"overloaded"}', RateLimitExceeded),
         ('{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}',
-         RateLimited),
+         RateLimitExceeded),
         ('{"error":"Model m not found.","error_type":"NotFoundError"}', WorkerFailed),
         ('{"text_output":"a","error":"text_input token length must be in (0, 9], but got 12"}',
          ContextTooLong),
@@ -326,7 +348,7 @@ def test_an_error_under_200(body: str, error: type[GatewayError]) -> None:
 
 
 def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.core.sse.LARGEST", 20)
+    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 20)
     reader = MindIE().create_decoder(text())
 
     with pytest.raises(WorkerFailed, match="larger than"):
@@ -336,12 +358,12 @@ def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("profile", MindIE.profiles)
 @given(data=st.binary(max_size=80) | st.builds(lambda b: b"data:" + b, st.binary(max_size=60)))
 def test_no_bytes_are_more_than_an_error(profile: str, data: bytes) -> None:
-    for request in (text(), text(stream=False, want=Want(timing=True)), chat()):
+    for request in (text(), text(stream=False, want=ResponseOptions(timing=True)), chat()):
         try:
             events = read(request, data, profile, size=5)
         except GatewayError:
             continue
-        assert isinstance(events[-1], Done)
+        assert isinstance(events[-1], StreamEnd)
 
 
 _anything = st.recursive(
@@ -363,10 +385,10 @@ _inner = ("finish_reason", "generated_tokens", "batch_size", "queue_wait_time", 
 def test_no_json_is_more_than_an_error(body: dict[str, Any]) -> None:
     for data in (msgspec.json.encode(body), b"data:" + msgspec.json.encode(body) + b"\n\n"):
         try:
-            events = read(text(want=Want(timing=True)), data)
+            events = read(text(want=ResponseOptions(timing=True)), data)
         except GatewayError:
             continue
-        assert isinstance(events[-1], Done)
+        assert isinstance(events[-1], StreamEnd)
 
 
 # --- our own server's answers ---------------------------------------------------------------------
@@ -379,28 +401,33 @@ def test_what_is_said_to_clients_is_read_from_workers(
 ) -> None:
     one = desk(profile)
     path = "/v2/models/m/generate_stream" if stream else "/v2/models/m/generate"
-    request = text(stream=stream, want=Want(timing=True), client_id="r")
+    request = text(stream=stream, want=ResponseOptions(timing=True), client_id="r")
     encoder = one.encoder(path, one.dialect.encode(request).body)
     events: list[Event] = [
-        *(Timing(queue=0.5, prefill=2.0, batch_size=4), Text("a"), Text("b"), End("length")),
-        Done(),
+        *(
+            Timing(queue=0.5, prefill=2.0, batch_size=4),
+            TextDelta("a"),
+            TextDelta("b"),
+            ChoiceEnd("length"),
+        ),
+        StreamEnd(),
     ]
     if stream:
         data = encoder.encode_events(events)
     else:
-        fold = Fold()
+        fold = ResponseAccumulator()
         fold.add(events)
         data = encoder.encode_unary(fold.result()).body
 
     found = both(request, data, profile)
 
-    fold = Fold()
+    fold = ResponseAccumulator()
     fold.add(found)
     answer = fold.result()
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("ab", "length")
     assert answer.choices[0].tokens == 2
     assert (answer.timings[0].queue, answer.timings[0].batch_size) == (0.5, 4)
-    assert answer.metadata == Served("llama_65b", id="r")
+    assert answer.metadata == ResponseMetadata("llama_65b", id="r")
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -426,7 +453,7 @@ def usage(prompt: int, made: int, more: str = "") -> str:
 
 
 DONE = "data: [DONE]\n\n"
-TALKED = Served("m7", None, "endpoint_common_8", 5)
+TALKED = ResponseMetadata("m7", None, "endpoint_common_8", 5)
 
 
 def test_a_conversations_stream() -> None:
@@ -438,9 +465,17 @@ def test_a_conversations_stream() -> None:
         + DONE
     ).encode()
 
-    for want in (Want(), Want(usage="none")):
+    for want in (ResponseOptions(), ResponseOptions(usage="none")):
         assert both(chat(want=want), data) == [
-            *(TALKED, Thought("hm"), Text("a"), Text("b"), End("length"), Usage(9, 3), Done()),
+            *(
+                TALKED,
+                ReasoningDelta("hm"),
+                TextDelta("a"),
+                TextDelta("b"),
+                ChoiceEnd("length"),
+                Usage(9, 3),
+                StreamEnd(),
+            ),
         ]
 
 
@@ -456,18 +491,25 @@ def test_each_choice_tells_its_own_usage() -> None:
         + chunk(role(""), '"stop"', usage(9, 5, cached + thought), 1)
         + DONE
     ).encode()
-    said = [TALKED, Text("a"), Text("b", 1), Text("c"), End("eos"), End("eos", 1)]
+    said = [
+        TALKED,
+        TextDelta("a"),
+        TextDelta("b", 1),
+        TextDelta("c"),
+        ChoiceEnd("eos"),
+        ChoiceEnd("eos", 1),
+    ]
     total = Usage(9, 8, 4, 2)
 
-    assert both(chat(n=2, sampling=WARM), data) == [*said, total, Done()]
-    running = both(chat(n=2, sampling=WARM, want=Want(usage="each")), data)
-    assert running == [*said[:5], Usage(9, 3, 4), said[5], total, Done()]
+    assert both(chat(n=2, sampling=WARM), data) == [*said, total, StreamEnd()]
+    running = both(chat(n=2, sampling=WARM, want=ResponseOptions(usage="each")), data)
+    assert running == [*said[:5], Usage(9, 3, 4), said[5], total, StreamEnd()]
 
 
 def test_answers_that_were_not_asked_for_are_not_waited_for() -> None:
     data = (chunk(role("a"), '"stop"') + DONE).encode()
 
-    assert both(chat(n=2), data) == [TALKED, Text("a"), End("eos"), Done()]
+    assert both(chat(n=2), data) == [TALKED, TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]
 
 
 def test_calls_of_tools() -> None:
@@ -481,8 +523,8 @@ def test_calls_of_tools() -> None:
     ).encode()
 
     assert both(chat(), data)[1:] == [
-        *(CallStart(0, 0, "c", "f"), CallArguments(0, 0, "{}"), End("tool_calls")),
-        *(Usage(1, 2), Done()),
+        *(ToolCallStart(0, 0, "c", "f"), ToolCallDelta(0, 0, "{}"), ChoiceEnd("tool_calls")),
+        *(Usage(1, 2), StreamEnd()),
     ]
 
 
@@ -498,7 +540,12 @@ RC1 = (
 @pytest.mark.parametrize(("wire", "reason"), [("eos_token", "eos"), ("length", "length")])
 def test_a_first_releases_stream(wire: str, reason: Any) -> None:
     assert both(chat(), RC1.replace("REASON", wire).encode(), "rc1") == [
-        *(Served("baichuan", None, "1", 1707275960), Text("am"), End(reason), Done()),
+        *(
+            ResponseMetadata("baichuan", None, "1", 1707275960),
+            TextDelta("am"),
+            ChoiceEnd(reason),
+            StreamEnd(),
+        ),
     ]
 
 
@@ -512,8 +559,8 @@ def test_a_first_release_that_breaks_off_says_so(wire: str) -> None:
             for i in range(0, len(data), size):
                 seen += reader.feed(data[i : i + size])
             reader.close()
-        assert Text("am") in seen
-        assert not any(isinstance(one, End | Done) for one in seen)
+        assert TextDelta("am") in seen
+        assert not any(isinstance(one, ChoiceEnd | StreamEnd) for one in seen)
 
 
 SEED = """{
@@ -541,16 +588,16 @@ SEED = """{
 
 def test_a_whole_conversation() -> None:
     assert both(chat(stream=False), SEED.encode(), "rc1") == [
-        Served("gpt-3.5-turbo-0613", None, "chatcmpl-123", 1677652288),
-        Text("\n\nHello there, how may I assist you today?", tokens=12),
-        End("eos"),
+        ResponseMetadata("gpt-3.5-turbo-0613", None, "chatcmpl-123", 1677652288),
+        TextDelta("\n\nHello there, how may I assist you today?", tokens=12),
+        ChoiceEnd("eos"),
         Usage(9, 12),
-        Done(),
+        StreamEnd(),
     ]
     broken = SEED.replace("eos_token", "stop_sequence").encode()
     reader = MindIE("rc1").create_decoder(chat(stream=False))
     reader.feed(broken)
-    assert not any(isinstance(one, End | Done) for one in reader.close())
+    assert not any(isinstance(one, ChoiceEnd | StreamEnd) for one in reader.close())
     with pytest.raises(WorkerFailed):
         reader.close()
 
@@ -563,11 +610,11 @@ def test_a_completion_is_read_as_openais() -> None:
         b'"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}'
     )
 
-    events = both(text(stream=False, logprobs=Logprobs(1)), data)
+    events = both(text(stream=False, logprobs=LogprobsOptions(1)), data)
 
-    [said] = [one for one in events if isinstance(one, Text)]
+    [said] = [one for one in events if isinstance(one, TextDelta)]
     assert (said.text, said.logprobs[0].logprob) == ("a", -0.5)
-    assert events[-3:] == [End("eos"), Usage(1, 1), Done()]
+    assert events[-3:] == [ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.ports import Cancelling, Learning
-from gateway.core.types import GenerateRequest, Stopping
-from protocols.mindie import MindIE
+from gateway.core.ports import ModelMetadataReader, SupportsCancel
+from gateway.core.request import GenerationRequest, StopConditions
+from protocols.mindie.dialect import MindIE
 
 SLOTS = b'{"total_slots":200,"free_slots":0,"available_tokens_length":8192}'
 SERVER = b'{"name":"MindIE Server","version":"1.0","extensions":{"max_iter_times":512}}'
 
 
-def request(**fields: object) -> GenerateRequest:
-    return GenerateRequest(model="a/b", kind="completion", prompts=("x",), **fields)  # type: ignore[arg-type]
+def request(**fields: object) -> GenerationRequest:
+    return GenerationRequest(model="a/b", kind="completion", prompts=("x",), **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("profile", MindIE.profiles)
@@ -27,7 +27,7 @@ def test_a_ready_server_says_so(profile: str) -> None:
 
 def test_a_request_is_stopped_by_the_id_that_it_was_sent_with() -> None:
     dialect = MindIE()
-    assert isinstance(dialect, Cancelling)
+    assert isinstance(dialect, SupportsCancel)
 
     wire = dialect.encode_cancel(request(client_id="r 1"))
 
@@ -39,7 +39,7 @@ def test_a_request_is_stopped_by_the_id_that_it_was_sent_with() -> None:
 
 def test_what_is_asked_about_a_model() -> None:
     dialect = MindIE()
-    assert isinstance(dialect, Learning)
+    assert isinstance(dialect, ModelMetadataReader)
 
     slots, server = dialect.metadata_requests("a/b")
 
@@ -77,7 +77,7 @@ def test_the_shorter_of_the_settings_and_the_servers_length_counts() -> None:
     dialect.load_metadata("a/b", [None, SERVER])
     dialect.load_metadata("c", [None, b'{"extensions":{"max_iter_times":5}}'])
 
-    asked = request(stopping=Stopping(max_tokens=300))
+    asked = request(stopping=StopConditions(max_tokens=300))
     assert json.loads(dialect.encode_request(asked).body)["parameters"]["max_new_tokens"] == 100
 
 

@@ -8,12 +8,12 @@ from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
-    TooLarge,
-    Unsupported,
+    RateLimitExceeded,
+    RequestTooLarge,
+    UnsupportedFeature,
     WorkerFailed,
 )
-from protocols.mindie import MindIE
+from protocols.mindie.dialect import MindIE
 
 
 def error(status: int, body: str, **headers: str) -> GatewayError:
@@ -33,8 +33,8 @@ FULL = (
 @pytest.mark.parametrize(
     ("status", "body", "kind"),
     [
-        (422, told("Parameter top_k must be in -1", INVALID), Unsupported),
-        (422, told("Failed to parse request context to json", INVALID), Unsupported),
+        (422, told("Parameter top_k must be in -1", INVALID), UnsupportedFeature),
+        (422, told("Failed to parse request context to json", INVALID), UnsupportedFeature),
         (422, told("Got model X, but not found in server", INVALID), WorkerFailed),
         (404, told("Model nope not found.", "NotFoundError"), WorkerFailed),
         (404, "", WorkerFailed),
@@ -44,26 +44,26 @@ FULL = (
         (422, told("text_input must be necessary and data type must be string and length in "
                    "(0, 10], but the length of inputs is 40", INVALID), ContextTooLong),
         (422, told("text_input must be necessary and data type must be string and length in "
-                   "(0, 10], but the length of inputs is 0", INVALID), Unsupported),
+                   "(0, 10], but the length of inputs is 0", INVALID), UnsupportedFeature),
         (424, told(FULL + "2048,the input ids length is 3000", "Generation Error"),
          ContextTooLong),
         (424, told("Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error"),
-         Unsupported),
+         UnsupportedFeature),
         (424, told("Failed to generate infer request", "Generation Error"), WorkerFailed),
         (500, told("Failed to enqueue inferRequest. Engine has been stopped. Cannot add request.",
                    "Incomplete Generation"), WorkerFailed),
         (500, told("Engine callback timeout: client timeout", "Incomplete Generation"),
          WorkerFailed),
         (500, "Server internal error", WorkerFailed),
-        (413, '{"message":"Request body too large. Maximum allowed size is 4MB."}', TooLarge),
-        (413, '{"message":"too large"}', Unsupported),
+        (413, '{"message":"Request body too large. Maximum allowed size is 4MB."}', RequestTooLarge),
+        (413, '{"message":"too large"}', UnsupportedFeature),
         (503, told("The service has been stopped.", "Service Unavailable"), Overloaded),
         (503, '{"message":"Service is alive but busy. Consider reducing request frequency"}',
          Overloaded),
         (503, "", Overloaded),
-        (429, '{"error":"Memory limit exceeded","code":429}', RateLimited),
+        (429, '{"error":"Memory limit exceeded","code":429}', RateLimitExceeded),
         (429, '{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}',
-         RateLimited),
+         RateLimitExceeded),
         (401, "", WorkerFailed),
         (403, told("no", "Forbidden"), WorkerFailed),
         (502, "<html>", WorkerFailed),
@@ -87,7 +87,7 @@ def test_how_long_the_prompt_is_and_may_be() -> None:
 def test_how_large_a_body_may_be() -> None:
     found = error(413, '{"message":"Request body too large. Maximum allowed size is 4MB."}')
 
-    assert isinstance(found, TooLarge)
+    assert isinstance(found, RequestTooLarge)
     assert found.limit == 4 << 20
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gateway.core.context import Context, Deadline
-from gateway.core.ports import About, Call, Endpoint
-from protocols.openai import OpenAI
+from gateway.core.context import Deadline, RequestContext
+from gateway.core.ports import ClientRequest, Endpoint, ResponseContext
+from protocols.openai.dialect import OpenAI
 
-MakeCall = Callable[..., Call]
+MakeCall = Callable[..., ClientRequest]
 
 
 def endpoint(variant: str) -> Endpoint:
@@ -26,15 +26,15 @@ def make_call() -> MakeCall:
         body: Any = b"",
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
-    ) -> Call:
+    ) -> ClientRequest:
         row = endpoint(variant)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return Call(row, params or {}, headers or {}, "", data, row.path)
+        return ClientRequest(row, params or {}, headers or {}, "", data, row.path)
 
     return make
 
 
 @pytest.fixture
-def about() -> About:
-    context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
-    return About("r1", 1700000000, "mock", "v1", "mock-8b", context.clock)
+def about() -> ResponseContext:
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    return ResponseContext("r1", 1700000000, "mock", "v1", "mock-8b", context.clock)

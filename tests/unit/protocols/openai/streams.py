@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from gateway.core.errors import GatewayError
-from gateway.core.types import GenerateRequest
+from gateway.core.request import GenerationRequest
 
 HEADING = {"id": "c-1", "object": "chat.completion.chunk", "created": 7, "model": "worker's"}
-STREAMED = GenerateRequest(model="worker's", kind="chat", stream=True)
+STREAMED = GenerationRequest(model="worker's", kind="chat", stream=True)
 
 
 def chunk(

@@ -7,48 +7,48 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import Fold
+from gateway.core.aggregate import ResponseAccumulator
 from gateway.core.errors import StreamBroken
-from gateway.core.ports import About, Call, Encoder
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     FinishReason,
-    GenerateRequest,
     PromptEcho,
-    Refusal,
-    Served,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
     TopLogprob,
     Usage,
-    Want,
 )
-from protocols.openai.answers import ChatEncoder, Style, TextEncoder
+from gateway.core.ports import ClientRequest, ResponseContext, ResponseEncoder
+from gateway.core.request import GenerationRequest, ResponseOptions
+from protocols.openai.answers import ChatEncoder, CompletionEncoder
+from protocols.openai.style import ResponseStyle
 
-MakeCall = Callable[..., Call]
-CHAT = GenerateRequest(model="m", kind="chat")
-TEXT = GenerateRequest(model="m", kind="completion", prompts=("a b",))
-QUIET = Want(usage="none")
+MakeCall = Callable[..., ClientRequest]
+CHAT = GenerationRequest(model="m", kind="chat")
+TEXT = GenerationRequest(model="m", kind="completion", prompts=("a b",))
+QUIET = ResponseOptions(usage="none")
 HELLO: tuple[Event, ...] = (
-    Text("Hello"),
-    Text(" world"),
-    Text("!"),
-    End("eos"),
+    TextDelta("Hello"),
+    TextDelta(" world"),
+    TextDelta("!"),
+    ChoiceEnd("eos"),
     Usage(2, 3),
-    Done(),
+    StreamEnd(),
 )
 
 
-def streamed(request: GenerateRequest, **changes: Any) -> GenerateRequest:
+def streamed(request: GenerationRequest, **changes: Any) -> GenerationRequest:
     return msgspec.structs.replace(request, stream=True, **changes)
 
 
-def written(encoder: Encoder, events: Sequence[Event]) -> list[str]:
+def written(encoder: ResponseEncoder, events: Sequence[Event]) -> list[str]:
     """The data of each event, written one by one as they come."""
     body = b"".join(encoder.encode_events([event]) for event in events).decode()
     assert body.endswith("\n\n")
@@ -57,8 +57,8 @@ def written(encoder: Encoder, events: Sequence[Event]) -> list[str]:
     return [line.removeprefix("data: ") for line in lines]
 
 
-def whole(encoder: Encoder, events: Sequence[Event]) -> Any:
-    fold = Fold()
+def whole(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
+    fold = ResponseAccumulator()
     fold.add(events)
     reply = encoder.encode_unary(fold.result())
     assert reply.status == 200
@@ -77,10 +77,10 @@ OPEN = '{"role":"assistant","content":""}'
 USAGE = '{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}'
 
 
-def test_a_whole_chat(about: About) -> None:
-    fold = Fold()
+def test_a_whole_chat(about: ResponseContext) -> None:
+    fold = ResponseAccumulator()
     fold.add(HELLO)
-    encoder = ChatEncoder(Style(), CHAT, about)
+    encoder = ChatEncoder(ResponseStyle(), CHAT, about)
     reply = encoder.encode_unary(fold.result())
     assert reply.body.decode() == (
         '{"id":"chatcmpl-r1","object":"chat.completion","created":1700000000,"model":"mock",'
@@ -90,8 +90,8 @@ def test_a_whole_chat(about: About) -> None:
     assert ("x-served-model", "v1") in encoder.headers()
 
 
-def test_a_streamed_chat(about: About) -> None:
-    encoder = ChatEncoder(Style(), streamed(CHAT, want=QUIET), about)
+def test_a_streamed_chat(about: ResponseContext) -> None:
+    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET), about)
     assert written(encoder, HELLO) == [
         chunk(OPEN),
         chunk('{"content":"Hello"}'),
@@ -103,8 +103,8 @@ def test_a_streamed_chat(about: About) -> None:
     assert encoder.content_type == "text/event-stream; charset=utf-8"
 
 
-def test_usage_comes_last_and_only_if_asked(about: About) -> None:
-    encoder = ChatEncoder(Style(), streamed(CHAT), about)
+def test_usage_comes_last_and_only_if_asked(about: ResponseContext) -> None:
+    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT), about)
     none = ',"usage":null'
     assert written(encoder, HELLO) == [
         chunk(OPEN, more=none),
@@ -120,16 +120,18 @@ def test_usage_comes_last_and_only_if_asked(about: About) -> None:
     ]
 
 
-def test_running_usage_is_in_every_chunk(about: About) -> None:
-    encoder = ChatEncoder(Style(), streamed(CHAT, want=Want(usage="each")), about)
+def test_running_usage_is_in_every_chunk(about: ResponseContext) -> None:
+    encoder = ChatEncoder(
+        ResponseStyle(), streamed(CHAT, want=ResponseOptions(usage="each")), about
+    )
     events: list[Event] = [
         Usage(2, 1),
-        Text("a"),
+        TextDelta("a"),
         Usage(2, 2),
-        Text("b"),
-        End("length"),
+        TextDelta("b"),
+        ChoiceEnd("length"),
         Usage(2, 2),
-        Done(),
+        StreamEnd(),
     ]
     chunks = [json.loads(line) for line in written(encoder, events)[:-1]]
     counts = [found["usage"]["completion_tokens"] for found in chunks]
@@ -137,9 +139,15 @@ def test_running_usage_is_in_every_chunk(about: About) -> None:
     assert chunks[-1]["choices"] == []
 
 
-def test_two_choices_interleave(about: About) -> None:
-    encoder = ChatEncoder(Style(), streamed(CHAT, want=QUIET, n=2), about)
-    events: list[Event] = [Text("a", 1), Text("b", 0), End("eos", 0), End("length", 1), Done()]
+def test_two_choices_interleave(about: ResponseContext) -> None:
+    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET, n=2), about)
+    events: list[Event] = [
+        TextDelta("a", 1),
+        TextDelta("b", 0),
+        ChoiceEnd("eos", 0),
+        ChoiceEnd("length", 1),
+        StreamEnd(),
+    ]
     assert written(encoder, events) == [
         chunk(OPEN, index=1),
         chunk('{"content":"a"}', index=1),
@@ -152,17 +160,17 @@ def test_two_choices_interleave(about: About) -> None:
 
 
 CALLS: tuple[Event, ...] = (
-    CallStart(0, 0, "call_1", "f"),
-    CallArguments(0, 0, '{"x"'),
-    CallArguments(0, 0, ":1}"),
-    CallStart(0, 1, "call_2", "g"),
-    End("eos"),
-    Done(),
+    ToolCallStart(0, 0, "call_1", "f"),
+    ToolCallDelta(0, 0, '{"x"'),
+    ToolCallDelta(0, 0, ":1}"),
+    ToolCallStart(0, 1, "call_2", "g"),
+    ChoiceEnd("eos"),
+    StreamEnd(),
 )
 
 
-def test_streamed_tool_calls(about: About) -> None:
-    encoder = ChatEncoder(Style(), streamed(CHAT, want=QUIET), about)
+def test_streamed_tool_calls(about: ResponseContext) -> None:
+    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET), about)
     opening = '"type":"function","function":{"name":'
     assert written(encoder, CALLS) == [
         chunk('{"role":"assistant","content":null}'),
@@ -175,8 +183,8 @@ def test_streamed_tool_calls(about: About) -> None:
     ]
 
 
-def test_whole_tool_calls(about: About) -> None:
-    choice = whole(ChatEncoder(Style(), CHAT, about), CALLS)["choices"][0]
+def test_whole_tool_calls(about: ResponseContext) -> None:
+    choice = whole(ChatEncoder(ResponseStyle(), CHAT, about), CALLS)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"] == {
         "role": "assistant",
@@ -189,14 +197,14 @@ def test_whole_tool_calls(about: About) -> None:
     }
 
 
-def test_functions_are_answered_as_functions(about: About) -> None:
+def test_functions_are_answered_as_functions(about: ResponseContext) -> None:
     request = msgspec.structs.replace(CHAT, legacy_functions=True)
-    events: list[Event] = [*CALLS[:3], End("tool_calls"), Done()]
-    choice = whole(ChatEncoder(Style(), request, about), events)["choices"][0]
+    events: list[Event] = [*CALLS[:3], ChoiceEnd("tool_calls"), StreamEnd()]
+    choice = whole(ChatEncoder(ResponseStyle(), request, about), events)["choices"][0]
     assert choice["finish_reason"] == "function_call"
     assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"x":1}'}
     assert "tool_calls" not in choice["message"]
-    stream = ChatEncoder(Style(), streamed(request, want=QUIET), about)
+    stream = ChatEncoder(ResponseStyle(), streamed(request, want=QUIET), about)
     assert written(stream, events)[1:5] == [
         chunk('{"function_call":{"name":"f","arguments":""}}'),
         chunk('{"function_call":{"arguments":"{\\"x\\""}}'),
@@ -205,16 +213,21 @@ def test_functions_are_answered_as_functions(about: About) -> None:
     ]
 
 
-def test_thoughts_and_refusals(about: About) -> None:
-    events: list[Event] = [Thought("hm"), Refusal("no"), End("content_filter"), Done()]
-    message = whole(ChatEncoder(Style(), CHAT, about), events)["choices"][0]["message"]
+def test_thoughts_and_refusals(about: ResponseContext) -> None:
+    events: list[Event] = [
+        ReasoningDelta("hm"),
+        RefusalDelta("no"),
+        ChoiceEnd("content_filter"),
+        StreamEnd(),
+    ]
+    message = whole(ChatEncoder(ResponseStyle(), CHAT, about), events)["choices"][0]["message"]
     assert message == {
         "role": "assistant",
         "content": None,
         "refusal": "no",
         "reasoning_content": "hm",
     }
-    stream = ChatEncoder(Style(), streamed(CHAT, want=QUIET), about)
+    stream = ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET), about)
     assert written(stream, events)[1:4] == [
         chunk('{"reasoning_content":"hm"}'),
         chunk('{"refusal":"no"}'),
@@ -226,8 +239,8 @@ TOP = (TopLogprob("Hi", -0.5), TopLogprob("alt1", -1.5))
 HI = TokenLogprob("Hi", -0.5, TOP)
 
 
-def test_chat_logprobs(about: About) -> None:
-    events: list[Event] = [Text("Hi", logprobs=(HI,)), End("eos"), Done()]
+def test_chat_logprobs(about: ResponseContext) -> None:
+    events: list[Event] = [TextDelta("Hi", logprobs=(HI,)), ChoiceEnd("eos"), StreamEnd()]
     expected = {
         "content": [
             {
@@ -242,9 +255,9 @@ def test_chat_logprobs(about: About) -> None:
         ],
         "refusal": None,
     }
-    answer = whole(ChatEncoder(Style(), CHAT, about), events)
+    answer = whole(ChatEncoder(ResponseStyle(), CHAT, about), events)
     assert answer["choices"][0]["logprobs"] == expected
-    lines = written(ChatEncoder(Style(), streamed(CHAT, want=QUIET), about), events)
+    lines = written(ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET), about), events)
     assert json.loads(lines[1])["choices"][0] == {
         "index": 0,
         "delta": {"content": "Hi"},
@@ -253,13 +266,15 @@ def test_chat_logprobs(about: About) -> None:
     }
 
 
-def test_a_token_that_is_no_text_keeps_its_bytes(about: About) -> None:
+def test_a_token_that_is_no_text_keeps_its_bytes(about: ResponseContext) -> None:
     token = TokenLogprob("\ufffd", float("-inf"), data=b"\xe4")
-    events: list[Event] = [Text("", logprobs=(token,)), End("eos"), Done()]
-    answer = whole(ChatEncoder(Style(), CHAT, about), events)
+    events: list[Event] = [TextDelta("", logprobs=(token,)), ChoiceEnd("eos"), StreamEnd()]
+    answer = whole(ChatEncoder(ResponseStyle(), CHAT, about), events)
     found = answer["choices"][0]["logprobs"]["content"][0]
     assert (found["bytes"], found["logprob"]) == ([0xE4], -9999.0)
-    columns = whole(TextEncoder(Style(), TEXT, about), events)["choices"][0]["logprobs"]
+    columns = whole(CompletionEncoder(ResponseStyle(), TEXT, about), events)["choices"][0][
+        "logprobs"
+    ]
     assert columns["tokens"] == ["bytes:\\xe4"]
 
 
@@ -274,23 +289,25 @@ def test_a_token_that_is_no_text_keeps_its_bytes(about: About) -> None:
         ("unknown", "stop"),
     ],
 )
-def test_finish_reasons(about: About, reason: FinishReason, wire: str) -> None:
-    answer = whole(ChatEncoder(Style(), CHAT, about), [Text("a"), End(reason), Done()])
+def test_finish_reasons(about: ResponseContext, reason: FinishReason, wire: str) -> None:
+    answer = whole(
+        ChatEncoder(ResponseStyle(), CHAT, about), [TextDelta("a"), ChoiceEnd(reason), StreamEnd()]
+    )
     assert answer["choices"][0]["finish_reason"] == wire
 
 
-def test_an_error_in_the_stream_is_an_event(about: About) -> None:
-    encoder = ChatEncoder(Style(), streamed(CHAT), about)
+def test_an_error_in_the_stream_is_an_event(about: ResponseContext) -> None:
+    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT), about)
     assert encoder.encode_error_event(StreamBroken("it stopped")) == (
         b'data: {"error":{"message":"it stopped","type":"server_error","param":null,'
         b'"code":"bad_gateway"}}\n\n'
     )
 
 
-def test_a_whole_completion(about: About) -> None:
-    fold = Fold()
+def test_a_whole_completion(about: ResponseContext) -> None:
+    fold = ResponseAccumulator()
     fold.add(HELLO)
-    reply = TextEncoder(Style(), TEXT, about).encode_unary(fold.result())
+    reply = CompletionEncoder(ResponseStyle(), TEXT, about).encode_unary(fold.result())
     assert reply.body.decode() == (
         '{"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"mock",'
         '"choices":[{"text":"Hello world!","index":0,"logprobs":null,"finish_reason":"stop"}],'
@@ -298,8 +315,8 @@ def test_a_whole_completion(about: About) -> None:
     )
 
 
-def test_a_streamed_completion(about: About) -> None:
-    encoder = TextEncoder(Style(), streamed(TEXT), about)
+def test_a_streamed_completion(about: ResponseContext) -> None:
+    encoder = CompletionEncoder(ResponseStyle(), streamed(TEXT), about)
     head = '{"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"mock",'
     shape = head + '"choices":[{"text":"%s","index":0,"logprobs":null,"finish_reason":%s}],'
     shape += '"usage":null}'
@@ -313,22 +330,22 @@ def test_a_streamed_completion(about: About) -> None:
     ]
 
 
-def test_texts_count_for_where_a_token_stands(about: About) -> None:
-    stream = TextEncoder(Style(), streamed(TEXT), about)
-    stream.encode_events([Text("Hi "), Text("there ")])
+def test_texts_count_for_where_a_token_stands(about: ResponseContext) -> None:
+    stream = CompletionEncoder(ResponseStyle(), streamed(TEXT), about)
+    stream.encode_events([TextDelta("Hi "), TextDelta("there ")])
 
-    assert b'"text_offset":[9]' in stream.encode_events([Text("Hi", logprobs=(HI,))])
+    assert b'"text_offset":[9]' in stream.encode_events([TextDelta("Hi", logprobs=(HI,))])
 
 
-def test_completion_logprobs_are_columns(about: About) -> None:
+def test_completion_logprobs_are_columns(about: ResponseContext) -> None:
     events: list[Event] = [
         PromptEcho(0, "a", (TokenLogprob("a", None),)),
-        Text("Hi", logprobs=(HI,)),
-        End("eos"),
-        Done(),
+        TextDelta("Hi", logprobs=(HI,)),
+        ChoiceEnd("eos"),
+        StreamEnd(),
     ]
     top = {"Hi": -0.5, "alt1": -1.5}
-    choice = whole(TextEncoder(Style(), TEXT, about), events)["choices"][0]
+    choice = whole(CompletionEncoder(ResponseStyle(), TEXT, about), events)["choices"][0]
     assert choice["text"] == "aHi"
     assert choice["logprobs"] == {
         "tokens": ["a", "Hi"],
@@ -336,21 +353,21 @@ def test_completion_logprobs_are_columns(about: About) -> None:
         "top_logprobs": [None, top],
         "text_offset": [0, 1],
     }
-    lines = written(TextEncoder(Style(), streamed(TEXT, want=QUIET), about), events)
+    lines = written(CompletionEncoder(ResponseStyle(), streamed(TEXT, want=QUIET), about), events)
     pieces = [json.loads(line)["choices"][0]["logprobs"] for line in lines[:2]]
     assert [piece["text_offset"] for piece in pieces] == [[0], [1]]
     assert [piece["top_logprobs"] for piece in pieces] == [None, [top]]
 
 
-def test_what_the_worker_tells_of_itself_is_passed_on(about: About) -> None:
+def test_what_the_worker_tells_of_itself_is_passed_on(about: ResponseContext) -> None:
     events: list[Event] = [
-        Served(fingerprint="fp_1"),
-        Text("a", token_ids=(7,)),
-        End("stop", matched_stop="x"),
-        Done(),
+        ResponseMetadata(fingerprint="fp_1"),
+        TextDelta("a", token_ids=(7,)),
+        ChoiceEnd("stop", matched_stop="x"),
+        StreamEnd(),
     ]
-    request = streamed(CHAT, want=Want(usage="none", token_ids=True))
-    lines = written(ChatEncoder(Style(), request, about), events)
+    request = streamed(CHAT, want=ResponseOptions(usage="none", token_ids=True))
+    lines = written(ChatEncoder(ResponseStyle(), request, about), events)
     first, second = (json.loads(line) for line in lines[:2])
     assert first["system_fingerprint"] == second["system_fingerprint"] == "fp_1"
     assert second["choices"][0]["token_ids"] == [7]

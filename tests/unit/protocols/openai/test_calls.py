@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.types import CallArguments, CallStart, Event
-from protocols.openai.calls import Calls
+from gateway.core.events import Event, ToolCallDelta, ToolCallStart
+from protocols.openai.calls import ToolCallAssembler
 from protocols.openai.incoming import WireDelta
 
 
 def read(*deltas: dict[str, Any]) -> list[Event]:
-    calls = Calls(0)
+    calls = ToolCallAssembler(0)
     events: list[Event] = []
     for delta in deltas:
         events += calls.read_delta(msgspec.convert(delta, WireDelta))
@@ -24,7 +24,7 @@ def piece(**fields: Any) -> dict[str, Any]:
     return {"tool_calls": [{**fields, "function": function}]}
 
 
-ONE = [CallStart(0, 0, "a", "f"), CallArguments(0, 0, "1"), CallArguments(0, 0, "2")]
+ONE = [ToolCallStart(0, 0, "a", "f"), ToolCallDelta(0, 0, "1"), ToolCallDelta(0, 0, "2")]
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_pieces_of_one_call(deltas: list[dict[str, Any]]) -> None:
 def test_calls_without_index_and_id_are_told_apart_by_their_names() -> None:
     events = read(piece(name="f", arguments="1"), piece(name="g", arguments="2"))
     assert events == [
-        CallStart(0, 0, "call_0_0", "f"),
-        CallArguments(0, 0, "1"),
-        CallStart(0, 1, "call_0_1", "g"),
-        CallArguments(0, 1, "2"),
+        ToolCallStart(0, 0, "call_0_0", "f"),
+        ToolCallDelta(0, 0, "1"),
+        ToolCallStart(0, 1, "call_0_1", "g"),
+        ToolCallDelta(0, 1, "2"),
     ]
 
 
 def test_the_older_function_call() -> None:
     events = read({"function_call": {"name": "f"}}, {"function_call": {"arguments": "{}"}})
-    assert events == [CallStart(0, 0, "call_0_0", "f"), CallArguments(0, 0, "{}")]
+    assert events == [ToolCallStart(0, 0, "call_0_0", "f"), ToolCallDelta(0, 0, "{}")]
 
 
 def test_a_custom_tool() -> None:
     events = read({"tool_calls": [{"id": "a", "custom": {"name": "f", "input": "go"}}]})
-    assert events == [CallStart(0, 0, "a", "f"), CallArguments(0, 0, "go")]
+    assert events == [ToolCallStart(0, 0, "a", "f"), ToolCallDelta(0, 0, "go")]

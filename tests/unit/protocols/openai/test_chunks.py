@@ -10,18 +10,19 @@ from hypothesis import given as forall
 from hypothesis import strategies as st
 
 from gateway.core.errors import GatewayError
-from gateway.core.ports import Decoder
-from gateway.core.types import End, Event, Text, Usage, Want
-from protocols.openai.decoder import AnswerDecoder
-from protocols.openai.incoming import read_answer
-from protocols.openai.passage import StreamPassage
+from gateway.core.events import ChoiceEnd, Event, TextDelta, Usage
+from gateway.core.ports import ResponseDecoder
+from gateway.core.request import ResponseOptions
+from protocols.openai.decoder import GenerationDecoder
+from protocols.openai.incoming import decode_response
+from protocols.openai.passage import StreamPassthroughReader
 from tests.unit.protocols.openai.streams import HEADING, STREAMED, chunk, event, said, told
 
 USAGE = {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}
 DONE = b"data: [DONE]\n\n"
 
 
-class Thorough(AnswerDecoder):
+class Thorough(GenerationDecoder):
     """Looks at all of each chunk."""
 
     def _is_text(self, *told: Any) -> bool:
@@ -31,13 +32,13 @@ class Thorough(AnswerDecoder):
 class Fed:
     """Another decoder, of which a passage knows no more than that it is one."""
 
-    def __init__(self, inner: Decoder) -> None:
+    def __init__(self, inner: ResponseDecoder) -> None:
         self.feed = inner.feed
         self.close = inner.close
 
 
-def passing(decoder: Decoder) -> StreamPassage:
-    return StreamPassage(decoder, {"model": "public"}, "worker's", b"data: [DONE]\n\n")
+def passing(decoder: ResponseDecoder) -> StreamPassthroughReader:
+    return StreamPassthroughReader(decoder, {"model": "public"}, "worker's", b"data: [DONE]\n\n")
 
 
 # --- the law --------------------------------------------------------------------------------------
@@ -85,17 +86,17 @@ def test_a_stream_means_the_same_whether_or_not_all_of_its_chunks_is_looked_at(
 ) -> None:
     request = msgspec.structs.replace(STREAMED, n=n)
     for cut in (parts(*stream), stream[0]):
-        one, other = AnswerDecoder(request), Thorough(request)
+        one, other = GenerationDecoder(request), Thorough(request)
         assert told(one.feed, one.close, cut) == told(other.feed, other.close, cut)
 
 
 @forall(STREAMS)
 def test_and_is_passed_on_the_same(stream: tuple[list[bytes], list[int]]) -> None:
     for cut in (parts(*stream), stream[0]):
-        ways: list[Decoder] = [
-            AnswerDecoder(STREAMED),
+        ways: list[ResponseDecoder] = [
+            GenerationDecoder(STREAMED),
             Thorough(STREAMED),
-            Fed(AnswerDecoder(STREAMED)),
+            Fed(GenerationDecoder(STREAMED)),
             Fed(Thorough(STREAMED)),
         ]
         reads = [[piece] for piece in cut]
@@ -111,25 +112,25 @@ def test_it_is_the_same_in_whichever_pieces_it_comes(
         left = iter(cut)
         reads = [read for count in counts if (read := [*islice(left, count)])]
         whole = [[b"".join(read)] for read in reads]
-        one, other = passing(AnswerDecoder(STREAMED)), passing(AnswerDecoder(STREAMED))
+        one, other = passing(GenerationDecoder(STREAMED)), passing(GenerationDecoder(STREAMED))
         assert told(one.feed, one.close, reads) == told(other.feed, other.close, whole)
 
 
 def test_texts_that_come_together_are_passed_on_in_one_piece() -> None:
-    passage, pieces = passing(AnswerDecoder(STREAMED)), [*map(said, ["b", "\n", "", '"'])]
+    passage, pieces = passing(GenerationDecoder(STREAMED)), [*map(said, ["b", "\n", "", '"'])]
     passage.feed([said("a") + said("a")])
     found = passage.feed(pieces)
 
     data = b"".join(pieces).replace(b"worker's", b"public")
-    assert found == (data, [Text("b"), Text("\n"), Text('"')])
+    assert found == (data, [TextDelta("b"), TextDelta("\n"), TextDelta('"')])
 
 
 def test_so_are_those_behind_a_chunk_that_is_like_none() -> None:
     opening = event(chunk({"role": "assistant", "content": ""}))
     pieces = [opening, said("a"), said("b"), said("c"), event(chunk(finish="stop"))]
-    _, events = passing(AnswerDecoder(STREAMED)).feed(pieces)
+    _, events = passing(GenerationDecoder(STREAMED)).feed(pieces)
 
-    assert events[1:] == [Text("a"), Text("b"), Text("c"), End("eos")]
+    assert events[1:] == [TextDelta("a"), TextDelta("b"), TextDelta("c"), ChoiceEnd("eos")]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_pieces_that_are_no_event_like_the_others_are_seen(middle: bytes) -> Non
     pieces = [said("b"), middle, said("c")]
     found = []
     for read in (pieces, [b"".join(pieces)]):
-        passage = passing(AnswerDecoder(STREAMED))
+        passage = passing(GenerationDecoder(STREAMED))
         found.append(told(passage.feed, passage.close, [[said("a")], read]))
 
     assert found[0] == found[1]
@@ -201,35 +202,35 @@ CHUNKS: Sequence[bytes] = [event(one) for one in chunks()]
 @pytest.mark.parametrize("usage", ["final", "each"])
 @pytest.mark.parametrize("n", [None, 2])
 def test_chunks_of_a_text_alone_are_read_as_any_other(usage: Any, n: int | None) -> None:
-    request = msgspec.structs.replace(STREAMED, want=Want(usage=usage), n=n)
+    request = msgspec.structs.replace(STREAMED, want=ResponseOptions(usage=usage), n=n)
     for first in CHUNKS:
         for second in CHUNKS:
-            one, other = AnswerDecoder(request), Thorough(request)
+            one, other = GenerationDecoder(request), Thorough(request)
             stream = [first, second, said("a"), DONE]
             assert told(one.feed, one.close, stream) == told(other.feed, other.close, stream)
 
 
 def test_a_piece_of_text_is_told_after_the_first_chunk() -> None:
-    decoder, choice = AnswerDecoder(STREAMED), chunk({"content": "a"})["choices"][0]
+    decoder, choice = GenerationDecoder(STREAMED), chunk({"content": "a"})["choices"][0]
     decoder.feed(said("a"))
     known: list[Event] = []
     for more, seen in (({}, True), ({"logprobs": None}, True), ({"token_ids": [1]}, False)):
-        wire = read_answer(msgspec.json.encode(HEADING | {"choices": [choice | more]}))
+        wire = decode_response(msgspec.json.encode(HEADING | {"choices": [choice | more]}))
         assert decoder._is_text(wire, (wire.choices or [])[0], known) is seen
 
-    assert known == [Text("a"), Text("a")]
+    assert known == [TextDelta("a"), TextDelta("a")]
 
 
-@pytest.mark.parametrize(("text", "heard"), [("", []), ("x", [Text("x")])])
+@pytest.mark.parametrize(("text", "heard"), [("", []), ("x", [TextDelta("x")])])
 def test_a_chunk_that_comes_in_pieces_is_known_too(text: str, heard: list[Event]) -> None:
-    decoder, data = AnswerDecoder(STREAMED), said(text)
+    decoder, data = GenerationDecoder(STREAMED), said(text)
     decoder.feed(said("a") + said("b"))
 
     assert [*decoder.feed(data[:50]), *decoder.feed(data[50:])] == heard
 
 
 def test_an_end_is_remembered() -> None:
-    decoder = AnswerDecoder(STREAMED)
+    decoder = GenerationDecoder(STREAMED)
     decoder.feed(said("a") + said("b") + said("c"))
     decoder.feed(event(chunk(finish="stop")))
 
@@ -238,7 +239,7 @@ def test_an_end_is_remembered() -> None:
 
 
 def test_usage_is_told_at_the_end() -> None:
-    decoder = AnswerDecoder(STREAMED)
+    decoder = GenerationDecoder(STREAMED)
     decoder.feed(said("a"))
     decoder.feed(event(chunk(finish="stop") | USAGE))
 

@@ -7,54 +7,66 @@ from msgspec.structs import replace
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.core.aggregate import Fold
-from gateway.core.ports import About
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    EmbedRequest,
-    End,
+from gateway.core.aggregate import ResponseAccumulator
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
-    GenerateRequest,
-    Refusal,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    TextDelta,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
     TopLogprob,
     Usage,
-    Vector,
 )
-from protocols.openai import OpenAI
-from protocols.openai.answers import ChatEncoder, Style, TextEncoder
-from protocols.openai.vectors import VectorEncoder
+from gateway.core.ports import ResponseContext
+from gateway.core.request import EmbeddingRequest, GenerationRequest
+from protocols.openai.answers import ChatEncoder, CompletionEncoder
+from protocols.openai.dialect import OpenAI
+from protocols.openai.style import ResponseStyle
+from protocols.openai.vectors import EmbeddingEncoder
 
-CHAT = GenerateRequest(model="m", kind="chat")
-TEXT = GenerateRequest(model="m", kind="completion", prompts=("a",))
+CHAT = GenerationRequest(model="m", kind="chat")
+TEXT = GenerationRequest(model="m", kind="completion", prompts=("a",))
 TOKEN = TokenLogprob("a", -0.5, (TopLogprob("b", -1.0),))
 USAGE = Usage(2, 3, cached_tokens=1, reasoning_tokens=1)
 TURNS: dict[str, tuple[Event, ...]] = {
-    "text": (Text("a", logprobs=(TOKEN,)), Text("b"), End("stop", matched_stop="x"), USAGE, Done()),
-    "call": (CallStart(0, 0, "c", "f"), CallArguments(0, 0, "{}"), End("eos"), USAGE, Done()),
-    "aside": (Thought("hm"), Refusal("no"), End("content_filter"), Done()),
+    "text": (
+        TextDelta("a", logprobs=(TOKEN,)),
+        TextDelta("b"),
+        ChoiceEnd("stop", matched_stop="x"),
+        USAGE,
+        StreamEnd(),
+    ),
+    "call": (
+        ToolCallStart(0, 0, "c", "f"),
+        ToolCallDelta(0, 0, "{}"),
+        ChoiceEnd("eos"),
+        USAGE,
+        StreamEnd(),
+    ),
+    "aside": (ReasoningDelta("hm"), RefusalDelta("no"), ChoiceEnd("content_filter"), StreamEnd()),
 }
 
 
-def folded(events: Sequence[Event]) -> Fold:
-    fold = Fold()
+def folded(events: Sequence[Event]) -> ResponseAccumulator:
+    fold = ResponseAccumulator()
     fold.add(events)
     return fold
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_a_chat(about: About, name: str) -> None:
-    reply = ChatEncoder(Style(), CHAT, about).encode_unary(folded(TURNS[name]).result())
+def test_a_chat(about: ResponseContext, name: str) -> None:
+    reply = ChatEncoder(ResponseStyle(), CHAT, about).encode_unary(folded(TURNS[name]).result())
     assert ChatCompletion.model_validate_json(reply.body, strict=True).choices[0].index == 0
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_a_stream(about: About, name: str) -> None:
-    encoder = ChatEncoder(Style(), replace(CHAT, stream=True), about)
+def test_a_stream(about: ResponseContext, name: str) -> None:
+    encoder = ChatEncoder(ResponseStyle(), replace(CHAT, stream=True), about)
     lines = encoder.encode_events(TURNS[name]).decode().split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     for line in lines[:-2]:
@@ -62,10 +74,10 @@ def test_a_stream(about: About, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_what_we_write_for_clients_we_read_from_workers(about: About, name: str) -> None:
+def test_what_we_write_for_clients_we_read_from_workers(about: ResponseContext, name: str) -> None:
     """The stream of one gateway is the worker of the next."""
     request = replace(CHAT, stream=True)
-    wire = ChatEncoder(Style(), request, about).encode_events(TURNS[name])
+    wire = ChatEncoder(ResponseStyle(), request, about).encode_events(TURNS[name])
     decoder = OpenAI().create_decoder(request)
     again = folded([*decoder.feed(wire), *decoder.close()]).result()
     first = folded(TURNS[name]).result()
@@ -79,13 +91,15 @@ def test_what_we_write_for_clients_we_read_from_workers(about: About, name: str)
     assert again == first
 
 
-def test_a_completion(about: About) -> None:
-    reply = TextEncoder(Style(), TEXT, about).encode_unary(folded(TURNS["text"]).result())
+def test_a_completion(about: ResponseContext) -> None:
+    reply = CompletionEncoder(ResponseStyle(), TEXT, about).encode_unary(
+        folded(TURNS["text"]).result()
+    )
     assert Completion.model_validate_json(reply.body, strict=True).choices[0].text == "ab"
 
 
-def test_embeddings(about: About) -> None:
-    encoder = VectorEncoder(Style(), EmbedRequest(model="m", inputs=("a",)), about)
-    reply = encoder.encode_unary(folded([Vector(0, (0.5,)), Usage(1), Done()]).result())
+def test_embeddings(about: ResponseContext) -> None:
+    encoder = EmbeddingEncoder(ResponseStyle(), EmbeddingRequest(model="m", inputs=("a",)), about)
+    reply = encoder.encode_unary(folded([Embedding(0, (0.5,)), Usage(1), StreamEnd()]).result())
     found = CreateEmbeddingResponse.model_validate_json(reply.body, strict=True)
     assert found.data[0].embedding == [0.5]

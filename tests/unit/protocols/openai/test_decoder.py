@@ -12,34 +12,31 @@ from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
     PromptEcho,
-    Refusal,
-    Request,
-    Served,
-    Stopping,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
     TopLogprob,
     Usage,
-    Want,
 )
-from protocols.openai import OpenAI
+from gateway.core.request import GenerationRequest, Request, ResponseOptions, StopConditions
+from protocols.openai.dialect import OpenAI
 
-CHAT = GenerateRequest(model="m", kind="chat", stream=True)
-TEXT = GenerateRequest(model="m", kind="completion", prompts=("ab",), echo=True)
+CHAT = GenerationRequest(model="m", kind="chat", stream=True)
+TEXT = GenerationRequest(model="m", kind="completion", prompts=("ab",), echo=True)
 DONE = "data: [DONE]\n\n"
 
 
@@ -59,13 +56,13 @@ def read(wire: str | bytes, request: Request = CHAT, size: int = 1 << 20) -> lis
     for start in range(0, len(data), size):
         events += decoder.feed(data[start : start + size])
     events += decoder.close()
-    return [event for event in events if not isinstance(event, Served)]
+    return [event for event in events if not isinstance(event, ResponseMetadata)]
 
 
 HELLO = sse(
     delta(role="assistant", content=""), delta(content="Hel"), delta(content="lo"), delta("stop")
 )
-SAID: list[Event] = [Text("Hel"), Text("lo"), End("eos"), Done()]
+SAID: list[Event] = [TextDelta("Hel"), TextDelta("lo"), ChoiceEnd("eos"), StreamEnd()]
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 
 
@@ -116,7 +113,7 @@ def test_streams_are_read_generously(name: str, wire: str) -> None:
     ],
 )
 def test_usage_may_stand_anywhere_and_is_told_once(wire: str) -> None:
-    assert read(wire) == [*SAID[:3], Usage(2, 3), Done()]
+    assert read(wire) == [*SAID[:3], Usage(2, 3), StreamEnd()]
 
 
 def test_choices_share_the_tokens_of_a_whole_answer_by_their_length() -> None:
@@ -130,17 +127,17 @@ def test_choices_share_the_tokens_of_a_whole_answer_by_their_length() -> None:
         {"choices": [*choices, {"index": 3, "finish_reason": "stop"}], "usage": usage}
     )
 
-    events = read(wire, GenerateRequest(model="m", kind="chat", n=4))
+    events = read(wire, GenerationRequest(model="m", kind="chat", n=4))
 
-    assert [one.tokens for one in events if isinstance(one, Text)] == [5, 1, 3]
+    assert [one.tokens for one in events if isinstance(one, TextDelta)] == [5, 1, 3]
     assert Usage(2, 10) in events
 
 
 def test_running_usage_is_passed_on_where_it_is_wanted() -> None:
-    request = GenerateRequest(model="m", kind="chat", want=Want(usage="each"))
+    request = GenerationRequest(model="m", kind="chat", want=ResponseOptions(usage="each"))
     wire = sse({**delta(content="a"), "usage": USAGE}, {**delta("length"), "usage": USAGE}) + DONE
     usage = Usage(2, 3)
-    assert read(wire, request) == [Text("a"), usage, End("length"), usage, Done()]
+    assert read(wire, request) == [TextDelta("a"), usage, ChoiceEnd("length"), usage, StreamEnd()]
 
 
 @pytest.mark.parametrize(
@@ -161,12 +158,12 @@ def test_a_stream_without_its_end_is_broken(wire: str) -> None:
 
 
 def test_every_choice_that_was_asked_for_must_end() -> None:
-    two = GenerateRequest(model="m", kind="chat", n=2)
+    two = GenerationRequest(model="m", kind="chat", n=2)
     with pytest.raises(StreamBroken):
         read(HELLO, two)
     assert read(HELLO + DONE, two) == SAID
     both = read(HELLO + sse(delta("length", index=1)), two)
-    assert both[-2:] == [End("length", 1), Done()]
+    assert both[-2:] == [ChoiceEnd("length", 1), StreamEnd()]
 
 
 def test_a_choice_does_not_go_on_after_its_end() -> None:
@@ -180,8 +177,8 @@ def test_a_choice_does_not_go_on_after_its_end() -> None:
         (sse({"error": {"message": "x", "code": 500}}), WorkerFailed),
         (sse({"error": "x"}), WorkerFailed),
         (sse({"error": {"message": "busy", "code": 503}}), Overloaded),
-        (sse({"error": {"message": "slow", "code": "429"}}), RateLimited),
-        (sse({"error": {"message": "bad", "type": "invalid_request_error"}}), Unsupported),
+        (sse({"error": {"message": "slow", "code": "429"}}), RateLimitExceeded),
+        (sse({"error": {"message": "bad", "type": "invalid_request_error"}}), UnsupportedFeature),
         (sse({"error_code": "INTERNAL_ERROR", "message": "x"}), WorkerFailed),
         (
             sse({"error": {"message": "", "code": "context_length_exceeded"}}),
@@ -221,30 +218,30 @@ def test_a_whole_answer_is_read_also_for_a_stream() -> None:
     decoder = OpenAI().create_decoder(CHAT)
     assert not decoder.feed(b" " + json.dumps(FULL).encode())
     assert decoder.close() == [
-        Served("w", id="chatcmpl-1", created=5),
-        Thought("hm"),
-        Text("Hello", tokens=3),
-        End("length"),
+        ResponseMetadata("w", id="chatcmpl-1", created=5),
+        ReasoningDelta("hm"),
+        TextDelta("Hello", tokens=3),
+        ChoiceEnd("length"),
         Usage(2, 3, cached_tokens=1),
-        Done(),
+        StreamEnd(),
     ]
 
 
 def test_a_whole_answer_without_a_reason_ends_for_an_unknown_one() -> None:
     body = {"choices": [{"message": {"content": "a"}}, {"message": {"content": "b"}}]}
     assert read(json.dumps(body)) == [
-        Text("a"),
-        End("unknown"),
-        Text("b", 1),
-        End("unknown", 1),
-        Done(),
+        TextDelta("a"),
+        ChoiceEnd("unknown"),
+        TextDelta("b", 1),
+        ChoiceEnd("unknown", 1),
+        StreamEnd(),
     ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_a_byte_order_mark_is_passed_over_wherever_the_reads_fall(size: int) -> None:
     body = json.dumps({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]})
-    assert read("\ufeff \n" + body, size=size) == [Text("a"), End("eos"), Done()]
+    assert read("\ufeff \n" + body, size=size) == [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]
     assert read("\ufeff" + HELLO, size=size) == SAID
     with pytest.raises(StreamBroken):
         read("\ufeff"[: size - 1], size=size)
@@ -257,32 +254,35 @@ def test_a_whole_answer_that_is_none(body: str) -> None:
 
 
 def test_an_error_under_200() -> None:
-    with pytest.raises(Unsupported, match="no such tool") as caught:
+    with pytest.raises(UnsupportedFeature, match="no such tool") as caught:
         read(
             '{"object":"error","message":"no such\\u0000tool","type":"BadRequestError","code":400}'
         )
     assert "\0" not in caught.value.message
 
 
-STOPS = GenerateRequest(model="m", kind="chat", stopping=Stopping(stop_token_ids=(7,)))
+STOPS = GenerationRequest(model="m", kind="chat", stopping=StopConditions(stop_token_ids=(7,)))
 
 
 @pytest.mark.parametrize(
     ("choice", "end"),
     [
-        ({"finish_reason": "stop", "stop_reason": None}, End("eos")),
-        ({"finish_reason": "stop", "stop_reason": "x"}, End("stop", matched_stop="x")),
-        ({"finish_reason": "stop", "stop_reason": 7}, End("stop", matched_stop=7)),
-        ({"finish_reason": "stop", "matched_stop": 2}, End("eos")),
-        ({"finish_reason": "stop", "matched_stop": "x"}, End("stop", matched_stop="x")),
-        ({"finish_reason": "stop_sequence"}, End("stop")),
-        ({"finish_reason": "function_call"}, End("tool_calls")),
-        ({"finish_reason": "content_filter"}, End("content_filter")),
-        ({"finish_reason": "abort"}, End("unknown")),
+        ({"finish_reason": "stop", "stop_reason": None}, ChoiceEnd("eos")),
+        ({"finish_reason": "stop", "stop_reason": "x"}, ChoiceEnd("stop", matched_stop="x")),
+        ({"finish_reason": "stop", "stop_reason": 7}, ChoiceEnd("stop", matched_stop=7)),
+        ({"finish_reason": "stop", "matched_stop": 2}, ChoiceEnd("eos")),
+        ({"finish_reason": "stop", "matched_stop": "x"}, ChoiceEnd("stop", matched_stop="x")),
+        ({"finish_reason": "stop_sequence"}, ChoiceEnd("stop")),
+        ({"finish_reason": "function_call"}, ChoiceEnd("tool_calls")),
+        ({"finish_reason": "content_filter"}, ChoiceEnd("content_filter")),
+        ({"finish_reason": "abort"}, ChoiceEnd("unknown")),
     ],
 )
-def test_finish_reasons(choice: dict[str, Any], end: End) -> None:
-    assert read(sse({"choices": [{"index": 0, "delta": {}, **choice}]}), STOPS) == [end, Done()]
+def test_finish_reasons(choice: dict[str, Any], end: ChoiceEnd) -> None:
+    assert read(sse({"choices": [{"index": 0, "delta": {}, **choice}]}), STOPS) == [
+        end,
+        StreamEnd(),
+    ]
 
 
 def call(**fields: Any) -> dict[str, Any]:
@@ -291,11 +291,11 @@ def call(**fields: Any) -> dict[str, Any]:
 
 
 CALLED: list[Event] = [
-    CallStart(0, 0, "c1", "f"),
-    CallArguments(0, 0, '{"x"'),
-    CallArguments(0, 0, ":1}"),
-    End("tool_calls"),
-    Done(),
+    ToolCallStart(0, 0, "c1", "f"),
+    ToolCallDelta(0, 0, '{"x"'),
+    ToolCallDelta(0, 0, ":1}"),
+    ChoiceEnd("tool_calls"),
+    StreamEnd(),
 ]
 FINISH = delta("tool_calls")
 
@@ -321,19 +321,19 @@ def test_tool_calls_in_pieces(pieces: Sequence[dict[str, Any]]) -> None:
 def test_whole_tool_calls_in_one_chunk() -> None:
     both = [call(id="a", name="f", arguments={"x": 1}), call(name="g")]
     assert read(sse(delta("tool_calls", tool_calls=both))) == [
-        CallStart(0, 0, "a", "f"),
-        CallArguments(0, 0, '{"x":1}'),
-        CallStart(0, 1, "call_0_1", "g"),
-        End("tool_calls"),
-        Done(),
+        ToolCallStart(0, 0, "a", "f"),
+        ToolCallDelta(0, 0, '{"x":1}'),
+        ToolCallStart(0, 1, "call_0_1", "g"),
+        ChoiceEnd("tool_calls"),
+        StreamEnd(),
     ]
 
 
 def test_calls_without_an_index_are_told_apart_by_their_ids() -> None:
     pieces = [call(id="a", name="f", arguments="1"), call(id="b", name="g", arguments="2")]
     events = read(sse(*(delta(tool_calls=[piece]) for piece in pieces), FINISH))
-    assert [e.name for e in events if isinstance(e, CallStart)] == ["f", "g"]
-    assert [e.call_index for e in events if isinstance(e, CallArguments)] == [0, 1]
+    assert [e.name for e in events if isinstance(e, ToolCallStart)] == ["f", "g"]
+    assert [e.call_index for e in events if isinstance(e, ToolCallDelta)] == [0, 1]
 
 
 def test_a_call_without_a_name_is_broken() -> None:
@@ -349,10 +349,10 @@ def test_thoughts_refusals_and_parts() -> None:
     ]
     wire = sse(delta(reasoning_content="a"), delta(content=parts), delta("stop", refusal="no"))
     assert read(wire)[:-2] == [
-        Thought("a"),
-        Thought("b", signature="s"),
-        Text("cd"),
-        Refusal("no"),
+        ReasoningDelta("a"),
+        ReasoningDelta("b", signature="s"),
+        TextDelta("cd"),
+        RefusalDelta("no"),
     ]
 
 
@@ -361,16 +361,16 @@ def test_logprobs_of_both_kinds() -> None:
         {"token": "\ufffd", "logprob": -1.5, "bytes": [228]}]}  # fmt: skip
     chunk = {"choices": [{"delta": {"content": "Hi"}, "logprobs": {"content": [token]}}]}
     expected = TokenLogprob("Hi", -0.5, (TopLogprob("\ufffd", -1.5, data=b"\xe4"),))
-    assert read(sse(chunk, delta("stop")))[0] == Text("Hi", logprobs=(expected,))
+    assert read(sse(chunk, delta("stop")))[0] == TextDelta("Hi", logprobs=(expected,))
     columns = {
         "tokens": ["a", "b"],
         "token_logprobs": [None, -1],
         "top_logprobs": [None, {"c": -2}],
         "text_offset": [0, 1],
     }
-    plain = GenerateRequest(model="m", kind="completion", prompts=("p",))
+    plain = GenerationRequest(model="m", kind="completion", prompts=("p",))
     body = {"choices": [{"text": "ab", "index": 0, "logprobs": columns, "finish_reason": "stop"}]}
-    assert read(json.dumps(body), plain)[0] == Text(
+    assert read(json.dumps(body), plain)[0] == TextDelta(
         "ab",
         tokens=2,
         logprobs=(TokenLogprob("a", None), TokenLogprob("b", -1.0, (TopLogprob("c", -2.0),))),
@@ -382,9 +382,9 @@ def test_an_echoed_prompt_is_told_apart() -> None:
     body = {"choices": [{"text": "abc", "logprobs": columns, "finish_reason": "stop"}]}
     assert read(json.dumps(body), TEXT) == [
         PromptEcho(0, "ab", (TokenLogprob("ab", None),)),
-        Text("c", logprobs=(TokenLogprob("c", -1.0),)),
-        End("eos"),
-        Done(),
+        TextDelta("c", logprobs=(TokenLogprob("c", -1.0),)),
+        ChoiceEnd("eos"),
+        StreamEnd(),
     ]
 
 
@@ -395,5 +395,5 @@ def test_a_stream_survives_any_cut(texts: list[str], size: int, crlf: bool) -> N
     if crlf:
         data = data.replace(b"\n", b"\r\n")
     events = read(data, size=size)
-    assert [event.text for event in events if isinstance(event, Text)] == texts
-    assert events[-1] == Done()
+    assert [event.text for event in events if isinstance(event, TextDelta)] == texts
+    assert events[-1] == StreamEnd()

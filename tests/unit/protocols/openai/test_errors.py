@@ -5,16 +5,16 @@ import json
 import pytest
 
 from gateway.core import errors as e
-from gateway.core.ports import Reply
-from protocols.openai import OpenAI
+from gateway.core.ports import HttpResponse
+from protocols.openai.dialect import OpenAI
 from protocols.params import Param
 
 DIALECT = OpenAI()
 INVALID, SERVER = "invalid_request_error", "server_error"
 
 TABLE: list[tuple[e.GatewayError, int, str, str | None, str | None]] = [
-    (e.Malformed("x"), 400, INVALID, None, None),
-    (e.Malformed("x", problem="object"), 400, INVALID, None, None),
+    (e.MalformedRequest("x"), 400, INVALID, None, None),
+    (e.MalformedRequest("x", problem="object"), 400, INVALID, None, None),
     (
         e.InvalidParameter("x", param="a", problem="missing"),
         400,
@@ -40,17 +40,17 @@ TABLE: list[tuple[e.GatewayError, int, str, str | None, str | None]] = [
         "a",
     ),
     (e.UnknownParameter("x", param="foo"), 400, INVALID, "unknown_parameter", "foo"),
-    (e.Unsupported("x", param="tools"), 400, INVALID, "unsupported_parameter", "tools"),
-    (e.Unsupported("x", param="prompt"), 400, INVALID, "unsupported_value", "prompt"),
+    (e.UnsupportedFeature("x", param="tools"), 400, INVALID, "unsupported_parameter", "tools"),
+    (e.UnsupportedFeature("x", param="prompt"), 400, INVALID, "unsupported_value", "prompt"),
     (
-        e.Unsupported("x", param="messages[0].content[0].type"),
+        e.UnsupportedFeature("x", param="messages[0].content[0].type"),
         400,
         INVALID,
         "unsupported_value",
         "messages[0].content[0].type",
     ),
     (e.ContextTooLong("x"), 400, INVALID, "context_length_exceeded", "messages"),
-    (e.ContentRefused("x"), 400, INVALID, "content_filter", None),
+    (e.ContentFiltered("x"), 400, INVALID, "content_filter", None),
     (e.Unauthorized("x", missing=True), 401, INVALID, None, None),
     (e.Unauthorized("x", missing=False), 401, INVALID, "invalid_api_key", None),
     (e.Forbidden("x"), 403, "permission_error", "insufficient_permissions", None),
@@ -64,9 +64,9 @@ TABLE: list[tuple[e.GatewayError, int, str, str | None, str | None]] = [
     ),
     (e.PathNotFound("x"), 404, INVALID, "unknown_url", None),
     (e.MethodNotAllowed("x", allowed=("POST",)), 405, INVALID, "method_not_supported", None),
-    (e.TooLarge("x", limit=1), 413, INVALID, "request_too_large", None),
-    (e.RateLimited("x"), 429, "requests", "rate_limit_exceeded", None),
-    (e.RateLimited("x", scope="tokens"), 429, "tokens", "rate_limit_exceeded", None),
+    (e.RequestTooLarge("x", limit=1), 413, INVALID, "request_too_large", None),
+    (e.RateLimitExceeded("x"), 429, "requests", "rate_limit_exceeded", None),
+    (e.RateLimitExceeded("x", scope="tokens"), 429, "tokens", "rate_limit_exceeded", None),
     (e.QuotaExceeded("x"), 429, "insufficient_quota", "insufficient_quota", None),
     (e.InternalError("x"), 500, SERVER, "internal_error", None),
     (e.WorkerFailed("x"), 502, SERVER, "bad_gateway", None),
@@ -104,7 +104,7 @@ def test_texts(error: e.GatewayError, text: str) -> None:
     assert json.loads(DIALECT.encode_error(error, None).body)["error"]["message"] == text
 
 
-def header(reply: Reply, name: str) -> str | None:
+def header(reply: HttpResponse, name: str) -> str | None:
     return dict(reply.headers).get(name)
 
 
@@ -115,9 +115,9 @@ def header(reply: Reply, name: str) -> str | None:
         (e.MethodNotAllowed("x", allowed=("GET", "POST")), "Allow", "GET, POST"),
         (e.Overloaded("x"), "Retry-After", "1"),
         (e.Overloaded("x", retry_after=0.2), "Retry-After", "1"),
-        (e.RateLimited("x", retry_after=2), "Retry-After", "2"),
-        (e.RateLimited("x", retry_after=2.1), "Retry-After", "3"),
-        (e.RateLimited("x"), "Retry-After", None),
+        (e.RateLimitExceeded("x", retry_after=2), "Retry-After", "2"),
+        (e.RateLimitExceeded("x", retry_after=2.1), "Retry-After", "3"),
+        (e.RateLimitExceeded("x"), "Retry-After", None),
         (e.WorkerUnreachable("x"), "Retry-After", "1"),
         (e.InternalError("x"), "openai-version", "2020-10-01"),
         (e.QuotaExceeded("x"), "x-should-retry", "false"),

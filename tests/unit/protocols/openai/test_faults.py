@@ -8,16 +8,16 @@ import pytest
 
 from gateway.core.errors import (
     ClientError,
-    ContentRefused,
+    ContentFiltered,
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
-    Unsupported,
+    RateLimitExceeded,
+    UnsupportedFeature,
     WorkerError,
     WorkerFailed,
 )
-from protocols.openai import OpenAI
+from protocols.openai.dialect import OpenAI
 
 WORKER = OpenAI()
 LONG = "This model's maximum context length is 8 tokens. However, you requested 20 tokens."
@@ -32,25 +32,25 @@ def detail(text: str) -> bytes:
 
 
 TABLE: list[tuple[int, bytes, type[GatewayError], str]] = [
-    (400, error(message="no tools", code=400), Unsupported, "no tools"),
-    (422, detail("bad n"), Unsupported, "body.n: bad n"),
+    (400, error(message="no tools", code=400), UnsupportedFeature, "no tools"),
+    (422, detail("bad n"), UnsupportedFeature, "body.n: bad n"),
     (400, error(message=LONG, code=400, type="BadRequestError"), ContextTooLong, "maximum"),
     (400, error(message="x", code="context_length_exceeded"), ContextTooLong, "x"),
-    (400, error(message="x", code="content_filter"), ContentRefused, "x"),
+    (400, error(message="x", code="content_filter"), ContentFiltered, "x"),
     (404, error(message="The model `m` does not exist.", code=404), WorkerFailed, "know the model"),
     (401, error(message="key sk-123"), WorkerFailed, "gateway's key"),
-    (429, error(message="slow"), RateLimited, "limit|no more"),
+    (429, error(message="slow"), RateLimitExceeded, "limit|no more"),
     (503, b"", Overloaded, "busy"),
     (500, b"Traceback: secret", WorkerFailed, "500"),
     (502, b"<html>", WorkerFailed, "502"),
-    (400, b"\xff not json", Unsupported, "refused"),
+    (400, b"\xff not json", UnsupportedFeature, "refused"),
     (418, b"{}", WorkerFailed, "418"),
-    (400, b'{"detail": "not so"}', Unsupported, "not so"),
-    (422, b'{"detail": ["not so", {"msg": "but so"}]}', Unsupported, "but so"),
-    (400, b'{"message": "not so"}', Unsupported, "not so"),
-    (400, b'{"message": "an answer", "choices": []}', Unsupported, "refused"),
-    (400, b'{"object": "error", "message": "not so"}', Unsupported, "not so"),
-    (400, b'{"error": "not so"}', Unsupported, "not so"),
+    (400, b'{"detail": "not so"}', UnsupportedFeature, "not so"),
+    (422, b'{"detail": ["not so", {"msg": "but so"}]}', UnsupportedFeature, "but so"),
+    (400, b'{"message": "not so"}', UnsupportedFeature, "not so"),
+    (400, b'{"message": "an answer", "choices": []}', UnsupportedFeature, "refused"),
+    (400, b'{"object": "error", "message": "not so"}', UnsupportedFeature, "not so"),
+    (400, b'{"error": "not so"}', UnsupportedFeature, "not so"),
 ]
 
 

@@ -5,29 +5,27 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import RateLimited, StreamBroken, WorkerFailed
-from gateway.core.types import (
-    Done,
-    EmbedRequest,
-    End,
+from gateway.core.errors import RateLimitExceeded, StreamBroken, WorkerFailed
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
     PromptEcho,
-    Refusal,
-    Request,
-    Served,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
     TokenLogprob,
     TopLogprob,
     Usage,
 )
-from protocols.openai import OpenAI
+from gateway.core.request import EmbeddingRequest, GenerationRequest, Request
+from protocols.openai.dialect import OpenAI
 
-CHAT = GenerateRequest(model="m", kind="chat")
-TEXT = GenerateRequest(model="m", kind="completion", prompts=("ab",))
-ECHO = GenerateRequest(model="m", kind="completion", prompts=("ab",), echo=True)
-EMBED = EmbedRequest(model="m", inputs=("a",))
+CHAT = GenerationRequest(model="m", kind="chat")
+TEXT = GenerationRequest(model="m", kind="completion", prompts=("ab",))
+ECHO = GenerationRequest(model="m", kind="completion", prompts=("ab",), echo=True)
+EMBED = EmbeddingRequest(model="m", inputs=("a",))
 STOP = {"finish_reason": "stop"}
 
 
@@ -35,7 +33,7 @@ def read(body: Any, request: Request = CHAT) -> list[Event]:
     """The events of a whole answer; who served it is left out."""
     reader = OpenAI().create_decoder(request)
     reader.feed(json.dumps(body).encode())
-    return [event for event in reader.close() if not isinstance(event, Served)]
+    return [event for event in reader.close() if not isinstance(event, ResponseMetadata)]
 
 
 def choice(**fields: Any) -> dict[str, Any]:
@@ -66,7 +64,7 @@ def choice(**fields: Any) -> dict[str, Any]:
 def test_usage(usage: dict[str, Any], counted: list[Event]) -> None:
     events = read({**choice(message={"content": ""}), "usage": usage})
 
-    assert events == [End("eos"), *counted, Done()]
+    assert events == [ChoiceEnd("eos"), *counted, StreamEnd()]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_usage(usage: dict[str, Any], counted: list[Event]) -> None:
 def test_logprobs(logprobs: dict[str, Any], tokens: tuple[TokenLogprob, ...]) -> None:
     events = read(choice(text="a", logprobs=logprobs), TEXT)
 
-    assert events == [Text("a", logprobs=tokens), End("eos"), Done()]
+    assert events == [TextDelta("a", logprobs=tokens), ChoiceEnd("eos"), StreamEnd()]
 
 
 @pytest.mark.parametrize(
@@ -108,22 +106,25 @@ def test_logprobs_whose_columns_do_not_fit(logprobs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"type": "text", "text": "a"}, [Text("a")]),
-        ({"type": "output_text", "text": "a"}, [Text("a")]),
-        ({"type": "thinking", "thinking": "hm"}, [Thought("hm")]),
-        ({"type": "refusal", "refusal": "no"}, [Refusal("no")]),
-        ({"type": "reasoning", "summary": ["hm"]}, [Thought("")]),
-        ({"type": "reasoning", "summary": [{"text": "hm", "signature": 5}]}, [Thought("hm")]),
+        ({"type": "text", "text": "a"}, [TextDelta("a")]),
+        ({"type": "output_text", "text": "a"}, [TextDelta("a")]),
+        ({"type": "thinking", "thinking": "hm"}, [ReasoningDelta("hm")]),
+        ({"type": "refusal", "refusal": "no"}, [RefusalDelta("no")]),
+        ({"type": "reasoning", "summary": ["hm"]}, [ReasoningDelta("")]),
+        (
+            {"type": "reasoning", "summary": [{"text": "hm", "signature": 5}]},
+            [ReasoningDelta("hm")],
+        ),
         ({"type": "image"}, []),
         ({}, []),
     ],
 )
 def test_content_in_parts(part: dict[str, Any], said: list[Event]) -> None:
-    assert read(choice(message={"content": [part]})) == [*said, End("eos"), Done()]
+    assert read(choice(message={"content": [part]})) == [*said, ChoiceEnd("eos"), StreamEnd()]
 
 
 def test_a_prompt_that_comes_back_alone() -> None:
-    assert read(choice(text="ab"), ECHO) == [PromptEcho(0, "ab"), End("eos"), Done()]
+    assert read(choice(text="ab"), ECHO) == [PromptEcho(0, "ab"), ChoiceEnd("eos"), StreamEnd()]
 
 
 def test_a_finish_reason_that_tells_of_a_failure() -> None:
@@ -138,18 +139,18 @@ def test_events_without_data_are_no_events() -> None:
     assert not reader.feed(b"\r\n ")
     events = reader.feed(b"data: \n\ndata: " + chunk + b"\n\n")
 
-    assert events == [Text("a"), End("eos")]
-    assert reader.close() == [Done()]
+    assert events == [TextDelta("a"), ChoiceEnd("eos")]
+    assert reader.close() == [StreamEnd()]
 
 
 def test_what_came_before_a_failure_is_passed_on_and_then_it_is_told() -> None:
     reader = OpenAI().create_decoder(CHAT)
     wire = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: {"error":{"code":429}}\n\n'
 
-    assert reader.feed(wire) == [Text("a")]
-    with pytest.raises(RateLimited):
+    assert reader.feed(wire) == [TextDelta("a")]
+    with pytest.raises(RateLimitExceeded):
         reader.feed(b"data: [DONE]\n\n")
-    with pytest.raises(RateLimited):
+    with pytest.raises(RateLimitExceeded):
         reader.close()
 
 
@@ -157,7 +158,7 @@ def test_what_came_before_a_failure_is_passed_on_and_then_it_is_told() -> None:
 def test_an_answer_may_not_grow_without_end(
     monkeypatch: pytest.MonkeyPatch, request_: Request
 ) -> None:
-    monkeypatch.setattr("gateway.core.sse.LARGEST", 100)
+    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 100)
     reader = OpenAI().create_decoder(request_)
     reader.feed(b"{" + b" " * 99)
 
@@ -166,12 +167,12 @@ def test_an_answer_may_not_grow_without_end(
 
 
 def test_a_stream_may_be_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.core.sse.LARGEST", 100)
+    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 100)
     reader = OpenAI().create_decoder(CHAT)
     chunk = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 
     said = [event for _ in range(9) for event in reader.feed(chunk)]
 
-    assert said == [Text("a")] * 9
+    assert said == [TextDelta("a")] * 9
     with pytest.raises(StreamBroken):
         reader.close()

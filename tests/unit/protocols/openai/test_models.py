@@ -7,8 +7,8 @@ import pytest
 
 from gateway.core.catalog import ModelInfo, VersionInfo
 from gateway.core.errors import ModelNotFound
-from gateway.core.ports import Call
-from protocols.openai import OpenAI
+from gateway.core.ports import ClientRequest
+from protocols.openai.dialect import OpenAI
 
 VERSION = VersionInfo("1", "m", 100)
 MODELS = (
@@ -30,7 +30,7 @@ class Models:
         raise ModelNotFound(f"no model {model}", model=model)
 
 
-def test_the_list(make_call: Callable[..., Call]) -> None:
+def test_the_list(make_call: Callable[..., ClientRequest]) -> None:
     reply = OpenAI().handle_info_request(make_call("models"), Models())
     assert json.loads(reply.body) == {
         "object": "list",
@@ -49,12 +49,12 @@ def test_the_list(make_call: Callable[..., Call]) -> None:
 
 @pytest.mark.parametrize("name", ["org/m1", "mock", "gpt"])
 def test_one_model_bears_the_name_it_was_asked_by(
-    make_call: Callable[..., Call], name: str
+    make_call: Callable[..., ClientRequest], name: str
 ) -> None:
     reply = OpenAI().handle_info_request(make_call("model", params={"model": name}), Models())
     assert json.loads(reply.body)["id"] == name
 
 
-def test_an_unknown_model(make_call: Callable[..., Call]) -> None:
+def test_an_unknown_model(make_call: Callable[..., ClientRequest]) -> None:
     with pytest.raises(ModelNotFound):
         OpenAI().handle_info_request(make_call("model", params={"model": "x"}), Models())

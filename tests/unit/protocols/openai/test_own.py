@@ -6,33 +6,33 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.ports import About, Call
-from gateway.core.types import (
+from gateway.core.ports import ClientRequest, ResponseContext
+from gateway.core.request import (
     AudioPart,
-    Choice,
-    EmbedRequest,
-    GenerateRequest,
-    Grammar,
+    ChoiceFormat,
+    EmbeddingRequest,
+    GenerationRequest,
+    GrammarFormat,
     ImagePart,
-    JsonObject,
-    JsonSchema,
-    Logprobs,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    LogprobsOptions,
     Message,
     NamedTool,
     OutputFormat,
+    PromptOptions,
     ReasoningPart,
-    Regex,
+    RegexFormat,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
-    Want,
 )
-from protocols.openai import OpenAI
+from protocols.openai.dialect import OpenAI
 
-MakeCall = Callable[..., Call]
+MakeCall = Callable[..., ClientRequest]
 SAID = (Message("user", (TextPart("hi"),)),)
 WORKER = OpenAI("interlingua")
 
@@ -67,8 +67,8 @@ STOPPING: dict[str, Any] = {
 REST: dict[str, Any] = {
     "n": 200,
     "best_of": 300,
-    "logprobs": Logprobs(-1),
-    "want": Want(token_ids=True),
+    "logprobs": LogprobsOptions(-1),
+    "want": ResponseOptions(token_ids=True),
 }
 OTHERWISE = {
     "do_sample": "greedy is temperature 0",
@@ -78,16 +78,16 @@ OTHERWISE = {
 """What is not written under its own name, and why."""
 
 
-def chat(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+def chat(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(**fields: Any) -> GenerateRequest:
+def text(**fields: Any) -> GenerationRequest:
     given: dict[str, Any] = {
-        "templating": Templating(mode="raw"),
-        "stopping": Stopping(max_tokens=1),
+        "templating": PromptOptions(mode="raw"),
+        "stopping": StopConditions(max_tokens=1),
     }
-    return GenerateRequest(
+    return GenerationRequest(
         **{"model": "m", "kind": "completion", "prompts": ("a b",), **given, **fields}
     )
 
@@ -109,47 +109,47 @@ def heard(make_call: MakeCall) -> Callable[[Request], Any]:
 @pytest.mark.parametrize("kind", [chat, text])
 @pytest.mark.parametrize("name", SAMPLING)
 def test_how_a_token_is_picked(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], name: str
+    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
 ) -> None:
-    asked = Sampling(**{name: SAMPLING[name]})
+    asked = SamplingParams(**{name: SAMPLING[name]})
     assert heard(kind(sampling=asked)).sampling == asked
 
 
 @pytest.mark.parametrize("kind", [chat, text])
 @pytest.mark.parametrize("name", STOPPING)
 def test_when_a_choice_ends(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], name: str
+    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
 ) -> None:
-    asked = Stopping(**{"max_tokens": 1, name: STOPPING[name]})
+    asked = StopConditions(**{"max_tokens": 1, name: STOPPING[name]})
     assert heard(kind(stopping=asked)).stopping == asked
 
 
 def test_no_field_is_forgotten() -> None:
-    for struct, said in ((Sampling, SAMPLING), (Stopping, STOPPING)):
+    for struct, said in ((SamplingParams, SAMPLING), (StopConditions, STOPPING)):
         assert set(struct.__struct_fields__) - set(OTHERWISE) == set(said)
 
 
 @pytest.mark.parametrize("kind", [chat, text])
 @pytest.mark.parametrize("name", REST)
 def test_the_rest(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], name: str
+    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
 ) -> None:
     assert getattr(heard(kind(**{name: REST[name]})), name) == REST[name]
 
 
 @pytest.mark.parametrize(("kind", "mode"), [(chat, "chat"), (text, "raw")])
 def test_special_tokens(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], mode: Any
+    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], mode: Any
 ) -> None:
-    asked = Templating(mode=mode, add_special_tokens=False)
+    asked = PromptOptions(mode=mode, add_special_tokens=False)
     assert heard(kind(templating=asked)).templating == asked
 
 
 def test_what_is_written_as_something_else(heard: Callable[[Request], Any]) -> None:
-    greedy = chat(sampling=Sampling(do_sample=False))
-    assert heard(greedy).sampling == Sampling(temperature=0.0)
-    fitted = chat(stopping=Stopping(overflow="truncate"))
-    assert heard(fitted).stopping == Stopping(truncate_prompt=-1)
+    greedy = chat(sampling=SamplingParams(do_sample=False))
+    assert heard(greedy).sampling == SamplingParams(temperature=0.0)
+    fitted = chat(stopping=StopConditions(overflow="truncate"))
+    assert heard(fitted).stopping == StopConditions(truncate_prompt=-1)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_beams_by_either_name(
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     told = WORKER.decode_request(make_call("chat", body))
-    assert isinstance(told, GenerateRequest)
+    assert isinstance(told, GenerationRequest)
     assert told.sampling.beam_width == width
 
 
@@ -175,15 +175,15 @@ def test_beams_by_either_name(
 @pytest.mark.parametrize(
     "output",
     [
-        JsonObject(),
-        JsonSchema(Raw(b'{"type":"object"}'), "s", strict=True),
-        Regex("a+"),
-        Choice(("a", "b")),
-        Grammar("root ::= 'a'"),
+        JsonObjectFormat(),
+        JsonSchemaFormat(Raw(b'{"type":"object"}'), "s", strict=True),
+        RegexFormat("a+"),
+        ChoiceFormat(("a", "b")),
+        GrammarFormat("root ::= 'a'"),
     ],
 )
 def test_forms_of_the_output(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerateRequest], output: OutputFormat
+    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], output: OutputFormat
 ) -> None:
     assert heard(kind(output=output)).output == output
 
@@ -205,20 +205,20 @@ def test_tools(heard: Callable[[Request], Any]) -> None:
     ],
 )
 def test_vectors(heard: Callable[[Request], Any], field: dict[str, Any]) -> None:
-    told = heard(EmbedRequest(model="m", inputs=("a",), **field))
+    told = heard(EmbeddingRequest(model="m", inputs=("a",), **field))
     for name, value in field.items():
         assert getattr(told, name) == value
 
 
 def test_what_only_operators_open(make_call: MakeCall) -> None:
-    request = chat(priority=3, templating=Templating(template="T"))
+    request = chat(priority=3, templating=PromptOptions(template="T"))
     assert {loss.path for loss in WORKER.unsupported_parameters(request, {})} == {
         "priority", "templating.template",
     }  # fmt: skip
     open_ = OpenAI("interlingua", powers=True)
     assert open_.unsupported_parameters(request, {}) == ()
     told = open_.decode_request(make_call("chat", open_.encode_request(request).body))
-    assert isinstance(told, GenerateRequest)
+    assert isinstance(told, GenerationRequest)
     assert (told.priority, told.templating.template) == (3, "T")
 
 
@@ -226,7 +226,7 @@ def test_what_the_engine_passes_over_is_told() -> None:
     parts = (TextPart("hi"), ImagePart("https://x/y.png"), AudioPart("AA=="), ReasoningPart("so"))
     asked = chat(
         messages=(*SAID, Message("user", parts)),
-        stopping=Stopping(spaces_between_special_tokens=True),
+        stopping=StopConditions(spaces_between_special_tokens=True),
     )
     told = {
         (loss.field, loss.reason, loss.detail) for loss in WORKER.unsupported_parameters(asked, {})
@@ -239,7 +239,7 @@ def test_what_the_engine_passes_over_is_told() -> None:
 
 
 def test_bytes_are_passed_on_to_our_workers_but_not_from_their_listeners(
-    make_call: MakeCall, about: About
+    make_call: MakeCall, about: ResponseContext
 ) -> None:
     """What OpenAI's clients may not ask has to be refused by who speaks with them."""
     plain = OpenAI()

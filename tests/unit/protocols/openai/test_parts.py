@@ -6,23 +6,29 @@ import pytest
 from msgspec import Raw
 
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import (
+from gateway.core.request import (
     AudioPart,
+    ContentPart,
     FilePart,
     ImagePart,
     Message,
-    Part,
     ReasoningPart,
     RefusalPart,
     TextPart,
     ToolCall,
     VideoPart,
 )
-from protocols.openai.messages import MEDIA, Rules, Writing, read_messages, write_messages
+from protocols.openai.messages import (
+    USER_PART_TYPES,
+    MessageRules,
+    MessageStyle,
+    read_messages,
+    write_messages,
+)
 from protocols.openai.parts import read_part, write_part
 
-EVERY = (*MEDIA, "refusal", "reasoning")
-KINDS: list[tuple[dict[str, Any], Part]] = [
+EVERY = (*USER_PART_TYPES, "refusal", "reasoning")
+KINDS: list[tuple[dict[str, Any], ContentPart]] = [
     ({"type": "text", "text": "a"}, TextPart("a")),
     ({"type": "image_url", "image_url": {"url": "u"}}, ImagePart("u")),
     ({"type": "image_url", "image_url": {"url": "u", "detail": "low"}}, ImagePart("u", "low")),
@@ -37,7 +43,7 @@ KINDS: list[tuple[dict[str, Any], Part]] = [
 
 
 @pytest.mark.parametrize(("wire", "part"), KINDS)
-def test_parts_survive_both_ways(wire: dict[str, Any], part: Part) -> None:
+def test_parts_survive_both_ways(wire: dict[str, Any], part: ContentPart) -> None:
     assert read_part(wire, "at", EVERY) == (part,)
     assert write_part(part) == wire
 
@@ -73,7 +79,7 @@ def test_parts_that_are_wrong(wire: Any, param: str, problem: str) -> None:
     assert (caught.value.param, caught.value.problem) == (param, problem)
 
 
-def read(*messages: str, rules: Rules) -> tuple[Message, ...]:
+def read(*messages: str, rules: MessageRules) -> tuple[Message, ...]:
     return read_messages(Raw(f"[{','.join(messages)}]".encode()), rules)
 
 
@@ -81,7 +87,7 @@ CALL = '{"role":"assistant","tool_calls":[{"id":"a","type":"%s","%s":{"name":"f"
 
 
 def test_rules_are_knobs() -> None:
-    rules = Rules(
+    rules = MessageRules(
         roles=("user", "assistant"),
         optional_content_roles=frozenset({"user"}),
         requires_tool_results=False,
@@ -114,7 +120,7 @@ def test_rules_are_knobs() -> None:
 )
 def test_calls_that_are_wrong(call: str, param: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read(call, rules=Rules())
+        read(call, rules=MessageRules())
     assert caught.value.param == param
 
 
@@ -123,7 +129,7 @@ def test_writing_has_knobs() -> None:
         Message("developer", (TextPart("a"), TextPart("b"))),
         Message("assistant", (ReasoningPart("hm"), RefusalPart("no"))),
     )
-    writing = Writing(
+    writing = MessageStyle(
         part_format="joined",
         empty_content="",
         includes_reasoning=True,

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.ports import Decoder
-from gateway.core.types import Done, End, Event, GenerateRequest, Text
-from protocols.openai.decoder import AnswerDecoder
-from protocols.openai.passage import WholePassage
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
+from gateway.core.ports import ResponseDecoder
+from gateway.core.request import GenerationRequest
+from protocols.openai.decoder import GenerationDecoder
+from protocols.openai.passage import UnaryPassthroughReader
 from tests.unit.protocols.openai.streams import chunk, event, flat, said, told
 
 CHOICE: dict[str, Any] = {
@@ -29,7 +30,7 @@ ANSWER: dict[str, Any] = {
     "choices": [CHOICE],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
 }
-ASKED = GenerateRequest(model="worker's", kind="chat")
+ASKED = GenerationRequest(model="worker's", kind="chat")
 
 
 def answers() -> Iterator[dict[str, Any]]:
@@ -71,7 +72,7 @@ def answers() -> Iterator[dict[str, Any]]:
     yield ANSWER | {"choices": [{"index": 0, "text": "Hello", "finish_reason": "stop"}]}
 
 
-def read(decoder: Decoder, parts: Sequence[bytes]) -> Any:
+def read(decoder: ResponseDecoder, parts: Sequence[bytes]) -> Any:
     """All that it reads of these parts, to the error that ends it."""
     found = told(decoder.feed, decoder.close, parts)
     return (flat(found[0]), *found[1:]) if isinstance(found, tuple) else flat(found)
@@ -96,12 +97,12 @@ BODIES = st.one_of(
 def test_it_is_read_alike_however_it_comes(body: bytes, cuts: list[int], kind: Any) -> None:
     parts = [body[start:end] for start, end in pairwise([0, *cuts, len(body)])]
     request = msgspec.structs.replace(ASKED, kind=kind)
-    assert read(AnswerDecoder(request), parts) == read(AnswerDecoder(request), [body])
+    assert read(GenerationDecoder(request), parts) == read(GenerationDecoder(request), [body])
 
 
 @pytest.mark.parametrize("around", [b"", b" "])
 def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
-    passage = WholePassage(AnswerDecoder(ASKED), {"model": "public"})
+    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), {"model": "public"})
     body = around + msgspec.json.encode(ANSWER) + b"\n"
 
     for part in (body[:40], body[40:]):
@@ -111,12 +112,12 @@ def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
     raw, events = passage.close()
 
     assert json.loads(raw or b"") == ANSWER | {"model": "public"}
-    assert End("eos") in events
-    assert isinstance(events[-1], Done)
+    assert ChoiceEnd("eos") in events
+    assert isinstance(events[-1], StreamEnd)
 
 
 def test_one_without_usage_is_read_when_the_whole_of_it_is_there() -> None:
-    passage = WholePassage(AnswerDecoder(ASKED), {"model": "public"})
+    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), {"model": "public"})
     body = msgspec.json.encode(ANSWER | {"usage": None})
 
     assert passage.feed([body[:30]]) == (b"", [])
@@ -124,13 +125,13 @@ def test_one_without_usage_is_read_when_the_whole_of_it_is_there() -> None:
     raw, events = passage.close()
 
     assert json.loads(raw or b"") == ANSWER | {"usage": None, "model": "public"}
-    assert Text("Hello") in events
+    assert TextDelta("Hello") in events
 
 
 def test_a_stream_in_its_place_is_read_as_it_comes() -> None:
-    passage = WholePassage(AnswerDecoder(ASKED), {"model": "public"})
+    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), {"model": "public"})
     first: tuple[bytes | None, Sequence[Event]] = passage.feed([said("a")])
 
-    assert Text("a") in first[1]
+    assert TextDelta("a") in first[1]
     passage.feed([event(chunk(finish="stop")) + b"data: [DONE]\n\n"])
     assert passage.close()[0] is None

@@ -8,9 +8,8 @@ from hypothesis import given as forall
 from hypothesis import strategies as st
 
 from gateway.core.errors import ClientError
-from gateway.core.ports import Call, Envelope
-from protocols.openai import OpenAI
-from protocols.openai.dialect import _any_peek
+from gateway.core.ports import ClientRequest, RoutingInfo
+from protocols.openai.dialect import OpenAI, _read_any_routing_info
 from tests.unit.protocols.openai.conftest import endpoint
 
 DIALECT = OpenAI()
@@ -23,16 +22,16 @@ FIELDS = {
 }
 
 
-def called(body: bytes, client_id: str | None = None) -> Call:
+def called(body: bytes, client_id: str | None = None) -> ClientRequest:
     row = endpoint("chat")
     headers = {} if client_id is None else {"x-client-request-id": client_id}
-    return Call(row, {}, headers, "", body, row.path)
+    return ClientRequest(row, {}, headers, "", body, row.path)
 
 
 def told(body: bytes, client_id: str | None = None) -> Any:
     """What is told at once, which must be what is told of any body."""
     results: list[Any] = []
-    for peek in (DIALECT.peek, lambda call: _any_peek(call, client_id)):
+    for peek in (DIALECT.peek, lambda call: _read_any_routing_info(call, client_id)):
         try:
             results.append(peek(called(body, client_id)))
         except ClientError as error:
@@ -76,14 +75,14 @@ def test_what_is_odd_in_the_bytes_is_told_alike(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("more", "found"),
     [
-        (b"", Envelope("a")),
-        (b',"stream":true', Envelope("a", stream=True)),
-        (b',"stream": null', Envelope("a")),
-        (b',"stream":1,"stream":true', Envelope("a", stream=True)),
-        (b',"model":"b"', Envelope("b")),
-        (b',"x":"\xff"', Envelope("a")),
-        (b',"request_id":"r-1"', Envelope("a", client_id="r-1")),
+        (b"", RoutingInfo("a")),
+        (b',"stream":true', RoutingInfo("a", stream=True)),
+        (b',"stream": null', RoutingInfo("a")),
+        (b',"stream":1,"stream":true', RoutingInfo("a", stream=True)),
+        (b',"model":"b"', RoutingInfo("b")),
+        (b',"x":"\xff"', RoutingInfo("a")),
+        (b',"request_id":"r-1"', RoutingInfo("a", client_id="r-1")),
     ],
 )
-def test_what_is_told(more: bytes, found: Envelope) -> None:
+def test_what_is_told(more: bytes, found: RoutingInfo) -> None:
     assert told(b'{"model":"a"' + more + b"}") == found

@@ -9,11 +9,11 @@ from hypothesis import given as forall
 from hypothesis import strategies as st
 
 from gateway.core.errors import ClientError, GatewayError
-from gateway.core.ports import Call, Endpoint
-from gateway.core.types import Request
-from protocols.openai import OpenAI
+from gateway.core.ports import ClientRequest, Endpoint
+from gateway.core.request import Request
+from protocols.openai.dialect import OpenAI
 
-MakeCall = Callable[..., Call]
+MakeCall = Callable[..., ClientRequest]
 DIALECT = OpenAI()
 MESSAGES = [{"role": "user", "content": "say hi"}]
 C: dict[str, Any] = {"model": "mock", "messages": MESSAGES}
@@ -32,7 +32,7 @@ CALLED = {
 ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "42"}
 
 
-def refusal(call: Call, dialect: OpenAI = DIALECT) -> tuple[int, str | None, str | None]:
+def refusal(call: ClientRequest, dialect: OpenAI = DIALECT) -> tuple[int, str | None, str | None]:
     """Status, code and param with which a call is refused."""
 
     def read() -> Request:
@@ -265,7 +265,7 @@ NAMES = sorted(
 ROWS = {e.operation: e for e in DIALECT.endpoints}
 
 
-def outcome(call: Call) -> int:
+def outcome(call: ClientRequest) -> int:
     try:
         DIALECT.peek(call)
         DIALECT.decode_request(call)
@@ -281,5 +281,5 @@ def outcome(call: Call) -> int:
 def test_nothing_but_our_own_errors_comes_out(variant: str, fields: dict[str, Any]) -> None:
     row: Endpoint = ROWS[variant]
     body = json.dumps({**BODIES[variant], **fields}).encode()
-    call = Call(row, {}, {}, "", body, row.path)
+    call = ClientRequest(row, {}, {}, "", body, row.path)
     assert outcome(call) in (200, 400)

@@ -11,13 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.core.context import Context, Deadline
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import StreamBroken, WorkerFailed
-from gateway.core.ports import About, Call, Passage, Relay
-from gateway.core.types import Done, EmbedRequest, Event, GenerateRequest, Served, Text, Usage
+from gateway.core.events import Event, ResponseMetadata, StreamEnd, TextDelta, Usage
+from gateway.core.ports import ClientRequest, PassthroughReader, PassthroughRequest, ResponseContext
+from gateway.core.request import EmbeddingRequest, GenerationRequest
 from protocols.body import read_object
-from protocols.openai import OpenAI
-from protocols.openai.relay import LABEL, PROMPTS, Form, Relays, checker
+from protocols.openai.dialect import OpenAI
+from protocols.openai.relay import (
+    OPTIONAL_STRING,
+    PROMPTS,
+    PassthroughRule,
+    PassthroughRules,
+    build_body_decoder,
+)
 from protocols.params import Param
 from tests.unit.protocols.openai.conftest import MakeCall, endpoint
 
@@ -29,15 +36,21 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 VLLM = OpenAI("vllm")
 
 
-def relayed(variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat") -> Relay | None:
+def relayed(
+    variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat"
+) -> PassthroughRequest | None:
     row = endpoint(variant)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
-    about = About("r1", 1, shown, "v1", "llama", context.clock)
-    return worker.prepare_passthrough(OpenAI(), Call(row, {}, {}, "", data, row.path), about)
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    about = ResponseContext("r1", 1, shown, "v1", "llama", context.clock)
+    return worker.prepare_passthrough(
+        OpenAI(), ClientRequest(row, {}, {}, "", data, row.path), about
+    )
 
 
-def taken(variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat") -> Relay:
+def taken(
+    variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat"
+) -> PassthroughRequest:
     relay = relayed(variant, body, worker, shown)
     assert relay is not None
     return relay
@@ -155,8 +168,8 @@ def _one(**row: Any) -> Param:
 def test_a_value_is_within_the_ranges_of_both(
     worker: Param, client: Param, right: str, wrong: str
 ) -> None:
-    read_body = checker(
-        Form(path="", field_types={}, worker_params=(worker,), client_params=(client,))
+    read_body = build_body_decoder(
+        PassthroughRule(path="", field_types={}, worker_params=(worker,), client_params=(client,))
     ).decode
     assert read_body(f'{{"x":{right}}}').x == json.loads(right)
     with pytest.raises(msgspec.ValidationError):
@@ -165,8 +178,10 @@ def test_a_value_is_within_the_ranges_of_both(
 
 def test_rows_that_differ_in_meaning_are_none_that_both_have() -> None:
     worker = Param(wire="x", field="sampling.y", type="int")
-    form = Form(path="", field_types={}, worker_params=(worker,), client_params=(_one(type="int"),))
-    assert checker(form).decode(b'{"x":1}').__struct_fields__ == ()
+    form = PassthroughRule(
+        path="", field_types={}, worker_params=(worker,), client_params=(_one(type="int"),)
+    )
+    assert build_body_decoder(form).decode(b'{"x":1}').__struct_fields__ == ()
 
 
 STRANGE = [b"\xff", b"\\ud83d", b"\\u00e9", "é".encode(), b"\xc3", b"\\", b'"', b"0", b" ", b"x"]
@@ -196,9 +211,11 @@ def test_a_body_is_passed_on_as_its_fields_are_read(
 
 @pytest.mark.parametrize("text", [b"\xff", b"\\ud83d"])
 @pytest.mark.parametrize("field", ["model", "prompt", "user", "x"])
-def test_a_text_that_is_none_is_not_passed_on(about: About, field: str, text: bytes) -> None:
-    shapes = {"prompt": PROMPTS, "user": LABEL}
-    form = Form(
+def test_a_text_that_is_none_is_not_passed_on(
+    about: ResponseContext, field: str, text: bytes
+) -> None:
+    shapes = {"prompt": PROMPTS, "user": OPTIONAL_STRING}
+    form = PassthroughRule(
         path="/{model}",
         field_types=shapes,
         worker_params=(),
@@ -209,20 +226,20 @@ def test_a_text_that_is_none_is_not_passed_on(about: About, field: str, text: by
     for said in (b"a", text):
         fields = {"model": b"m", "prompt": b"a"} | {field: said}
         body = b",".join(b'"%b":"%b"' % (key.encode(), one) for key, one in fields.items())
-        call = Call(row, {}, {}, "", b"{%b}" % body, row.path)
-        assert (Relays({"text": form}).prepare_passthrough("text", call, about, tuple) is None) == (
-            said is text
-        )
+        call = ClientRequest(row, {}, {}, "", b"{%b}" % body, row.path)
+        assert (
+            PassthroughRules({"text": form}).prepare_passthrough("text", call, about, tuple) is None
+        ) == (said is text)
 
 
-def test_where_the_path_names_the_model_the_body_does_not(about: About) -> None:
-    form = Form(
+def test_where_the_path_names_the_model_the_body_does_not(about: ResponseContext) -> None:
+    form = PassthroughRule(
         path="/of/{model}/x", field_types={"prompt": PROMPTS}, worker_params=(), client_params=()
     )
-    relays = Relays({"text": form})
+    relays = PassthroughRules({"text": form})
     assert ("text" in relays, "chat" in relays) == (True, False)
     row = endpoint("completion")
-    call = Call(row, {}, {}, "", b'{"prompt":"a","model":"chat"}', row.path)
+    call = ClientRequest(row, {}, {}, "", b'{"prompt":"a","model":"chat"}', row.path)
     relay = relays.prepare_passthrough("text", call, replace(about, backend_model="a/b c"), tuple)
     assert relay is not None
     assert (relay.upstream_request.path, relay.upstream_request.body) == (
@@ -231,7 +248,7 @@ def test_where_the_path_names_the_model_the_body_does_not(about: About) -> None:
     )
 
 
-def test_a_stricter_listener_reads_every_body(make_call: MakeCall, about: About) -> None:
+def test_a_stricter_listener_reads_every_body(make_call: MakeCall, about: ResponseContext) -> None:
     call = make_call("chat", CHAT)
     assert VLLM.prepare_passthrough(OpenAI(unknown="reject"), call, about) is None
 
@@ -239,23 +256,25 @@ def test_a_stricter_listener_reads_every_body(make_call: MakeCall, about: About)
 def test_what_choosing_a_worker_needs_is_read() -> None:
     messages = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}]
     chat = taken("chat", CHAT | {"messages": messages, "user": "ann", "n": 2}).request
-    assert isinstance(chat, GenerateRequest)
+    assert isinstance(chat, GenerationRequest)
     assert [message.text for message in chat.messages] == ["hi", "x"]
     assert (chat.n, chat.labels, chat.model) == (2, {"user": "ann"}, "llama")
     text = taken("completion", TEXT | {"stream": True}).request
-    assert isinstance(text, GenerateRequest)
+    assert isinstance(text, GenerationRequest)
     assert (text.prompts, text.stream) == (("a b",), True)
     vectors = taken("embedding", EMBED | {"input": "a"}).request
-    assert isinstance(vectors, EmbedRequest)
+    assert isinstance(vectors, EmbeddingRequest)
     assert vectors.inputs == ("a",)
 
 
 def test_how_long_the_client_waits_is_known() -> None:
     row = endpoint("chat")
-    call = Call(row, {}, {"x-stainless-read-timeout": "7"}, "", json.dumps(CHAT).encode(), row.path)
-    context = Context("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
+    call = ClientRequest(
+        row, {}, {"x-stainless-read-timeout": "7"}, "", json.dumps(CHAT).encode(), row.path
+    )
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
     relay = VLLM.prepare_passthrough(
-        OpenAI(), call, About("r1", 1, "chat", "v1", "llama", context.clock)
+        OpenAI(), call, ResponseContext("r1", 1, "chat", "v1", "llama", context.clock)
     )
     assert relay is not None
     assert relay.request.timeout == 7
@@ -279,13 +298,13 @@ ANSWER = (
 )
 
 
-def read(passage: Passage, *pieces: bytes) -> tuple[list[bytes | None], list[Event]]:
+def read(passage: PassthroughReader, *pieces: bytes) -> tuple[list[bytes | None], list[Event]]:
     out, events = [], list[Event]()
     for piece in pieces:
         data, more = passage.feed([piece])
         out.append(data)
         events += more
-        if events and isinstance(events[-1], Done):
+        if events and isinstance(events[-1], StreamEnd):
             return out, events
     data, more = passage.close()
     return [*out, data], [*events, *more]
@@ -295,7 +314,7 @@ def test_a_whole_answer_comes_back_unread_under_the_clients_name() -> None:
     out, events = read(taken("chat", CHAT).create_reader(), ANSWER[:40], ANSWER[40:] + b"\n")
     assert out == [b"", b"", ANSWER.replace(b"llama", b"chat")]
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
-    assert isinstance(events[-1], Done)
+    assert isinstance(events[-1], StreamEnd)
 
 
 def test_under_one_name_nothing_is_touched() -> None:
@@ -320,7 +339,7 @@ def test_the_client_reads_its_own_name_whatever_the_worker_calls_itself() -> Non
 def test_a_stream_in_place_of_a_whole_answer_is_for_the_encoder(length: int) -> None:
     out, events = read(taken("chat", CHAT).create_reader(), *STREAM[:length])
     assert not any(out)
-    assert "".join(e.text for e in events if isinstance(e, Text)) == "Hello"
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Hello"
 
 
 @pytest.mark.parametrize(
@@ -346,11 +365,11 @@ VECTORS = (
 def test_vectors_come_back_unread() -> None:
     out, events = read(taken("embedding", EMBED).create_reader(), VECTORS)
     assert out[-1] == VECTORS.replace(b"llama", b"chat")
-    assert events == [Served("llama"), Usage(2), Done()]
+    assert events == [ResponseMetadata("llama"), Usage(2), StreamEnd()]
     bare = VECTORS.replace(b',"usage":{"prompt_tokens":2,"total_tokens":2}', b"")
     bare = bare.replace(b'"llama"', b"null")
     out, events = read(taken("embedding", EMBED).create_reader(), bare)
-    assert (out[-1], events) == (bare, [Served(), Done()])
+    assert (out[-1], events) == (bare, [ResponseMetadata(), StreamEnd()])
 
 
 @pytest.mark.parametrize(
@@ -389,7 +408,7 @@ def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
     out, events = read(taken("chat", ASKED).create_reader(), *pieces)
 
     assert joined(out) == data.replace(b"llama", b"chat")
-    assert "".join(e.text for e in events if isinstance(e, Text)) == "Hello"
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Hello"
 
 
 def test_only_whole_events_are_passed_on() -> None:
@@ -408,7 +427,7 @@ def test_other_line_ends_and_blanks_pass_too() -> None:
 def test_a_stream_that_is_complete_gets_its_end(end: bytes) -> None:
     out, events = read(taken("chat", ASKED, shown="llama").create_reader(), *STREAM[:3], end)
     assert joined(out) == b"".join(STREAM)
-    assert isinstance(events[-1], Done)
+    assert isinstance(events[-1], StreamEnd)
 
 
 def test_a_stream_that_is_cut_is_told() -> None:
@@ -473,4 +492,4 @@ def test_an_event_without_an_end_is_not_held_for_ever() -> None:
 def test_a_whole_answer_in_place_of_a_stream_is_for_the_encoder() -> None:
     out, events = read(taken("chat", ASKED).create_reader(), b" ", ANSWER)
     assert out[1:] == [None, None]
-    assert any(isinstance(event, Text) for event in events)
+    assert any(isinstance(event, TextDelta) for event in events)

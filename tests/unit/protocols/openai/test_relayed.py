@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.types import EmbedRequest, GenerateRequest, Message, Request, TextPart
-from protocols.openai.relayed import Kind, request_of
+from gateway.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
+from protocols.openai.relayed import RequestKind, request_of
 
 HI = SimpleNamespace(role="user", content="hi")
 PARTS = SimpleNamespace(
@@ -14,14 +14,14 @@ PARTS = SimpleNamespace(
 )
 
 
-def relayed(kind: Kind, *, stream: bool = False, **body: Any) -> Request:
+def relayed(kind: RequestKind, *, stream: bool = False, **body: Any) -> Request:
     return request_of(kind, SimpleNamespace(**body), "llama", stream=stream, timeout=7.0)
 
 
 def test_a_conversation() -> None:
     request = relayed("chat", messages=[HI, PARTS], user="ann", n=2, stream=True)
 
-    assert request == GenerateRequest(
+    assert request == GenerationRequest(
         model="llama",
         kind="chat",
         messages=(Message("user", (TextPart("hi"),)), Message("assistant", (TextPart("ab"),))),
@@ -36,7 +36,7 @@ def test_a_conversation() -> None:
 def test_prompts(prompt: Any) -> None:
     request = relayed("completion", prompt=prompt)
 
-    assert request == GenerateRequest(
+    assert request == GenerationRequest(
         model="llama", kind="completion", prompts=tuple(prompt), timeout=7.0
     )
 
@@ -45,7 +45,7 @@ def test_prompts(prompt: Any) -> None:
 def test_inputs(given: Any) -> None:
     request = relayed("embedding", input=given, user="ann")
 
-    assert request == EmbedRequest(
+    assert request == EmbeddingRequest(
         model="llama",
         inputs=tuple(given),
         timeout=7.0,

@@ -7,32 +7,32 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.errors import UnknownParameter
-from gateway.core.ports import Call
-from gateway.core.types import (
+from gateway.core.ports import ClientRequest
+from gateway.core.request import (
     AllowedTools,
     AudioPart,
-    Choice,
-    EmbedRequest,
+    ChoiceFormat,
+    EmbeddingRequest,
     FilePart,
-    GenerateRequest,
+    GenerationRequest,
     ImagePart,
-    JsonObject,
-    JsonSchema,
-    Logprobs,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    LogprobsOptions,
     Message,
     NamedTool,
-    Reasoning,
+    ReasoningOptions,
     ReasoningPart,
     RefusalPart,
-    Regex,
+    RegexFormat,
     Request,
     TextPart,
     ToolCall,
     VideoPart,
 )
-from protocols.openai import OpenAI
+from protocols.openai.dialect import OpenAI
 
-MakeCall = Callable[..., Call]
+MakeCall = Callable[..., ClientRequest]
 DIALECT = OpenAI()
 MESSAGES = [{"role": "user", "content": "say hi"}]
 C: dict[str, Any] = {"model": "mock", "messages": MESSAGES}
@@ -52,21 +52,21 @@ def decode(make_call: MakeCall, variant: str, **fields: Any) -> Request:
     return DIALECT.decode_request(make_call(variant, {**BODIES[variant], **fields}))
 
 
-def chat(make_call: MakeCall, **fields: Any) -> GenerateRequest:
+def chat(make_call: MakeCall, **fields: Any) -> GenerationRequest:
     request = decode(make_call, "chat", **fields)
-    assert isinstance(request, GenerateRequest)
+    assert isinstance(request, GenerationRequest)
     return request
 
 
-def text(make_call: MakeCall, **fields: Any) -> GenerateRequest:
+def text(make_call: MakeCall, **fields: Any) -> GenerationRequest:
     request = decode(make_call, "completion", **fields)
-    assert isinstance(request, GenerateRequest)
+    assert isinstance(request, GenerationRequest)
     return request
 
 
-def embed(make_call: MakeCall, **fields: Any) -> EmbedRequest:
+def embed(make_call: MakeCall, **fields: Any) -> EmbeddingRequest:
     request = decode(make_call, "embedding", **fields)
-    assert isinstance(request, EmbedRequest)
+    assert isinstance(request, EmbeddingRequest)
     return request
 
 
@@ -86,7 +86,7 @@ def test_null_is_absent(make_call: MakeCall) -> None:
 
 def test_the_smallest_chat(make_call: MakeCall) -> None:
     request = chat(make_call)
-    assert request == GenerateRequest(
+    assert request == GenerationRequest(
         model="mock",
         kind="chat",
         messages=(Message("user", (TextPart("say hi"),)),),
@@ -127,7 +127,7 @@ def test_scalars_find_their_place(make_call: MakeCall) -> None:
     assert sampling.seed == 2**64 - 1
     assert sampling.logit_bias == {5: -100.0}
     assert request.labels == {"user": "u", "metadata.team": "a"}
-    assert request.reasoning == Reasoning("low")
+    assert request.reasoning == ReasoningOptions("low")
     assert "seed" in request.given
 
 
@@ -170,9 +170,9 @@ def test_what_vllm_adds_finds_its_place(make_call: MakeCall) -> None:
     assert {k: bytes(v) for k, v in (templating.arguments or {}).items()} == {
         "enable_thinking": b"false"
     }
-    assert request.reasoning == Reasoning(budget=9, include=False)
+    assert request.reasoning == ReasoningOptions(budget=9, include=False)
     assert (request.priority, request.client_id, request.want.token_ids) == (3, "mine", True)
-    assert request.output == Choice(("a", "b"))
+    assert request.output == ChoiceFormat(("a", "b"))
     assert request.extra == {}
 
 
@@ -180,10 +180,10 @@ def test_what_vllm_adds_finds_its_place(make_call: MakeCall) -> None:
     ("fields", "output"),
     [
         ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, JsonObject()),
-        ({"structured_outputs": {"regex": "a+"}}, Regex("a+")),
-        ({"guided_regex": "a+"}, Regex("a+")),
-        ({"guided_choice": ["x"]}, Choice(("x",))),
+        ({"response_format": {"type": "json_object"}}, JsonObjectFormat()),
+        ({"structured_outputs": {"regex": "a+"}}, RegexFormat("a+")),
+        ({"guided_regex": "a+"}, RegexFormat("a+")),
+        ({"guided_choice": ["x"]}, ChoiceFormat(("x",))),
     ],
 )
 def test_outputs(make_call: MakeCall, fields: dict[str, Any], output: object) -> None:
@@ -196,8 +196,8 @@ def test_a_schema_is_kept_as_it_was_written(make_call: MakeCall) -> None:
         b'"json_schema","json_schema":{"name":"n","strict":true,"schema":{ "b":1, "a":2 }}}}'
     )
     request = DIALECT.decode_request(make_call("chat", body))
-    assert isinstance(request, GenerateRequest)
-    assert isinstance(request.output, JsonSchema)
+    assert isinstance(request, GenerationRequest)
+    assert isinstance(request.output, JsonSchemaFormat)
     assert bytes(request.output.schema) == b'{ "b":1, "a":2 }'
     assert (request.output.name, request.output.strict) == ("n", True)
 
@@ -326,8 +326,8 @@ def test_completions(make_call: MakeCall) -> None:
     scored = text(make_call, max_tokens=0, echo=True, logprobs=1, suffix="z", best_of=1)
     assert scored.stopping.max_tokens == 0
     assert (scored.echo, scored.insert_before, scored.best_of) == (True, "z", 1)
-    assert scored.logprobs == Logprobs(1, 1)
-    assert text(make_call, logprobs=0).logprobs == Logprobs(0)
+    assert scored.logprobs == LogprobsOptions(1, 1)
+    assert text(make_call, logprobs=0).logprobs == LogprobsOptions(0)
 
 
 def test_embeddings(make_call: MakeCall) -> None:

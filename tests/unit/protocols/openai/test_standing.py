@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.core.ports import Metering, Standing
-from protocols.openai import OpenAI
-from protocols.openai.standing import duration
+from gateway.core.ports import RateLimitHeaders, RateLimitStatus
+from protocols.openai.dialect import OpenAI
+from protocols.openai.standing import format_duration
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ from protocols.openai.standing import duration
     ],
 )
 def test_a_duration_is_rounded_up(seconds: float, told: str) -> None:
-    assert duration(seconds) == told
+    assert format_duration(seconds) == told
 
 
 def test_each_limit_that_there_is_is_told() -> None:
-    dialect: Metering = OpenAI()
-    requests, tokens = Standing(60, 59, 1.0), Standing(150_000, 149_984, 0.0064)
+    dialect: RateLimitHeaders = OpenAI()
+    requests, tokens = RateLimitStatus(60, 59, 1.0), RateLimitStatus(150_000, 149_984, 0.0064)
     assert dialect.rate_limit_headers(None, None) == ()
     assert [name for name, _ in dialect.rate_limit_headers(requests, None)] == [
         "x-ratelimit-limit-requests",

@@ -7,53 +7,52 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import Fold
+from gateway.core.aggregate import ResponseAccumulator
 from gateway.core.errors import StreamBroken
-from gateway.core.ports import About, Encoder
-from gateway.core.types import (
-    Done,
-    EmbedRequest,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
-    GenerateRequest,
     PromptEcho,
-    Served,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    ResponseMetadata,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     Usage,
-    Vector,
-    Want,
 )
-from protocols.openai.answers import ChatEncoder, Style, TextEncoder
-from protocols.openai.vectors import VectorEncoder
+from gateway.core.ports import ResponseContext, ResponseEncoder
+from gateway.core.request import EmbeddingRequest, GenerationRequest, ResponseOptions
+from protocols.openai.answers import ChatEncoder, CompletionEncoder
+from protocols.openai.style import ResponseStyle
+from protocols.openai.vectors import EmbeddingEncoder
 
-CHAT = GenerateRequest(model="m", kind="chat")
-TEXT = GenerateRequest(model="m", kind="completion", prompts=("a b",))
-EMBED = EmbedRequest(model="m", inputs=("a",))
-QUIET = Want(usage="none")
-IDS = Want(usage="none", token_ids=True)
-ENCODERS = [(ChatEncoder, CHAT), (TextEncoder, TEXT), (VectorEncoder, EMBED)]
+CHAT = GenerationRequest(model="m", kind="chat")
+TEXT = GenerationRequest(model="m", kind="completion", prompts=("a b",))
+EMBED = EmbeddingRequest(model="m", inputs=("a",))
+QUIET = ResponseOptions(usage="none")
+IDS = ResponseOptions(usage="none", token_ids=True)
+ENCODERS = [(ChatEncoder, CHAT), (CompletionEncoder, TEXT), (EmbeddingEncoder, EMBED)]
 
 
-def streamed(request: GenerateRequest, want: Want = QUIET) -> GenerateRequest:
+def streamed(request: GenerationRequest, want: ResponseOptions = QUIET) -> GenerationRequest:
     return msgspec.structs.replace(request, stream=True, want=want)
 
 
-def whole(encoder: Encoder, events: Sequence[Event]) -> Any:
-    fold = Fold()
+def whole(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
+    fold = ResponseAccumulator()
     fold.add(events)
     return json.loads(encoder.encode_unary(fold.result()).body)
 
 
-def pieces(encoder: Encoder, events: Sequence[Event]) -> list[Any]:
+def pieces(encoder: ResponseEncoder, events: Sequence[Event]) -> list[Any]:
     """The one choice of each chunk."""
     lines = encoder.encode_events(events).decode().removesuffix("data: [DONE]\n\n").split("\n\n")
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line]
 
 
-def test_a_style_of_another_family(about: About) -> None:
-    style = Style(
+def test_a_style_of_another_family(about: ResponseContext) -> None:
+    style = ResponseStyle(
         chunk_keys=("choices", "created", "model", "object", "usage"),
         chat_chunk_keys=("index", "logprobs", "delta", "finish_reason"),
         first_delta=b'{"role":"assistant","content":null}',
@@ -61,9 +60,17 @@ def test_a_style_of_another_family(about: About) -> None:
         usage_position="finish",
         event_prefix=b"data:",
     )
-    encoder = ChatEncoder(style, streamed(CHAT, Want(usage="final")), about, model="other")
+    encoder = ChatEncoder(
+        style, streamed(CHAT, ResponseOptions(usage="final")), about, model="other"
+    )
     body = encoder.encode_events(
-        [Text("a"), End("length"), Usage(2, 1), Served(fingerprint="x"), Done()]
+        [
+            TextDelta("a"),
+            ChoiceEnd("length"),
+            Usage(2, 1),
+            ResponseMetadata(fingerprint="x"),
+            StreamEnd(),
+        ]
     )
     tail = '"created":1700000000,"model":"other","object":"chat.completion.chunk"'
     usage = '{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}'
@@ -77,15 +84,24 @@ def test_a_style_of_another_family(about: About) -> None:
     ]
 
 
-def test_a_whole_answer_has_the_styles_keys_in_their_order(about: About) -> None:
-    style = Style(
+def test_a_whole_answer_has_the_styles_keys_in_their_order(about: ResponseContext) -> None:
+    style = ResponseStyle(
         unary_keys=("choices", "object"),
         chat_choice_keys=("finish_reason", "message"),
         message_keys=("content", "refusal", "role"),
         default_values={"refusal": b"false"},
     )
-    fold = Fold()
-    fold.add([Thought("hm"), Text("a"), End("eos"), Usage(2, 1), Served(fingerprint="x"), Done()])
+    fold = ResponseAccumulator()
+    fold.add(
+        [
+            ReasoningDelta("hm"),
+            TextDelta("a"),
+            ChoiceEnd("eos"),
+            Usage(2, 1),
+            ResponseMetadata(fingerprint="x"),
+            StreamEnd(),
+        ]
+    )
 
     assert ChatEncoder(style, CHAT, about).encode_unary(fold.result()).body == (
         b'{"choices":[{"finish_reason":"stop","message":'
@@ -93,24 +109,26 @@ def test_a_whole_answer_has_the_styles_keys_in_their_order(about: About) -> None
     )
 
 
-def test_a_stream_without_a_count_ends_without_usage(about: About) -> None:
+def test_a_stream_without_a_count_ends_without_usage(about: ResponseContext) -> None:
     encoder = ChatEncoder(
-        Style(usage_position="finish"), streamed(CHAT, Want(usage="final")), about
+        ResponseStyle(usage_position="finish"),
+        streamed(CHAT, ResponseOptions(usage="final")),
+        about,
     )
 
-    body = encoder.encode_events([Text("a"), End("eos"), Done()])
+    body = encoder.encode_events([TextDelta("a"), ChoiceEnd("eos"), StreamEnd()])
 
     assert b"usage" not in body
     assert body.endswith(b'"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
 
 
-def test_choices_of_one_prompt_may_share_its_index(about: About) -> None:
+def test_choices_of_one_prompt_may_share_its_index(about: ResponseContext) -> None:
     request = msgspec.structs.replace(TEXT, prompts=("a", "b"), n=2)
-    events = [e for i in range(4) for e in (Text("x", i), End("eos", i))] + [Done()]
-    style = Style(index_scope="prompt")
+    events = [e for i in range(4) for e in (TextDelta("x", i), ChoiceEnd("eos", i))] + [StreamEnd()]
+    style = ResponseStyle(index_scope="prompt")
 
-    answer = whole(TextEncoder(style, request, about), events)
-    stream = pieces(TextEncoder(style, streamed(request), about), events)
+    answer = whole(CompletionEncoder(style, request, about), events)
+    stream = pieces(CompletionEncoder(style, streamed(request), about), events)
 
     assert [choice["index"] for choice in answer["choices"]] == [0, 0, 1, 1]
     assert [choice["index"] for choice in stream if choice["finish_reason"]] == [0, 0, 1, 1]
@@ -118,11 +136,11 @@ def test_choices_of_one_prompt_may_share_its_index(about: About) -> None:
 
 @pytest.mark.parametrize(("encoder", "request_"), ENCODERS)
 def test_an_answer_says_in_how_many_milliseconds_it_came(
-    about: About, encoder: Any, request_: Any
+    about: ResponseContext, encoder: Any, request_: Any
 ) -> None:
     times: Iterator[float] = iter([10.0, 10.0425])
     clock = lambda: next(times)  # noqa: E731 - a clock that is read twice
-    style = Style(headers=(("x-a", "b"),), elapsed_header="x-ms", version_header=None)
+    style = ResponseStyle(headers=(("x-a", "b"),), elapsed_header="x-ms", version_header=None)
     moved = msgspec.structs.replace(about, clock=clock)
 
     made = encoder(style, request_, moved, headers=(("x-c", "d"),))
@@ -132,9 +150,9 @@ def test_an_answer_says_in_how_many_milliseconds_it_came(
 
 @pytest.mark.parametrize(("encoder", "request_"), ENCODERS)
 def test_every_encoder_tells_of_an_error_in_the_styles_way(
-    about: About, encoder: Any, request_: Any
+    about: ResponseContext, encoder: Any, request_: Any
 ) -> None:
-    style = Style(encode_error_event=lambda error: error.message.encode())
+    style = ResponseStyle(encode_error_event=lambda error: error.message.encode())
 
     assert (
         encoder(style, request_, about).encode_error_event(StreamBroken("it stopped"))
@@ -142,38 +160,38 @@ def test_every_encoder_tells_of_an_error_in_the_styles_way(
     )
 
 
-def test_token_ids_and_the_fingerprint_of_a_whole_answer(about: About) -> None:
+def test_token_ids_and_the_fingerprint_of_a_whole_answer(about: ResponseContext) -> None:
     events: list[Event] = [
-        Served(fingerprint="fp_1"),
-        Text("a", token_ids=(7,)),
-        Text("b", token_ids=(8,)),
-        End("eos"),
-        Done(),
+        ResponseMetadata(fingerprint="fp_1"),
+        TextDelta("a", token_ids=(7,)),
+        TextDelta("b", token_ids=(8,)),
+        ChoiceEnd("eos"),
+        StreamEnd(),
     ]
-    for encoder, request in ((ChatEncoder, CHAT), (TextEncoder, TEXT)):
+    for encoder, request in ((ChatEncoder, CHAT), (CompletionEncoder, TEXT)):
         wanted = msgspec.structs.replace(request, want=IDS)
 
-        answer = whole(encoder(Style(), wanted, about), events)
-        unasked = whole(encoder(Style(), request, about), events)
+        answer = whole(encoder(ResponseStyle(), wanted, about), events)
+        unasked = whole(encoder(ResponseStyle(), request, about), events)
 
         assert answer["choices"][0]["token_ids"] == [7, 8]
         assert answer["system_fingerprint"] == "fp_1"
         assert "token_ids" not in unasked["choices"][0]
 
 
-def test_token_ids_of_a_streamed_completion(about: About) -> None:
+def test_token_ids_of_a_streamed_completion(about: ResponseContext) -> None:
     events: list[Event] = [
-        Start(2),
-        Served(fingerprint="fp_1"),
-        Text("a", token_ids=(7,)),
-        Text(""),
-        Text("", token_ids=(8,)),
-        End("eos"),
-        Done(),
+        StreamStart(2),
+        ResponseMetadata(fingerprint="fp_1"),
+        TextDelta("a", token_ids=(7,)),
+        TextDelta(""),
+        TextDelta("", token_ids=(8,)),
+        ChoiceEnd("eos"),
+        StreamEnd(),
     ]
 
-    asked = pieces(TextEncoder(Style(), streamed(TEXT, IDS), about), events)
-    unasked = pieces(TextEncoder(Style(), streamed(TEXT), about), events)
+    asked = pieces(CompletionEncoder(ResponseStyle(), streamed(TEXT, IDS), about), events)
+    unasked = pieces(CompletionEncoder(ResponseStyle(), streamed(TEXT), about), events)
 
     assert [(one["text"], one.get("token_ids")) for one in asked] == [
         ("a", [7]),
@@ -184,25 +202,34 @@ def test_token_ids_of_a_streamed_completion(about: About) -> None:
     assert all("token_ids" not in one for one in unasked)
 
 
-def test_what_has_no_text_says_nothing(about: About) -> None:
-    events: list[Event] = [Start(2), Served(), Text("")]
+def test_what_has_no_text_says_nothing(about: ResponseContext) -> None:
+    events: list[Event] = [StreamStart(2), ResponseMetadata(), TextDelta("")]
 
-    assert ChatEncoder(Style(), streamed(CHAT), about).encode_events(events) == b""
-    assert TextEncoder(Style(), streamed(TEXT), about).encode_events(events) == b""
-    assert VectorEncoder(Style(), EMBED, about).encode_events([Vector(0, (1.0,))]) == b""
+    assert ChatEncoder(ResponseStyle(), streamed(CHAT), about).encode_events(events) == b""
+    assert CompletionEncoder(ResponseStyle(), streamed(TEXT), about).encode_events(events) == b""
+    assert (
+        EmbeddingEncoder(ResponseStyle(), EMBED, about).encode_events([Embedding(0, (1.0,))]) == b""
+    )
 
 
-def test_a_conversation_that_gives_the_prompt_back(about: About) -> None:
-    events: list[Event] = [PromptEcho(0, "say hi"), Text(" Hello"), End("eos"), Done()]
+def test_a_conversation_that_gives_the_prompt_back(about: ResponseContext) -> None:
+    events: list[Event] = [
+        PromptEcho(0, "say hi"),
+        TextDelta(" Hello"),
+        ChoiceEnd("eos"),
+        StreamEnd(),
+    ]
 
-    stream = pieces(ChatEncoder(Style(), streamed(CHAT), about), events)
-    answer = whole(ChatEncoder(Style(), CHAT, about), events)
+    stream = pieces(ChatEncoder(ResponseStyle(), streamed(CHAT), about), events)
+    answer = whole(ChatEncoder(ResponseStyle(), CHAT, about), events)
 
     assert [one["delta"].get("content") for one in stream] == ["", "say hi", " Hello", None]
     assert answer["choices"][0]["message"]["content"] == "say hi Hello"
 
 
-def test_vectors_without_a_count(about: About) -> None:
-    answer = whole(VectorEncoder(Style(), EMBED, about), [Vector(0, (1.0,)), Done()])
+def test_vectors_without_a_count(about: ResponseContext) -> None:
+    answer = whole(
+        EmbeddingEncoder(ResponseStyle(), EMBED, about), [Embedding(0, (1.0,)), StreamEnd()]
+    )
 
     assert list(answer) == ["object", "data", "model"]

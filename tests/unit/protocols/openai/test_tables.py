@@ -4,24 +4,29 @@ from collections.abc import Callable
 
 import pytest
 
-from protocols.openai.tables import CHAT, changed, row, without
+from protocols.openai.tables import CHAT_PARAMS, find_param, remove_params, replace_params
 
 
 def test_a_row_is_changed_and_the_others_are_not() -> None:
-    table = changed(CHAT, temperature={"high": 1.0}, top_p={"above_low": True})
-    assert [param.wire for param in table] == [param.wire for param in CHAT]
-    assert (row(table, "temperature").high, row(CHAT, "temperature").high) == (1.0, 2)
-    assert row(table, "top_p").above_low
-    assert row(table, "seed") is not None
-    assert row(table, "n") == row(CHAT, "n")
+    table = replace_params(CHAT_PARAMS, temperature={"high": 1.0}, top_p={"above_low": True})
+    assert [param.wire for param in table] == [param.wire for param in CHAT_PARAMS]
+    assert (find_param(table, "temperature").high, find_param(CHAT_PARAMS, "temperature").high) == (
+        1.0,
+        2,
+    )
+    assert find_param(table, "top_p").above_low
+    assert find_param(table, "seed") is not None
+    assert find_param(table, "n") == find_param(CHAT_PARAMS, "n")
 
 
 def test_rows_are_left_out() -> None:
-    wires = {param.wire for param in without(CHAT, "seed", "n")}
-    assert wires == {param.wire for param in CHAT} - {"seed", "n"}
+    wires = {param.wire for param in remove_params(CHAT_PARAMS, "seed", "n")}
+    assert wires == {param.wire for param in CHAT_PARAMS} - {"seed", "n"}
 
 
-@pytest.mark.parametrize("use", [row, without, lambda table, name: changed(table, **{name: {}})])
+@pytest.mark.parametrize(
+    "use", [find_param, remove_params, lambda table, name: replace_params(table, **{name: {}})]
+)
 def test_a_name_that_is_not_there_is_an_error(use: Callable[..., object]) -> None:
     with pytest.raises(KeyError):
-        use(CHAT, "tempreature")
+        use(CHAT_PARAMS, "tempreature")

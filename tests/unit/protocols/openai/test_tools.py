@@ -8,26 +8,26 @@ import pytest
 from msgspec import Raw
 
 from gateway.core.errors import InvalidParameter
-from gateway.core.types import (
+from gateway.core.request import (
     AllowedTools,
-    Choice,
-    Grammar,
-    JsonObject,
-    JsonSchema,
+    ChoiceFormat,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     NamedTool,
     OutputFormat,
-    Regex,
+    RegexFormat,
     Tool,
     ToolChoice,
 )
 from protocols.body import read_object
 from protocols.openai.guides import read_structured_outputs, write_structured_outputs
 from protocols.openai.tools import (
-    narrowed,
     read_functions,
     read_response_format,
     read_tool_choice,
     read_tools,
+    restrict_tools,
     write_tool_choice,
     write_tools,
 )
@@ -74,8 +74,8 @@ def test_no_tool_may_always_be_chosen() -> None:
 
 
 def test_allowed_tools_become_all_there_are() -> None:
-    assert narrowed(AllowedTools("required", ("f",)), TOOLS) == ("required", TOOLS[:1])
-    assert narrowed("auto", TOOLS) == ("auto", TOOLS)
+    assert restrict_tools(AllowedTools("required", ("f",)), TOOLS) == ("required", TOOLS[:1])
+    assert restrict_tools("auto", TOOLS) == ("auto", TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_functions_without_a_call() -> None:
     [
         ({}, None),
         ({"structured_outputs": {}}, None),
-        ({"structured_outputs": {"json_object": True}}, JsonObject()),
-        ({"structured_outputs": {"json": {"a": 1}}}, JsonSchema(Raw(b'{"a": 1}'))),
-        ({"structured_outputs": {"json": '{"a":1}'}}, JsonSchema(Raw(b'{"a":1}'))),
-        ({"guided_json": {"a": 1}}, JsonSchema(Raw(b'{"a": 1}'))),
-        ({"structured_outputs": {"regex": "a"}}, Regex("a")),
-        ({"structured_outputs": {"grammar": "g"}}, Grammar("g")),
-        ({"structured_outputs": {"choice": ["a"]}}, Choice(("a",))),
+        ({"structured_outputs": {"json_object": True}}, JsonObjectFormat()),
+        ({"structured_outputs": {"json": {"a": 1}}}, JsonSchemaFormat(Raw(b'{"a": 1}'))),
+        ({"structured_outputs": {"json": '{"a":1}'}}, JsonSchemaFormat(Raw(b'{"a":1}'))),
+        ({"guided_json": {"a": 1}}, JsonSchemaFormat(Raw(b'{"a": 1}'))),
+        ({"structured_outputs": {"regex": "a"}}, RegexFormat("a")),
+        ({"structured_outputs": {"grammar": "g"}}, GrammarFormat("g")),
+        ({"structured_outputs": {"choice": ["a"]}}, ChoiceFormat(("a",))),
     ],
 )
 def test_structured_outputs(body: dict[str, Any], output: OutputFormat | None) -> None:
@@ -162,9 +162,9 @@ def test_a_schema_given_as_text_must_be_json() -> None:
 def test_a_schema_may_be_left_out() -> None:
     wire = {"type": "json_schema", "json_schema": {"name": "any"}}
 
-    assert read_response_format(fields(response_format=wire)) == JsonSchema(Raw(b"{}"), "any")
+    assert read_response_format(fields(response_format=wire)) == JsonSchemaFormat(Raw(b"{}"), "any")
 
 
 def test_only_what_response_format_can_not_say_is_written() -> None:
-    assert write_structured_outputs(Regex("a")) == {"regex": "a"}
-    assert write_structured_outputs(JsonObject()) is None
+    assert write_structured_outputs(RegexFormat("a")) == {"regex": "a"}
+    assert write_structured_outputs(JsonObjectFormat()) is None

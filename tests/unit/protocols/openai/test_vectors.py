@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from gateway.core.aggregate import Fold
+from gateway.core.aggregate import ResponseAccumulator
 from gateway.core.errors import StreamBroken, WorkerFailed
-from gateway.core.ports import About, Call, Encoder
-from gateway.core.types import Done, EmbedRequest, Event, Served, Usage, Vector
-from protocols.openai import OpenAI
+from gateway.core.events import Embedding, Event, ResponseMetadata, StreamEnd, Usage
+from gateway.core.ports import ClientRequest, ResponseContext, ResponseEncoder
+from gateway.core.request import EmbeddingRequest
+from protocols.openai.dialect import OpenAI
 
-MakeCall = Callable[..., Call]
+MakeCall = Callable[..., ClientRequest]
 
 
-def whole(encoder: Encoder, events: Sequence[Event]) -> Any:
-    fold = Fold()
+def whole(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
+    fold = ResponseAccumulator()
     fold.add(events)
     return json.loads(encoder.encode_unary(fold.result()).body)
 
@@ -27,19 +28,19 @@ def read(wire: str, size: int = 1 << 20) -> list[Event]:
     data, decoder = wire.encode(), OpenAI().create_decoder(EMBED)
     for start in range(0, len(data), size):
         assert decoder.feed(data[start : start + size]) == ()
-    return [event for event in decoder.close() if not isinstance(event, Served)]
+    return [event for event in decoder.close() if not isinstance(event, ResponseMetadata)]
 
 
 VECTORS: tuple[Event, ...] = (
-    Vector(1, (1.0, 2.0)),
-    Vector(0, (3.0, 2.0, 0.5, -0.25)),
+    Embedding(1, (1.0, 2.0)),
+    Embedding(0, (3.0, 2.0, 0.5, -0.25)),
     Usage(2),
-    Done(),
+    StreamEnd(),
 )
 
 
-def test_embeddings(about: About, make_call: MakeCall) -> None:
-    request = EmbedRequest(model="m", inputs=("a b", "c"))
+def test_embeddings(about: ResponseContext, make_call: MakeCall) -> None:
+    request = EmbeddingRequest(model="m", inputs=("a b", "c"))
     encoder = OpenAI().create_encoder(make_call("embedding"), request, about)
     assert whole(encoder, VECTORS) == {
         "object": "list",
@@ -52,14 +53,14 @@ def test_embeddings(about: About, make_call: MakeCall) -> None:
     }
 
 
-def test_packed_embeddings(about: About, make_call: MakeCall) -> None:
-    request = EmbedRequest(model="m", inputs=("a b", "c"), encoding="base64")
+def test_packed_embeddings(about: ResponseContext, make_call: MakeCall) -> None:
+    request = EmbeddingRequest(model="m", inputs=("a b", "c"), encoding="base64")
     encoder = OpenAI().create_encoder(make_call("embedding"), request, about)
     packed = whole(encoder, VECTORS)["data"][0]["embedding"]
     assert struct.unpack("<4f", base64.b64decode(packed)) == (3.0, 2.0, 0.5, -0.25)
 
 
-EMBED = EmbedRequest(model="m", inputs=("a", "b"))
+EMBED = EmbeddingRequest(model="m", inputs=("a", "b"))
 
 
 def vectors(*items: dict[str, Any], **fields: Any) -> str:
@@ -74,10 +75,10 @@ def test_vectors_of_both_kinds() -> None:
         usage={"prompt_tokens": 2, "total_tokens": 2},
     )
     assert read(wire, size=7) == [
-        Vector(1, (0.5, -0.25)),
-        Vector(0, (1.0, 2.5)),
+        Embedding(1, (0.5, -0.25)),
+        Embedding(0, (1.0, 2.5)),
         Usage(2),
-        Done(),
+        StreamEnd(),
     ]
 
 

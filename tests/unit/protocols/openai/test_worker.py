@@ -7,46 +7,46 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Loss
-from gateway.core.ports import Call
-from gateway.core.types import (
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import ClientRequest
+from gateway.core.request import (
     AllowedTools,
-    Choice,
-    EmbedRequest,
-    GenerateRequest,
-    Grammar,
+    ChoiceFormat,
+    EmbeddingRequest,
+    GenerationRequest,
+    GrammarFormat,
     ImagePart,
-    JsonSchema,
-    Logprobs,
+    JsonSchemaFormat,
+    LogprobsOptions,
     Message,
     NamedTool,
+    PromptOptions,
     ReasoningPart,
-    Regex,
+    RegexFormat,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
     ToolCall,
-    Want,
 )
-from protocols.openai import OpenAI
+from protocols.openai.dialect import OpenAI
 
-MakeCall = Callable[..., Call]
+MakeCall = Callable[..., ClientRequest]
 SAID = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = (Tool("f", parameters=Raw(b'{"type": "object"}')), Tool("g"))
 
 
-def chat(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+def chat(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(**fields: Any) -> GenerateRequest:
-    fields = {"prompts": ("a b",), "templating": Templating(mode="raw"), **fields}
-    return GenerateRequest(model="m", kind="completion", **fields)
+def text(**fields: Any) -> GenerationRequest:
+    fields = {"prompts": ("a b",), "templating": PromptOptions(mode="raw"), **fields}
+    return GenerationRequest(model="m", kind="completion", **fields)
 
 
 def sent(request: Request, profile: str = "openai", **options: Any) -> tuple[str, Any]:
@@ -69,31 +69,31 @@ def lost(request: Request, profile: str = "openai", **options: Any) -> set[tuple
     ("request_", "path", "body"),
     [
         (chat(), "/v1/chat/completions", {}),
-        (chat(stopping=Stopping(max_tokens=3)), "/v1/chat/completions", {"max_tokens": 3}),
+        (chat(stopping=StopConditions(max_tokens=3)), "/v1/chat/completions", {"max_tokens": 3}),
         (
             chat(
-                stopping=Stopping(max_tokens=3, stop=("x",)),
+                stopping=StopConditions(max_tokens=3, stop=("x",)),
                 given=frozenset({"max_completion_tokens"}),
             ),
             "/v1/chat/completions",
             {"max_completion_tokens": 3, "stop": ["x"]},
         ),
         (
-            chat(sampling=Sampling(temperature=0.0, seed=2**64 - 1, logit_bias={5: -1.0})),
+            chat(sampling=SamplingParams(temperature=0.0, seed=2**64 - 1, logit_bias={5: -1.0})),
             "/v1/chat/completions",
             {"temperature": 0.0, "seed": -1, "logit_bias": {"5": -1.0}},
         ),
         (
-            chat(stream=True, want=Want(usage="none")),
+            chat(stream=True, want=ResponseOptions(usage="none")),
             "/v1/chat/completions",
             {"stream": True, "stream_options": {"include_usage": True}},
         ),
         (
-            chat(logprobs=Logprobs(2), n=2),
+            chat(logprobs=LogprobsOptions(2), n=2),
             "/v1/chat/completions",
             {"logprobs": True, "top_logprobs": 2, "n": 2},
         ),
-        (chat(logprobs=Logprobs()), "/v1/chat/completions", {"logprobs": True}),
+        (chat(logprobs=LogprobsOptions()), "/v1/chat/completions", {"logprobs": True}),
         (
             chat(labels={"user": "u", "metadata.team": "a", "else": "x"}),
             "/v1/chat/completions",
@@ -101,18 +101,20 @@ def lost(request: Request, profile: str = "openai", **options: Any) -> set[tuple
         ),
         (text(), "/v1/completions", {"prompt": "a b"}),
         (
-            text(prompts=("a", (1, 2)), echo=True, insert_before="z", logprobs=Logprobs(3, 3)),
+            text(
+                prompts=("a", (1, 2)), echo=True, insert_before="z", logprobs=LogprobsOptions(3, 3)
+            ),
             "/v1/completions",
             {"prompt": ["a", [1, 2]], "echo": True, "suffix": "z", "logprobs": 3},
         ),
         (
-            text(prompts=("hi",), templating=Templating(mode="server")),
+            text(prompts=("hi",), templating=PromptOptions(mode="server")),
             "/v1/chat/completions",
             {},
         ),
-        (EmbedRequest(model="m", inputs=("a",)), "/v1/embeddings", {"input": "a"}),
+        (EmbeddingRequest(model="m", inputs=("a",)), "/v1/embeddings", {"input": "a"}),
         (
-            EmbedRequest(model="m", inputs=("a", (1,)), dimensions=2, encoding="base64"),
+            EmbeddingRequest(model="m", inputs=("a", (1,)), dimensions=2, encoding="base64"),
             "/v1/embeddings",
             {"input": ["a", [1]], "dimensions": 2, "encoding_format": "base64"},
         ),
@@ -172,9 +174,9 @@ def test_allowed_tools_are_narrowed_for_workers_that_do_not_know_them() -> None:
 
 
 EXTENDED = chat(
-    sampling=Sampling(top_k=5, min_p=0.1, repetition_penalty=1.1, typical_p=0.5),
-    stopping=Stopping(ignore_eos=True, min_tokens=2, include_stop=True),
-    templating=Templating(arguments={"a": Raw(b"1")}),
+    sampling=SamplingParams(top_k=5, min_p=0.1, repetition_penalty=1.1, typical_p=0.5),
+    stopping=StopConditions(ignore_eos=True, min_tokens=2, include_stop=True),
+    templating=PromptOptions(arguments={"a": Raw(b"1")}),
 )
 
 
@@ -216,9 +218,14 @@ def test_each_profile_takes_its_own(profile: str, body: dict[str, Any], losses: 
 @pytest.mark.parametrize(
     ("output", "vllm", "sglang", "llamacpp"),
     [
-        (Regex("a+"), {"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}, None),
-        (Grammar("g"), {"structured_outputs": {"grammar": "g"}}, {"ebnf": "g"}, {"grammar": "g"}),
-        (Choice(("a",)), {"structured_outputs": {"choice": ["a"]}}, None, None),
+        (RegexFormat("a+"), {"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}, None),
+        (
+            GrammarFormat("g"),
+            {"structured_outputs": {"grammar": "g"}},
+            {"ebnf": "g"},
+            {"grammar": "g"},
+        ),
+        (ChoiceFormat(("a",)), {"structured_outputs": {"choice": ["a"]}}, None, None),
     ],
 )
 def test_outputs_that_only_some_can_say(output: Any, vllm: Any, sglang: Any, llamacpp: Any) -> None:
@@ -230,7 +237,7 @@ def test_outputs_that_only_some_can_say(output: Any, vllm: Any, sglang: Any, lla
 
 
 def test_a_schema_goes_along_as_it_was_written() -> None:
-    request = chat(output=JsonSchema(Raw(b'{ "b":1, "a":2 }'), "n", strict=True))
+    request = chat(output=JsonSchemaFormat(Raw(b'{ "b":1, "a":2 }'), "n", strict=True))
     body = OpenAI().encode_request(request).body
     assert b'"schema":{ "b":1, "a":2 }' in body
     assert b'"name":"n"' in body
@@ -242,21 +249,21 @@ def test_a_schema_goes_along_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("request_", "losses"),
     [
-        (chat(stopping=Stopping(stop=("a", "b", "c", "d", "e"))), {("stop", "clamped")}),
-        (chat(sampling=Sampling(temperature=3.0)), {("temperature", "clamped")}),
-        (text(logprobs=Logprobs(9)), {("top", "clamped")}),
+        (chat(stopping=StopConditions(stop=("a", "b", "c", "d", "e"))), {("stop", "clamped")}),
+        (chat(sampling=SamplingParams(temperature=3.0)), {("temperature", "clamped")}),
+        (text(logprobs=LogprobsOptions(9)), {("top", "clamped")}),
         (chat(echo=True), {("echo", "dropped")}),
         (chat(best_of=2), {("best_of", "dropped")}),
         (chat(suffix="x"), {("suffix", "dropped")}),
-        (chat(want=Want(token_ids=True)), {("return_token_ids", "dropped")}),
-        (chat(stopping=Stopping(overflow="error")), set()),
-        (chat(stopping=Stopping(overflow="truncate")), {("overflow", "dropped")}),
+        (chat(want=ResponseOptions(token_ids=True)), {("return_token_ids", "dropped")}),
+        (chat(stopping=StopConditions(overflow="error")), set()),
+        (chat(stopping=StopConditions(overflow="truncate")), {("overflow", "dropped")}),
         (chat(priority=1), {("priority", "dropped")}),
         (chat(tools=(Tool("f", kind="custom"),)), set()),
-        (chat(logprobs=Logprobs(-1)), {("top", "clamped")}),
+        (chat(logprobs=LogprobsOptions(-1)), {("top", "clamped")}),
         (text(tools=TOOLS), {("tools", "dropped")}),
-        (EmbedRequest(model="m", inputs=("a",), instruction="q"), {("instruction", "dropped")}),
-        (EmbedRequest(model="m", inputs=("a",), normalize=True), {("normalize", "dropped")}),
+        (EmbeddingRequest(model="m", inputs=("a",), instruction="q"), {("instruction", "dropped")}),
+        (EmbeddingRequest(model="m", inputs=("a",), normalize=True), {("normalize", "dropped")}),
     ],
 )
 def test_losses(request_: Request, losses: set[tuple[str, str]]) -> None:
@@ -265,28 +272,29 @@ def test_losses(request_: Request, losses: set[tuple[str, str]]) -> None:
 
 def test_what_is_clamped_is_sent_clamped() -> None:
     request = chat(
-        stopping=Stopping(stop=("a", "b", "c", "d", "e")), sampling=Sampling(temperature=3.0)
+        stopping=StopConditions(stop=("a", "b", "c", "d", "e")),
+        sampling=SamplingParams(temperature=3.0),
     )
     assert sent(request)[1] == {"temperature": 2.0, "stop": ["a", "b", "c", "d"]}
-    assert sent(chat(sampling=Sampling(top_p=0.0)), "vllm")[1] == {"top_p": 1e-6}
+    assert sent(chat(sampling=SamplingParams(top_p=0.0)), "vllm")[1] == {"top_p": 1e-6}
 
 
 def test_greedy_is_temperature_nought() -> None:
-    assert sent(chat(sampling=Sampling(do_sample=False)))[1] == {"temperature": 0.0}
-    assert lost(chat(sampling=Sampling(do_sample=False))) == set()
+    assert sent(chat(sampling=SamplingParams(do_sample=False)))[1] == {"temperature": 0.0}
+    assert lost(chat(sampling=SamplingParams(do_sample=False))) == set()
 
 
 def test_overflow_is_a_truncated_prompt_where_the_worker_can() -> None:
-    request = chat(stopping=Stopping(overflow="truncate"))
+    request = chat(stopping=StopConditions(overflow="truncate"))
     assert sent(request, "vllm")[1] == {"truncate_prompt_tokens": -1}
     assert lost(request, "vllm") == set()
 
 
 def test_beams() -> None:
-    request = chat(sampling=Sampling(beam_width=2), n=2)
+    request = chat(sampling=SamplingParams(beam_width=2), n=2)
     assert sent(request, "vllm")[1] == {"n": 2, "use_beam_search": True}
     assert lost(request, "vllm") == set()
-    wider = chat(sampling=Sampling(beam_width=4))
+    wider = chat(sampling=SamplingParams(beam_width=4))
     assert lost(wider, "vllm") == {("beam_width", "approximated")}
 
 
@@ -301,7 +309,7 @@ def test_unknown_fields_are_forwarded_but_never_in_place_of_ours() -> None:
 
 def test_powers_are_given_only_where_allowed() -> None:
     request = chat(
-        priority=1, templating=Templating(template="T"), extra={"cache_salt": Raw(b'"s"')}
+        priority=1, templating=PromptOptions(template="T"), extra={"cache_salt": Raw(b'"s"')}
     )
     assert sent(request, "vllm")[1] == {}
     assert {name for name, _ in lost(request, "vllm")} == {"priority", "template", "cache_salt"}
@@ -314,24 +322,28 @@ def test_powers_are_given_only_where_allowed() -> None:
 
 
 def test_a_chat_worker_wraps_one_text_prompt() -> None:
-    server = Templating(mode="server")
+    server = PromptOptions(mode="server")
     for prompts in (("a", "b"), ((1, 2),)):
-        with pytest.raises(Unsupported) as caught:
+        with pytest.raises(UnsupportedFeature) as caught:
             OpenAI().encode_request(text(prompts=prompts, templating=server))
         assert caught.value.param == "prompt"
     several = text(prompts=("a", "b"), templating=server)
     assert OpenAI().unsupported_parameters(several, {}) == (
-        Loss("prompt", "dropped", path="prompts"),
+        UnsupportedParameter("prompt", "dropped", path="prompts"),
     )
 
 
 def test_losses_bear_the_clients_names(make_call: MakeCall) -> None:
     names = OpenAI().field_names(make_call("chat"))
-    request = chat(logprobs=Logprobs(21), output=Regex("a"), stopping=Stopping(truncate_prompt=3))
+    request = chat(
+        logprobs=LogprobsOptions(21),
+        output=RegexFormat("a"),
+        stopping=StopConditions(truncate_prompt=3),
+    )
     assert set(OpenAI().unsupported_parameters(request, names)) == {
-        Loss("top_logprobs", "clamped", "21 to 20", "logprobs.top"),
-        Loss("response_format", "dropped", path="output"),
-        Loss("truncate_prompt_tokens", "dropped", path="stopping.truncate_prompt"),
+        UnsupportedParameter("top_logprobs", "clamped", "21 to 20", "logprobs.top"),
+        UnsupportedParameter("response_format", "dropped", path="output"),
+        UnsupportedParameter("truncate_prompt_tokens", "dropped", path="stopping.truncate_prompt"),
     }
 
 

@@ -9,50 +9,51 @@ from hypothesis import given as forall
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Loss
-from gateway.core.types import (
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.request import (
     AudioPart,
-    Choice,
-    GenerateRequest,
+    ChoiceFormat,
+    GenerationRequest,
     ImagePart,
-    Logprobs,
+    LogprobsOptions,
     Message,
-    Stopping,
+    ResponseOptions,
+    StopConditions,
     TextPart,
     Tool,
-    Want,
 )
-from protocols.openai import OpenAI, worker
-from protocols.params import Values
+from protocols.openai import worker
+from protocols.openai.dialect import OpenAI
+from protocols.params import ParsedParams
 
 SAID = (Message("user", (TextPart("hi"),)),)
 TOOLS = (Tool("f"),)
 CUSTOM = (Tool("g", kind="custom"),)
-ALL = Logprobs(top=-1)
+ALL = LogprobsOptions(top=-1)
 
 
-def chat(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(model="m", kind="chat", messages=SAID, **fields)
+def chat(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(model="m", kind="chat", messages=SAID, **fields)
 
 
-TABLE: list[tuple[str, GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
+TABLE: list[tuple[str, GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
     ("openai", chat(tools=TOOLS), {"tools": [{"type": "function", "function": {"name": "f"}}]},
      set()),
     ("openai", chat(parallel_tools=False), {}, set()),
     ("vllm", chat(tools=CUSTOM), {}, {("tools", "dropped")}),
-    ("openai", chat(want=Want(token_ids=True)), {}, {("return_token_ids", "dropped")}),
-    ("vllm", chat(want=Want(token_ids=True)), {"return_token_ids": True}, set()),
+    ("openai", chat(want=ResponseOptions(token_ids=True)), {}, {("return_token_ids", "dropped")}),
+    ("vllm", chat(want=ResponseOptions(token_ids=True)), {"return_token_ids": True}, set()),
     ("openai", chat(logprobs=ALL), {"logprobs": True, "top_logprobs": 20},
      {("top", "clamped")}),
     ("vllm", chat(logprobs=ALL), {"logprobs": True, "top_logprobs": -1}, set()),
-    ("vllm", chat(logprobs=Logprobs(top=30)), {"logprobs": True, "top_logprobs": 30}, set()),
-    ("openai", chat(stopping=Stopping(overflow="truncate")), {},
+    ("vllm", chat(logprobs=LogprobsOptions(top=30)), {"logprobs": True, "top_logprobs": 30}, set()),
+    ("openai", chat(stopping=StopConditions(overflow="truncate")), {},
      {("overflow", "dropped")}),
-    ("vllm", chat(stopping=Stopping(overflow="truncate")), {"truncate_prompt_tokens": -1}, set()),
+    ("vllm", chat(stopping=StopConditions(overflow="truncate")), {"truncate_prompt_tokens": -1}, set()),
     ("openai", chat(stream=True), {"stream": True, "stream_options": {"include_usage": True}},
      set()),
-    ("vllm", chat(stream=True, want=Want(usage="each")),
+    ("vllm", chat(stream=True, want=ResponseOptions(usage="each")),
      {"stream": True,
       "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
      set()),
@@ -61,7 +62,7 @@ TABLE: list[tuple[str, GenerateRequest, dict[str, Any], set[tuple[str, str]]]] =
 
 @pytest.mark.parametrize(("profile", "request_", "body", "losses"), TABLE)
 def test_a_wish(
-    profile: str, request_: GenerateRequest, body: dict[str, Any], losses: set[tuple[str, str]]
+    profile: str, request_: GenerationRequest, body: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
     told = OpenAI(profile)
 
@@ -73,14 +74,14 @@ def test_a_wish(
 
 
 def test_what_only_another_dialects_workers_may_know_is_not_sent() -> None:
-    request = GenerateRequest(
+    request = GenerationRequest(
         model="m", kind="completion", prompts=("x",), extra={"foo": Raw(b"1")}, source="elsewhere"
     )
     own = msgspec.structs.replace(request, source="openai")
     vllm = OpenAI("vllm")
 
     assert b"foo" not in vllm.encode_request(request).body
-    assert vllm.unsupported_parameters(request, {}) == (Loss("foo", "dropped"),)
+    assert vllm.unsupported_parameters(request, {}) == (UnsupportedParameter("foo", "dropped"),)
     assert b'"foo":1' in vllm.encode_request(own).body
     assert vllm.unsupported_parameters(own, {}) == ()
 
@@ -104,7 +105,7 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
     "echo": st.booleans(),
     "logprobs.top": st.sampled_from([0, 30]),
     "logprobs.prompt": st.just(1),
-    "output": st.just(Choice(("a", "b"))),
+    "output": st.just(ChoiceFormat(("a", "b"))),
     "tools": st.sampled_from([TOOLS, CUSTOM]),
     "messages": st.just((Message("user", (ImagePart("https://a/b"), AudioPart("aa", "wav"))),)),
     "labels": st.just({"user": "u"}),
@@ -113,11 +114,11 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def asking(wishes: dict[str, Any]) -> GenerateRequest:
-    values = Values()
+def asking(wishes: dict[str, Any]) -> GenerationRequest:
+    values = ParsedParams()
     values.given = {"max_completion_tokens"}
     values |= {"prompts": ("a b",), "templating.mode": "raw", **wishes}
-    return GenerateRequest(model="m", kind="completion", **values.build_request_arguments())
+    return GenerationRequest(model="m", kind="completion", **values.build_request_arguments())
 
 
 ASKED = (
@@ -127,21 +128,21 @@ ASKED = (
 )
 
 
-def said_of(request: GenerateRequest, profile: str) -> Any:
+def said_of(request: GenerationRequest, profile: str) -> Any:
     """What a worker is told, and what it is not."""
     told = OpenAI(profile)
     try:
         return told.encode_request(request).body, told.unsupported_parameters(request, {})
-    except Unsupported as error:
+    except UnsupportedFeature as error:
         return error.message
 
 
 @pytest.mark.parametrize("profile", OpenAI.profiles)
 @forall(request_=ASKED)
 def test_what_tables_tell_is_all_of_what_else_is_not_asked(
-    profile: str, request_: GenerateRequest
+    profile: str, request_: GenerationRequest
 ) -> None:
     found = said_of(request_, profile)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "_BESIDE", frozenset({"model"}))
+        patch.setattr(worker, "_SPECIAL_PATHS", frozenset({"model"}))
         assert said_of(request_, profile) == found

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.context import Context, Deadline
-from gateway.core.ports import About, Call
-from gateway.paths import Mount, Paths
-from protocols.ovms import OVMS
+from gateway.core.context import Deadline, RequestContext
+from gateway.core.ports import ClientRequest, ResponseContext
+from gateway.paths import AdapterMount, PathRouter
+from protocols.ovms.dialect import OVMS
 
-MakeCall = Callable[..., Call]
+MakeCall = Callable[..., ClientRequest]
 
 
 @pytest.fixture
@@ -25,16 +25,18 @@ def make() -> MakeCall:
         method: str = "POST",
         dialect: OVMS | None = None,
         content_type: str | None = "application/json",
-    ) -> Call:
-        found = Paths([Mount(dialect or OVMS(v1=True, kserve=True))]).find_endpoint(method, path)
+    ) -> ClientRequest:
+        found = PathRouter([AdapterMount(dialect or OVMS(v1=True, kserve=True))]).find_endpoint(
+            method, path
+        )
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = {} if content_type is None else {"content-type": content_type}
-        return Call(found.endpoint, found.params, headers, "", raw, path)
+        return ClientRequest(found.endpoint, found.params, headers, "", raw, path)
 
     return call
 
 
 @pytest.fixture
-def about() -> About:
-    context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
-    return About("r1", 1716825108, "llama3", "1", "llama-3-8b", context.clock)
+def about() -> ResponseContext:
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    return ResponseContext("r1", 1716825108, "llama3", "1", "llama-3-8b", context.clock)

@@ -6,59 +6,66 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import Fold
-from gateway.core.errors import RateLimited, StreamBroken
-from gateway.core.ports import About, Encoder
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.aggregate import ResponseAccumulator
+from gateway.core.errors import RateLimitExceeded, StreamBroken
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
     FinishReason,
     PromptEcho,
-    Refusal,
-    Served,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     Timing,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
     Usage,
-    Vector,
 )
-from protocols.ovms import OVMS
+from gateway.core.ports import ResponseContext, ResponseEncoder
+from protocols.ovms.dialect import OVMS
 
 CHAT = "/v3/chat/completions"
 TEXT = "/v3/completions"
 USED = Usage(2, 3)
 
 
-def encoder(make: Any, about: About, path: str, *, profile: str = "2026", **fields: Any) -> Encoder:
+def encoder(
+    make: Any, about: ResponseContext, path: str, *, profile: str = "2026", **fields: Any
+) -> ResponseEncoder:
     said = {"messages": [{"role": "user", "content": "say hi"}], "prompt": "a b", "input": "a"}
     call = make(path, {"model": "llama3"} | said | fields)
     dialect = OVMS(profile)
     return dialect.create_encoder(call, dialect.decode_request(call), about)
 
 
-def whole(of: Encoder, events: Sequence[Event]) -> bytes:
-    fold = Fold()
+def whole(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
+    fold = ResponseAccumulator()
     fold.add(events)
     return of.encode_unary(fold.result()).body
 
 
 def hello(reason: FinishReason = "eos") -> list[Event]:
     return [
-        Start(2), Text("Hello"), Text(" world"), Text("!"), End(reason), USED, Done()
+        StreamStart(2), TextDelta("Hello"), TextDelta(" world"), TextDelta("!"), ChoiceEnd(reason), USED, StreamEnd()
     ]  # fmt: skip
 
 
 # --- whole ----------------------------------------------------------------------------------------
 
 
-def test_the_printed_answer(make: Any, about: About) -> None:
+def test_the_printed_answer(make: Any, about: ResponseContext) -> None:
     """The seed's own example, byte for byte, by the release that it describes."""
-    events: list[Event] = [Text("\n\nHow can I help you?"), End("eos"), USED, Done()]
+    events: list[Event] = [
+        TextDelta("\n\nHow can I help you?"),
+        ChoiceEnd("eos"),
+        USED,
+        StreamEnd(),
+    ]
     assert whole(encoder(make, about, CHAT, profile="2024"), events) == (
         b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":'
         b'"\\n\\nHow can I help you?","role":"assistant"}}],"created":1716825108,'
@@ -66,7 +73,7 @@ def test_the_printed_answer(make: Any, about: About) -> None:
     )
 
 
-def test_chat_today(make: Any, about: About) -> None:
+def test_chat_today(make: Any, about: ResponseContext) -> None:
     assert whole(encoder(make, about, CHAT), hello()) == (
         b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":'
         b'"Hello world!","role":"assistant","tool_calls":[]}}],"created":1716825108,'
@@ -82,7 +89,7 @@ def test_chat_today(make: Any, about: About) -> None:
         ("2024", b""),
     ],
 )
-def test_completion(make: Any, about: About, profile: str, usage: bytes) -> None:
+def test_completion(make: Any, about: ResponseContext, profile: str, usage: bytes) -> None:
     assert whole(encoder(make, about, TEXT, profile=profile), hello()) == (
         b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"text":"Hello world!"}],'
         b'"created":1716825108,"model":"llama3","object":"text_completion"' + usage + b"}"
@@ -100,19 +107,21 @@ def test_completion(make: Any, about: About, profile: str, usage: bytes) -> None
         ("unknown", "unknown", "stop"),
     ],
 )
-def test_reasons(make: Any, about: About, reason: FinishReason, today: str, early: str) -> None:
+def test_reasons(
+    make: Any, about: ResponseContext, reason: FinishReason, today: str, early: str
+) -> None:
     for profile, expected in (("2026", today), ("2024", early)):
         body = whole(encoder(make, about, CHAT, profile=profile), hello(reason))
         assert msgspec.json.decode(body)["choices"][0]["finish_reason"] == expected
 
 
-def test_thought_and_calls(make: Any, about: About) -> None:
+def test_thought_and_calls(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
-        Thought("hm"),
-        CallStart(0, 0, "c1", "f"),
-        CallArguments(0, 0, '{"x":1}'),
-        End("tool_calls"),
-        Done(),
+        ReasoningDelta("hm"),
+        ToolCallStart(0, 0, "c1", "f"),
+        ToolCallDelta(0, 0, '{"x":1}'),
+        ChoiceEnd("tool_calls"),
+        StreamEnd(),
     ]
     body = whole(encoder(make, about, CHAT), events)
     assert (
@@ -125,35 +134,45 @@ def test_thought_and_calls(make: Any, about: About) -> None:
     assert b"usage" not in body  # never a made-up figure
 
 
-def test_logprobs_of_a_chat(make: Any, about: About) -> None:
-    events: list[Event] = [Text("é", logprobs=(TokenLogprob("é", -0.5),)), End("eos"), Done()]
+def test_logprobs_of_a_chat(make: Any, about: ResponseContext) -> None:
+    events: list[Event] = [
+        TextDelta("é", logprobs=(TokenLogprob("é", -0.5),)),
+        ChoiceEnd("eos"),
+        StreamEnd(),
+    ]
     assert (
         b'"logprobs":{"content":[{"token":"\xc3\xa9","logprob":-0.5,"bytes":[195,169],'
         b'"top_logprobs":[]}]}'
     ) in whole(encoder(make, about, CHAT, logprobs=True), events)
 
 
-def test_logprobs_of_a_completion_count_bytes(make: Any, about: About) -> None:
+def test_logprobs_of_a_completion_count_bytes(make: Any, about: ResponseContext) -> None:
     tokens = (TokenLogprob("é", None), TokenLogprob("b", -1.5))
-    events: list[Event] = [Text("éb", logprobs=tokens), End("eos"), Done()]
+    events: list[Event] = [TextDelta("éb", logprobs=tokens), ChoiceEnd("eos"), StreamEnd()]
     assert (
         b'"logprobs":{"tokens":["\xc3\xa9","b"],"token_logprobs":[null,-1.5],'
         b'"top_logprobs":[{"\xc3\xa9":null},{"b":-1.5}],"text_offset":[0,2]}'
     ) in whole(encoder(make, about, TEXT, logprobs=1), events)
 
 
-def test_several_choices(make: Any, about: About) -> None:
-    events: list[Event] = [Text("a", 0), End("eos", 0), Text("b", 1), End("length", 1), Done()]
+def test_several_choices(make: Any, about: ResponseContext) -> None:
+    events: list[Event] = [
+        TextDelta("a", 0),
+        ChoiceEnd("eos", 0),
+        TextDelta("b", 1),
+        ChoiceEnd("length", 1),
+        StreamEnd(),
+    ]
     choices = msgspec.json.decode(whole(encoder(make, about, CHAT, n=2, best_of=2), events))[
         "choices"
     ]
     assert [(c["index"], c["finish_reason"]) for c in choices] == [(0, "stop"), (1, "length")]
 
 
-def test_echo_and_refusal(make: Any, about: About) -> None:
-    echoed: list[Event] = [PromptEcho(0, "a b"), Text("c"), End("eos"), Done()]
+def test_echo_and_refusal(make: Any, about: ResponseContext) -> None:
+    echoed: list[Event] = [PromptEcho(0, "a b"), TextDelta("c"), ChoiceEnd("eos"), StreamEnd()]
     assert b'"text":"a bc"' in whole(encoder(make, about, TEXT, echo=True), echoed)
-    refused: list[Event] = [Refusal("no"), End("eos"), Done()]
+    refused: list[Event] = [RefusalDelta("no"), ChoiceEnd("eos"), StreamEnd()]
     assert b'"content":"no"' in whole(encoder(make, about, CHAT), refused)
 
 
@@ -173,29 +192,31 @@ def chunk(delta: bytes, reason: bytes = b"null", usage: bytes = b"") -> bytes:
     )  # fmt: skip
 
 
-def test_a_stream(make: Any, about: About) -> None:
+def test_a_stream(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, CHAT, stream=True)
     assert of.content_type == "text/event-stream"
     assert of.headers() == ()
-    assert of.encode_events([Start(2), Served(model="x")]) == b""
-    assert of.encode_events([Text("Hello")]) == HANDSHAKE + chunk(b'{"content":"Hello"}')
-    assert of.encode_events([Text(' "w"\n')]) == chunk(b'{"content":" \\"w\\"\\n"}')
-    assert of.encode_events([Text("")]) == b""
-    assert of.encode_events([Text("!"), End("length")]) == chunk(b'{"content":"!"}', b'"length"')
-    assert of.encode_events([USED, Timing(queue=1.0), Done()]) == b"data: [DONE]\n\n"
+    assert of.encode_events([StreamStart(2), ResponseMetadata(model="x")]) == b""
+    assert of.encode_events([TextDelta("Hello")]) == HANDSHAKE + chunk(b'{"content":"Hello"}')
+    assert of.encode_events([TextDelta(' "w"\n')]) == chunk(b'{"content":" \\"w\\"\\n"}')
+    assert of.encode_events([TextDelta("")]) == b""
+    assert of.encode_events([TextDelta("!"), ChoiceEnd("length")]) == chunk(
+        b'{"content":"!"}', b'"length"'
+    )
+    assert of.encode_events([USED, Timing(queue=1.0), StreamEnd()]) == b"data: [DONE]\n\n"
 
 
-def test_an_end_of_its_own(make: Any, about: About) -> None:
+def test_an_end_of_its_own(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, CHAT, stream=True)
-    of.encode_events([Text("Hello")])
-    assert of.encode_events([End("eos")]) == chunk(b"{}", b'"stop"')
+    of.encode_events([TextDelta("Hello")])
+    assert of.encode_events([ChoiceEnd("eos")]) == chunk(b"{}", b'"stop"')
     empty = encoder(make, about, CHAT, stream=True)
-    assert empty.encode_events([End("eos"), Done()]) == (
+    assert empty.encode_events([ChoiceEnd("eos"), StreamEnd()]) == (
         HANDSHAKE + chunk(b"{}", b'"stop"') + b"data: [DONE]\n\n"
     )
 
 
-def test_usage_in_a_stream(make: Any, about: About) -> None:
+def test_usage_in_a_stream(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, CHAT, stream=True, stream_options={"include_usage": True})
     assert of.encode_events(hello()) == (
         HANDSHAKE
@@ -208,19 +229,23 @@ def test_usage_in_a_stream(make: Any, about: About) -> None:
     )  # fmt: skip
 
 
-def test_thoughts_and_calls_in_a_stream(make: Any, about: About) -> None:
+def test_thoughts_and_calls_in_a_stream(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, CHAT, stream=True)
-    events: list[Event] = [Thought("hm"), CallStart(0, 0, "c1", "f"), CallArguments(0, 0, '{"x"')]
+    events: list[Event] = [
+        ReasoningDelta("hm"),
+        ToolCallStart(0, 0, "c1", "f"),
+        ToolCallDelta(0, 0, '{"x"'),
+    ]
     assert of.encode_events(events) == (
         HANDSHAKE
         + chunk(b'{"reasoning_content":"hm"}')
         + chunk(b'{"tool_calls":[{"id":"c1","type":"function","index":0,"function":{"name":"f"}}]}')
         + chunk(b'{"tool_calls":[{"index":0,"function":{"arguments":"{\\"x\\""}}]}')
     )
-    assert of.encode_events([End("tool_calls")]) == chunk(b"{}", b'"tool_calls"')
+    assert of.encode_events([ChoiceEnd("tool_calls")]) == chunk(b"{}", b'"tool_calls"')
 
 
-def test_a_completion_stream(make: Any, about: About) -> None:
+def test_a_completion_stream(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, TEXT, stream=True)
     tail = b',"created":1716825108,"model":"llama3","object":"text_completion.chunk"}\n\n'
     begun = b'data: {"choices":[{"index":0,"text":"","finish_reason":null}]' + tail
@@ -228,41 +253,41 @@ def test_a_completion_stream(make: Any, about: About) -> None:
     ended = (
         b'data: {"choices":[{"index":0,"logprobs":null,"text":"","finish_reason":"stop"}]' + tail
     )
-    assert of.encode_events([Text("Hi")]) == begun + said
-    assert of.encode_events([End("eos"), Done()]) == ended + b"data: [DONE]\n\n"
+    assert of.encode_events([TextDelta("Hi")]) == begun + said
+    assert of.encode_events([ChoiceEnd("eos"), StreamEnd()]) == ended + b"data: [DONE]\n\n"
 
 
-def test_the_early_release_streams_without_handshake(make: Any, about: About) -> None:
+def test_the_early_release_streams_without_handshake(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, CHAT, profile="2024", stream=True)
     head = b'data: {"choices":[{"finish_reason":'
     assert of.encode_events(hello("length")[:2]) == (
         head + b'null,"index":0,"logprobs":null,"delta":{"content":"Hello"}}]' + TAIL + b"}\n\n"
     )
-    assert of.encode_events([Thought("hm")]) == b""
-    assert of.encode_events([End("length"), USED, Done()]) == (
+    assert of.encode_events([ReasoningDelta("hm")]) == b""
+    assert of.encode_events([ChoiceEnd("length"), USED, StreamEnd()]) == (
         head + b'"stop","index":0,"logprobs":null,"delta":{}}]' + TAIL + b"}\n\ndata: [DONE]\n\n"
     )
 
 
-def test_an_error_in_a_stream_is_a_bare_object(make: Any, about: About) -> None:
+def test_an_error_in_a_stream_is_a_bare_object(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, CHAT, stream=True)
-    of.encode_events([Text("Hello")])
+    of.encode_events([TextDelta("Hello")])
     assert of.encode_error_event(StreamBroken("the worker's answer stopped before its end")) == (
         b'{"error":"Mediapipe execution failed. MP status - INVALID_ARGUMENT: '
         b'CalculatorGraph::Run() failed: \\nCalculator::Process() for node \\"LLMExecutor\\" '
         b"failed: the worker's answer stopped before its end\"}"
     )
-    assert of.encode_error_event(RateLimited("slow down")) == b'{"error":"slow down"}'
+    assert of.encode_error_event(RateLimitExceeded("slow down")) == b'{"error":"slow down"}'
 
 
 # --- embeddings -----------------------------------------------------------------------------------
 
 
 def vectors() -> list[Event]:
-    return [Vector(0, (3.0, 0.5)), Vector(1, (1.0, -0.25)), Usage(3), Done()]
+    return [Embedding(0, (3.0, 0.5)), Embedding(1, (1.0, -0.25)), Usage(3), StreamEnd()]
 
 
-def test_embeddings(make: Any, about: About) -> None:
+def test_embeddings(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, "/v3/embeddings")
     assert of.headers() == ()
     assert whole(of, vectors()) == (
@@ -272,7 +297,7 @@ def test_embeddings(make: Any, about: About) -> None:
     )
 
 
-def test_embeddings_are_never_streamed(make: Any, about: About) -> None:
+def test_embeddings_are_never_streamed(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, "/v3/embeddings")
     assert of.encode_events(vectors()) == b""
     assert b'node \\"EmbeddingsExecutor\\" failed: cut' in of.encode_error_event(
@@ -280,6 +305,6 @@ def test_embeddings_are_never_streamed(make: Any, about: About) -> None:
     )
 
 
-def test_embeddings_in_base64(make: Any, about: About) -> None:
+def test_embeddings_in_base64(make: Any, about: ResponseContext) -> None:
     body = whole(encoder(make, about, "/v3/embeddings", encoding_format="base64"), vectors())
     assert msgspec.json.decode(body)["data"][0]["embedding"] == "AABAQAAAAD8="

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.catalog import ModelInfo, VersionInfo
 from gateway.core.errors import (
     ClientError,
-    ContentRefused,
+    ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
     Forbidden,
@@ -20,16 +20,16 @@ from gateway.core.errors import (
     Overloaded,
     PathNotFound,
     QuotaExceeded,
-    RateLimited,
+    RateLimitExceeded,
+    RequestTooLarge,
     StreamBroken,
-    TooLarge,
     Unauthorized,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.paths import Mount, Paths
-from protocols.ovms import OVMS
+from gateway.paths import AdapterMount, PathRouter
+from protocols.ovms.dialect import OVMS
 
 
 class Listing:
@@ -54,7 +54,7 @@ class Listing:
 
 
 def test_it_is_a_dialect() -> None:
-    dialect = Mount(OVMS()).adapter
+    dialect = AdapterMount(OVMS()).adapter
     assert dialect.name == "ovms"
     assert dialect.path_prefixes == ("/v3",)
     with pytest.raises(ValueError, match="2026, 2024"):
@@ -85,8 +85,8 @@ REFUSALS: list[tuple[GatewayError, int, str]] = [
         "Unauthorized request due to invalid or missing api-key",
     ),
     (Forbidden("not for you"), 403, "not for you"),
-    (TooLarge("too much", limit=9), 413, "too much"),
-    (RateLimited("slow"), 429, "slow"),
+    (RequestTooLarge("too much", limit=9), 413, "too much"),
+    (RateLimitExceeded("slow"), 429, "slow"),
     (QuotaExceeded("spent"), 429, "spent"),
     (Overloaded("busy"), 503, "Server is not ready"),
     (WorkerUnreachable("away"), 503, "Server is not ready"),
@@ -98,8 +98,8 @@ INSIDE: list[tuple[GatewayError, str]] = [
         "Number of prompt tokens: 20 exceeds model max length: 8",
     ),
     (ContextTooLong("long"), "long"),
-    (Unsupported("can't", param="tools"), "can't"),
-    (ContentRefused("won't"), "won't"),
+    (UnsupportedFeature("can't", param="tools"), "can't"),
+    (ContentFiltered("won't"), "won't"),
     (WorkerFailed("failed"), "failed"),
     (StreamBroken("cut"), "cut"),
     (DeadlineExceeded("late"), "late"),
@@ -127,7 +127,7 @@ def test_what_the_graph_says(error: GatewayError, inner: str) -> None:
 
 @pytest.mark.parametrize(
     ("error", "seconds"),
-    [(RateLimited("slow", retry_after=1.2), "2"), (Overloaded("busy", retry_after=0.1), "1")],
+    [(RateLimitExceeded("slow", retry_after=1.2), "2"), (Overloaded("busy", retry_after=0.1), "1")],
 )
 def test_when_to_try_again(error: GatewayError, seconds: str) -> None:
     assert ("Retry-After", seconds) in OVMS().encode_error(error, None).headers
@@ -136,7 +136,7 @@ def test_when_to_try_again(error: GatewayError, seconds: str) -> None:
 def test_a_promised_stream_fails_as_one(make: Any) -> None:
     """The header is written before the graph runs; its error is then a bare object."""
     body = {"model": "llama3", "stream": True}
-    reply = OVMS().encode_error(Unsupported("x"), make("/v3/chat/completions", body))
+    reply = OVMS().encode_error(UnsupportedFeature("x"), make("/v3/chat/completions", body))
     assert (reply.status, reply.headers) == (400, (("Content-Type", "text/event-stream"),))
     assert reply.body.startswith(b'{"error":"Mediapipe')
     front = OVMS().encode_error(ModelNotFound("m", model="m"), make("/v3/chat/completions", body))
@@ -146,7 +146,7 @@ def test_a_promised_stream_fails_as_one(make: Any) -> None:
 @pytest.mark.parametrize("path", ["/v3/chat/completions", "/v3/nope", "/v3/a/b", "/v1/embeddings"])
 def test_a_get_is_a_wrong_url_and_a_put_a_wrong_method(path: str) -> None:
     dialect = OVMS(v1=True)
-    paths = Paths([Mount(dialect)])
+    paths = PathRouter([AdapterMount(dialect)])
     found = paths.find_endpoint("GET", path)
     assert found.endpoint.task == "inform"
     with pytest.raises(MethodNotAllowed) as caught:
@@ -190,7 +190,9 @@ def test_no_model_takes_tensors(make: Any, version: str) -> None:
         dialect.handle_info_request(call, Listing())
     assert dialect.encode_error(caught.value, call).status == 404
     with pytest.raises(MethodNotAllowed):
-        Paths([Mount(dialect)]).find_endpoint("GET", f"/v2/models/llama3{version}/infer")
+        PathRouter([AdapterMount(dialect)]).find_endpoint(
+            "GET", f"/v2/models/llama3{version}/infer"
+        )
 
 
 @pytest.mark.parametrize("name", ["nope", "gone"])

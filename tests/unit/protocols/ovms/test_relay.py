@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import ContextTooLong, StreamBroken, WorkerFailed
-from gateway.core.ports import About, Dialect, Relay
-from gateway.core.types import Done, EmbedRequest, GenerateRequest, Served, Text, Usage
-from protocols.openai import OpenAI
-from protocols.ovms import OVMS
+from gateway.core.events import ResponseMetadata, StreamEnd, TextDelta, Usage
+from gateway.core.ports import ClientAdapter, PassthroughRequest, ResponseContext
+from gateway.core.request import EmbeddingRequest, GenerationRequest
+from protocols.openai.dialect import OpenAI
+from protocols.ovms.dialect import OVMS
 from tests.unit.protocols.ovms.conftest import MakeCall
 
 HI = [{"role": "user", "content": "hi"}]
@@ -23,7 +24,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 class Desk:
     """Hands calls of a client to a worker."""
 
-    def __init__(self, make: MakeCall, about: About) -> None:
+    def __init__(self, make: MakeCall, about: ResponseContext) -> None:
         self._make, self._about = make, about
 
     def relay(
@@ -31,20 +32,20 @@ class Desk:
         path: str,
         body: Any,
         worker: str = "2026",
-        client: Dialect | None = None,
+        client: ClientAdapter | None = None,
         **more: Any,
-    ) -> Relay | None:
+    ) -> PassthroughRequest | None:
         call = self._make(path, body, **more)
         return OVMS(worker).prepare_passthrough(client or OVMS(worker), call, self._about)
 
-    def taken(self, path: str, body: Any, worker: str = "2026") -> Relay:
+    def taken(self, path: str, body: Any, worker: str = "2026") -> PassthroughRequest:
         relay = self.relay(path, body, worker)
         assert relay is not None
         return relay
 
 
 @pytest.fixture
-def desk(make: MakeCall, about: About) -> Desk:
+def desk(make: MakeCall, about: ResponseContext) -> Desk:
     return Desk(make, about)
 
 
@@ -129,10 +130,10 @@ def test_what_is_not_called_json_is_not_read(desk: Desk) -> None:
 
 def test_what_choosing_a_worker_needs_is_read(desk: Desk) -> None:
     chat = desk.taken(CHATS, CHAT | {"stream": True, "user": "ann"}).request
-    assert isinstance(chat, GenerateRequest)
+    assert isinstance(chat, GenerationRequest)
     assert (chat.stream, chat.labels, chat.model) == (True, {"user": "ann"}, "llama-3-8b")
     vectors = desk.taken(EMBEDS, EMBED).request
-    assert isinstance(vectors, EmbedRequest)
+    assert isinstance(vectors, EmbeddingRequest)
     assert vectors.inputs == ("a", "b")
 
 
@@ -170,22 +171,22 @@ def test_a_whole_answer_comes_back_under_the_models_public_name(desk: Desk) -> N
     data, events = passage.close()
     assert data == ANSWER.replace(b"llama-3-8b", b"llama3")
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
-    assert isinstance(events[-1], Done)
+    assert isinstance(events[-1], StreamEnd)
 
 
 def test_a_stream_comes_back_under_the_models_public_name(desk: Desk) -> None:
     passage = desk.taken(CHATS, CHAT | {"stream": True}).create_reader()
     data, events = passage.feed([b"".join(EVENTS)])
     assert data == b"".join(EVENTS).replace(b"llama-3-8b", b"llama3")
-    assert [e.text for e in events if isinstance(e, Text)] == ["Hi"]
-    assert isinstance(events[-1], Done)
+    assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"]
+    assert isinstance(events[-1], StreamEnd)
 
 
 def test_vectors_come_back_unread(desk: Desk) -> None:
     body = b'{"object":"list","data":[{"embedding":"AAAA"},{"embedding":[1]}]}'
     passage = desk.taken(EMBEDS, EMBED).create_reader()
     passage.feed([body])
-    assert passage.close() == (body, [Served(), Done()])
+    assert passage.close() == (body, [ResponseMetadata(), StreamEnd()])
 
 
 def test_the_graphs_sentence_in_a_stream_is_an_error(desk: Desk) -> None:

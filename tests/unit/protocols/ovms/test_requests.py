@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from gateway.core.errors import GatewayError
-from gateway.core.ports import Call, Envelope, Reply
-from gateway.core.types import (
+from gateway.core.ports import ClientRequest, HttpResponse, RoutingInfo
+from gateway.core.request import (
     AudioPart,
-    EmbedRequest,
-    GenerateRequest,
+    EmbeddingRequest,
+    GenerationRequest,
     ImagePart,
-    JsonObject,
-    JsonSchema,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     Message,
     NamedTool,
     ReasoningPart,
@@ -21,7 +21,7 @@ from gateway.core.types import (
     Tool,
     ToolCall,
 )
-from protocols.ovms import OVMS
+from protocols.ovms.dialect import OVMS
 
 CHAT = "/v3/chat/completions"
 TEXT = "/v3/completions"
@@ -37,13 +37,13 @@ def text(**fields: Any) -> dict[str, Any]:
     return {"model": "llama3", "prompt": "a b"} | fields
 
 
-def decode(call: Call, dialect: OVMS | None = None) -> GenerateRequest:
+def decode(call: ClientRequest, dialect: OVMS | None = None) -> GenerationRequest:
     request = (dialect or OVMS()).decode_request(call)
-    assert isinstance(request, GenerateRequest)
+    assert isinstance(request, GenerationRequest)
     return request
 
 
-def answered(dialect: OVMS, call: Call) -> Reply | None:
+def answered(dialect: OVMS, call: ClientRequest) -> HttpResponse | None:
     try:
         dialect.peek(call)
         dialect.decode_request(call)
@@ -52,7 +52,7 @@ def answered(dialect: OVMS, call: Call) -> Reply | None:
     return None
 
 
-def refused(dialect: OVMS, call: Call) -> tuple[int, str]:
+def refused(dialect: OVMS, call: ClientRequest) -> tuple[int, str]:
     """Status and text of the refusal: as the server, first ``peek`` and then ``decode``."""
     reply = answered(dialect, call)
     assert reply is not None
@@ -82,7 +82,7 @@ SEED = {
 def test_the_printed_request(make: Any, profile: str) -> None:
     call = make(CHAT, SEED)
     dialect = OVMS(profile)
-    assert dialect.peek(call) == Envelope("llama3", stream=False)
+    assert dialect.peek(call) == RoutingInfo("llama3", stream=False)
     request = decode(call, dialect)
     assert request.kind == "chat"
     assert request.messages == (
@@ -220,7 +220,7 @@ def test_front_door(make: Any, path: str, body: Any, detail: str) -> None:
 
 def test_embeddings_do_not_look_at_stream(make: Any) -> None:
     call = make(EMBED, {"model": "gte", "input": "a", "stream": "yes"})
-    assert OVMS().peek(call) == Envelope("gte")
+    assert OVMS().peek(call) == RoutingInfo("gte")
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", None, "application/x-www-form-urlencoded"])
@@ -494,9 +494,9 @@ def test_response_formats(make: Any) -> None:
         return decode(make(CHAT, chat(response_format=form))).output
 
     assert output({"type": "text"}) is None
-    assert output({"type": "json_object"}) == JsonObject()
+    assert output({"type": "json_object"}) == JsonObjectFormat()
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
-    assert output(schema) == JsonSchema(msgspec.Raw(b'{"type":"object"}'), "s")
+    assert output(schema) == JsonSchemaFormat(msgspec.Raw(b'{"type":"object"}'), "s")
     nothing = sentence("response_format type is not supported")
     assert refused(OVMS(), make(CHAT, chat(response_format={"type": "x"}))) == nothing
 
@@ -517,7 +517,7 @@ def test_embedding_inputs(make: Any, given: Any, inputs: tuple[Any, ...]) -> Non
     request = OVMS().decode_request(
         make(EMBED, {"model": "gte", "input": given, "dimensions": 3, "encoding_format": "float"})
     )
-    assert isinstance(request, EmbedRequest)
+    assert isinstance(request, EmbeddingRequest)
     assert request.inputs == inputs
     assert request.encoding == "float"
     assert request.extra == {"dimensions": msgspec.Raw(b"3")}
@@ -551,13 +551,13 @@ def test_embedding_refused(make: Any, fields: dict[str, Any], inner: str) -> Non
 
 def test_how_many_inputs_there_may_be(make: Any) -> None:
     most = OVMS().decode_request(make(EMBED, {"model": "gte", "input": ["a"] * 500}))
-    assert isinstance(most, EmbedRequest)
+    assert isinstance(most, EmbeddingRequest)
     assert len(most.inputs) == 500
     text = "The number of input documents exceeds allowed configured value: 500"
     call = make(EMBED, {"model": "gte", "input": ["a"] * 501})
     assert refused(OVMS(), call) == sentence(text, "EmbeddingsExecutor")
     ids = OVMS().decode_request(make(EMBED, {"model": "gte", "input": list(range(501))}))
-    assert isinstance(ids, EmbedRequest)
+    assert isinstance(ids, EmbeddingRequest)
     assert len(ids.inputs) == 1
 
 

@@ -6,45 +6,45 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Loss
-from gateway.core.types import (
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.request import (
     AllowedTools,
     AudioPart,
-    EmbedRequest,
+    EmbeddingRequest,
     FilePart,
-    GenerateRequest,
+    GenerationRequest,
     ImagePart,
-    JsonObject,
-    Logprobs,
+    JsonObjectFormat,
+    LogprobsOptions,
     Message,
     NamedTool,
+    PromptOptions,
     ReasoningPart,
-    Regex,
+    RegexFormat,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
     ToolCall,
     VideoPart,
-    Want,
 )
-from protocols.ovms import OVMS
+from protocols.ovms.dialect import OVMS
 
 SAID = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def chat(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+def chat(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(**fields: Any) -> GenerateRequest:
-    fields = {"prompts": ("a b",), "templating": Templating(mode="raw"), **fields}
-    return GenerateRequest(model="m", kind="completion", **fields)
+def text(**fields: Any) -> GenerationRequest:
+    fields = {"prompts": ("a b",), "templating": PromptOptions(mode="raw"), **fields}
+    return GenerationRequest(model="m", kind="completion", **fields)
 
 
 def sent(request: Request, profile: str = "2026") -> Any:
@@ -64,19 +64,19 @@ def lost(request: Request, profile: str = "2026") -> set[tuple[str, str]]:
 
 Lost = set[tuple[str, str]]
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
-BEAMS = Sampling(beam_width=4)
+BEAMS = SamplingParams(beam_width=4)
 
-TODAY: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
+TODAY: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
     (chat(), {}, set()),
     (chat(stream=True), STREAM, set()),
-    (chat(stream=True, want=Want(usage="each")), STREAM, set()),
+    (chat(stream=True, want=ResponseOptions(usage="each")), STREAM, set()),
     (
         chat(
-            sampling=Sampling(
+            sampling=SamplingParams(
                 temperature=2.0, top_p=0.5, top_k=5, min_p=0.1, seed=7, repetition_penalty=1.1,
                 presence_penalty=1.0, frequency_penalty=-1.0, length_penalty=0.5,
             ),
-            stopping=Stopping(
+            stopping=StopConditions(
                 max_tokens=5, stop=("x",), include_stop=True, ignore_eos=True,
                 skip_special_tokens=False,
             ),
@@ -90,59 +90,59 @@ TODAY: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
         set(),
     ),
     (
-        chat(stopping=Stopping(max_tokens=5), given=frozenset({"max_completion_tokens"})),
+        chat(stopping=StopConditions(max_tokens=5), given=frozenset({"max_completion_tokens"})),
         {"max_completion_tokens": 5},
         set(),
     ),
     (
-        chat(stopping=Stopping(max_tokens=2**32)),
+        chat(stopping=StopConditions(max_tokens=2**32)),
         {"max_tokens": 2**32 - 1},
         {("stopping.max_tokens", "clamped")},
     ),
     (
-        text(stopping=Stopping(max_tokens=0)),
+        text(stopping=StopConditions(max_tokens=0)),
         {"max_tokens": 1},
         {("stopping.max_tokens", "clamped")},
     ),
     (
-        chat(sampling=Sampling(top_p=0.0, min_p=1.0)),
+        chat(sampling=SamplingParams(top_p=0.0, min_p=1.0)),
         {"top_p": 1e-6, "min_p": 0.999999},
         {("sampling.top_p", "clamped"), ("sampling.min_p", "clamped")},
     ),
-    (chat(sampling=Sampling(seed=2**32 - 1)), {"seed": 2**32 - 1}, set()),
-    (chat(sampling=Sampling(seed=2**32 + 5)), {"seed": 5}, {("sampling.seed", "approximated")}),
-    (chat(sampling=Sampling(seed=2**64 - 1)), {"seed": 2**32 - 1},
+    (chat(sampling=SamplingParams(seed=2**32 - 1)), {"seed": 2**32 - 1}, set()),
+    (chat(sampling=SamplingParams(seed=2**32 + 5)), {"seed": 5}, {("sampling.seed", "approximated")}),
+    (chat(sampling=SamplingParams(seed=2**64 - 1)), {"seed": 2**32 - 1},
      {("sampling.seed", "approximated")}),
-    (chat(sampling=Sampling(logit_bias={1: 1.0})), {}, {("sampling.logit_bias", "dropped")}),
-    (chat(sampling=Sampling(do_sample=False)), {"temperature": 0.0}, set()),
+    (chat(sampling=SamplingParams(logit_bias={1: 1.0})), {}, {("sampling.logit_bias", "dropped")}),
+    (chat(sampling=SamplingParams(do_sample=False)), {"temperature": 0.0}, set()),
     # stop strings
-    (chat(stopping=Stopping(stop=("x",))), {"stop": ["x"]}, set()),
+    (chat(stopping=StopConditions(stop=("x",))), {"stop": ["x"]}, set()),
     (
-        chat(stopping=Stopping(stop=tuple("abcdefghijklmnopq"))),
+        chat(stopping=StopConditions(stop=tuple("abcdefghijklmnopq"))),
         {"stop": list("abcdefghijklmnop")},
         {("stopping.stop", "clamped")},
     ),
     (
-        chat(stream=True, stopping=Stopping(stop=("x",), include_stop=False)),
+        chat(stream=True, stopping=StopConditions(stop=("x",), include_stop=False)),
         STREAM | {"stop": ["x"]},
         {("stopping.stop", "approximated")},
     ),
-    (chat(stream=True, stopping=Stopping(stop=("x",), include_stop=True)), STREAM | {"stop": ["x"]},
+    (chat(stream=True, stopping=StopConditions(stop=("x",), include_stop=True)), STREAM | {"stop": ["x"]},
      set()),
-    (chat(stream=True, stopping=Stopping(include_stop=True)), STREAM, set()),
+    (chat(stream=True, stopping=StopConditions(include_stop=True)), STREAM, set()),
     # beams
     (chat(sampling=BEAMS), {"best_of": 4}, set()),
     (chat(sampling=BEAMS, n=4), {"best_of": 4, "n": 4}, set()),
     (chat(sampling=BEAMS, n=5), {"best_of": 4}, {("n", "dropped")}),
     (chat(n=2), {}, {("n", "dropped")}),
     (chat(n=1), {"n": 1}, set()),
-    (chat(sampling=Sampling(beam_width=30), n=20), {"best_of": 19},
+    (chat(sampling=SamplingParams(beam_width=30), n=20), {"best_of": 19},
      {("sampling.beam_width", "clamped"), ("n", "dropped")}),
     (chat(sampling=BEAMS, n=2, stream=True), STREAM,
      {("sampling.beam_width", "dropped"), ("n", "dropped")}),
     (
         chat(
-            sampling=Sampling(
+            sampling=SamplingParams(
                 beam_width=2, repetition_penalty=1.1, presence_penalty=1.0, frequency_penalty=1.0,
                 length_penalty=2.0,
             )
@@ -153,17 +153,17 @@ TODAY: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
     ),
     (chat(best_of=3), {}, {("best_of", "dropped")}),
     (
-        chat(sampling=Sampling(diversity_penalty=1.0)),
+        chat(sampling=SamplingParams(diversity_penalty=1.0)),
         {},
         {("sampling.diversity_penalty", "dropped")},
     ),
     # log probabilities
-    (chat(logprobs=Logprobs()), {"logprobs": True}, set()),
-    (chat(logprobs=Logprobs(2)), {"logprobs": True}, {("logprobs.top", "clamped")}),
-    (chat(logprobs=Logprobs(), stream=True), STREAM, {("logprobs.top", "dropped")}),
-    (text(logprobs=Logprobs()), {"logprobs": 1, "prompt": "a b"}, set()),
-    (text(logprobs=Logprobs(5)), {"logprobs": 1}, {("logprobs.top", "clamped")}),
-    (text(logprobs=Logprobs(1, 1), echo=True), {"logprobs": 1, "echo": True}, set()),
+    (chat(logprobs=LogprobsOptions()), {"logprobs": True}, set()),
+    (chat(logprobs=LogprobsOptions(2)), {"logprobs": True}, {("logprobs.top", "clamped")}),
+    (chat(logprobs=LogprobsOptions(), stream=True), STREAM, {("logprobs.top", "dropped")}),
+    (text(logprobs=LogprobsOptions()), {"logprobs": 1, "prompt": "a b"}, set()),
+    (text(logprobs=LogprobsOptions(5)), {"logprobs": 1}, {("logprobs.top", "clamped")}),
+    (text(logprobs=LogprobsOptions(1, 1), echo=True), {"logprobs": 1, "echo": True}, set()),
     # structures
     (chat(tools=(Tool("f"),), tool_choice="required"), {"tools": [TOOL], "tool_choice": "required"},
      set()),
@@ -174,22 +174,22 @@ TODAY: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
         {"tools": [TOOL], "tool_choice": "auto"},
         set(),
     ),
-    (chat(output=JsonObject()), {"response_format": {"type": "json_object"}}, set()),
-    (chat(output=Regex("a")), {}, {("output", "dropped")}),
-    (text(output=JsonObject()), {}, {("output", "dropped")}),
-    (chat(templating=Templating(arguments={"a": Raw(b"1")})), {"chat_template_kwargs": {"a": 1}},
+    (chat(output=JsonObjectFormat()), {"response_format": {"type": "json_object"}}, set()),
+    (chat(output=RegexFormat("a")), {}, {("output", "dropped")}),
+    (text(output=JsonObjectFormat()), {}, {("output", "dropped")}),
+    (chat(templating=PromptOptions(arguments={"a": Raw(b"1")})), {"chat_template_kwargs": {"a": 1}},
      set()),
     (chat(labels={"user": "u"}), {}, set()),
     # prompts
     (text(), {"prompt": "a b"}, set()),
     (text(prompts=("a", "b")), {"prompt": "a"}, {("prompts", "dropped")}),
-    (text(prompts=("hi",), templating=Templating(mode="server")), {}, set()),
+    (text(prompts=("hi",), templating=PromptOptions(mode="server")), {}, set()),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("request_", "body", "losses"), TODAY)
 def test_what_todays_server_is_asked(
-    request_: GenerateRequest, body: dict[str, Any], losses: Lost
+    request_: GenerationRequest, body: dict[str, Any], losses: Lost
 ) -> None:
     got = sent(request_)
     if "prompt" not in body:
@@ -198,26 +198,26 @@ def test_what_todays_server_is_asked(
     assert lost(request_) == losses
 
 
-EARLY: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
+EARLY: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
     (chat(), {"temperature": 1.0}, set()),
     (chat(stream=True), {"stream": True, "temperature": 1.0}, set()),
-    (chat(sampling=Sampling(temperature=0.0)), {"temperature": 0.0}, set()),
-    (chat(sampling=Sampling(do_sample=False)), {"temperature": 0.0}, set()),
-    (chat(sampling=Sampling(do_sample=True)), {}, set()),
+    (chat(sampling=SamplingParams(temperature=0.0)), {"temperature": 0.0}, set()),
+    (chat(sampling=SamplingParams(do_sample=False)), {"temperature": 0.0}, set()),
+    (chat(sampling=SamplingParams(do_sample=True)), {}, set()),
     (
-        chat(sampling=Sampling(beam_width=2, diversity_penalty=0.5, length_penalty=2.0), n=2),
+        chat(sampling=SamplingParams(beam_width=2, diversity_penalty=0.5, length_penalty=2.0), n=2),
         {"best_of": 2, "n": 2, "diversity_penalty": 0.5, "length_penalty": 2.0},
         set(),
     ),
     (
         chat(
-            sampling=Sampling(temperature=1.0, min_p=0.1, presence_penalty=1.0),
-            stopping=Stopping(stop=("x",), include_stop=True),
-            logprobs=Logprobs(1),
+            sampling=SamplingParams(temperature=1.0, min_p=0.1, presence_penalty=1.0),
+            stopping=StopConditions(stop=("x",), include_stop=True),
+            logprobs=LogprobsOptions(1),
             tools=(Tool("f"),),
             tool_choice="auto",
-            output=JsonObject(),
-            templating=Templating(arguments={"a": Raw(b"1")}),
+            output=JsonObjectFormat(),
+            templating=PromptOptions(arguments={"a": Raw(b"1")}),
         ),
         {"temperature": 1.0},
         {(path, "dropped") for path in (
@@ -226,20 +226,20 @@ EARLY: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
     ),
     (
         chat(
-            sampling=Sampling(temperature=0.0),
-            stopping=Stopping(max_tokens=9000, ignore_eos=True),
+            sampling=SamplingParams(temperature=0.0),
+            stopping=StopConditions(max_tokens=9000, ignore_eos=True),
             given=frozenset({"max_completion_tokens"}),
         ),
         {"temperature": 0.0, "max_tokens": 4000, "ignore_eos": True},
         {("stopping.max_tokens", "clamped")},
     ),
     (
-        chat(sampling=Sampling(temperature=0.0), stopping=Stopping(max_tokens=9000)),
+        chat(sampling=SamplingParams(temperature=0.0), stopping=StopConditions(max_tokens=9000)),
         {"temperature": 0.0, "max_tokens": 9000},
         set(),
     ),
     (
-        chat(sampling=Sampling(temperature=0.0), stopping=Stopping(ignore_eos=True)),
+        chat(sampling=SamplingParams(temperature=0.0), stopping=StopConditions(ignore_eos=True)),
         {"temperature": 0.0, "ignore_eos": True},
         set(),
     ),
@@ -248,7 +248,7 @@ EARLY: list[tuple[GenerateRequest, dict[str, Any], Lost]] = [
 
 @pytest.mark.parametrize(("request_", "body", "losses"), EARLY)
 def test_what_the_early_release_is_asked(
-    request_: GenerateRequest, body: dict[str, Any], losses: Lost
+    request_: GenerationRequest, body: dict[str, Any], losses: Lost
 ) -> None:
     assert sent(request_, "2024") == body
     assert lost(request_, "2024") == losses
@@ -279,7 +279,7 @@ def test_conversations_are_written() -> None:
         {"role": "user", "content": None},
     ]  # fmt: skip
     assert OVMS().unsupported_parameters(request, {}) == (
-        Loss("messages", "dropped", "files, videos", "messages"),
+        UnsupportedParameter("messages", "dropped", "files, videos", "messages"),
     )
 
 
@@ -305,7 +305,7 @@ def test_the_early_release_reads_text_alone() -> None:
     [
         (chat(), "/v3/chat/completions"),
         (text(), "/v3/completions"),
-        (EmbedRequest(model="m", inputs=("a",)), "/v3/embeddings"),
+        (EmbeddingRequest(model="m", inputs=("a",)), "/v3/embeddings"),
     ],
 )
 def test_every_request_is_json_under_v3(profile: str, request_: Request, path: str) -> None:
@@ -317,27 +317,27 @@ def test_every_request_is_json_under_v3(profile: str, request_: Request, path: s
 @pytest.mark.parametrize(
     ("request_", "body", "losses"),
     [
-        (EmbedRequest(model="m", inputs=("a",)), {"input": "a"}, set()),
-        (EmbedRequest(model="m", inputs=("a", "b")), {"input": ["a", "b"]}, set()),
-        (EmbedRequest(model="m", inputs=((1, 2), (3,))), {"input": [[1, 2], [3]]}, set()),
+        (EmbeddingRequest(model="m", inputs=("a",)), {"input": "a"}, set()),
+        (EmbeddingRequest(model="m", inputs=("a", "b")), {"input": ["a", "b"]}, set()),
+        (EmbeddingRequest(model="m", inputs=((1, 2), (3,))), {"input": [[1, 2], [3]]}, set()),
         (
-            EmbedRequest(model="m", inputs=("a",), encoding="base64", dimensions=3),
+            EmbeddingRequest(model="m", inputs=("a",), encoding="base64", dimensions=3),
             {"input": "a", "encoding_format": "base64"},
             {("dimensions", "dropped")},
         ),
         (
-            EmbedRequest(model="m", inputs=("a",), extra={"x": Raw(b"1")}, source="other"),
+            EmbeddingRequest(model="m", inputs=("a",), extra={"x": Raw(b"1")}, source="other"),
             {"input": "a"},
             {("x", "dropped")},
         ),
         (
-            EmbedRequest(model="m", inputs=("a",), extra={"x": Raw(b"1")}, source="ovms"),
+            EmbeddingRequest(model="m", inputs=("a",), extra={"x": Raw(b"1")}, source="ovms"),
             {"input": "a", "x": 1},
             set(),
         ),
     ],
 )
-def test_embeddings(request_: EmbedRequest, body: dict[str, Any], losses: Lost) -> None:
+def test_embeddings(request_: EmbeddingRequest, body: dict[str, Any], losses: Lost) -> None:
     assert sent(request_) == body
     assert lost(request_) == losses
 
@@ -353,7 +353,7 @@ def test_unknown_fields_go_along_from_clients_of_the_same_dialect() -> None:
 
 
 def test_token_ids_are_no_prompt_here() -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedFeature) as caught:
         OVMS().encode_request(text(prompts=((1, 2),)))
     assert caught.value.param == "prompt"
 
@@ -363,17 +363,21 @@ def test_losses_bear_the_clients_names() -> None:
         "sampling.seed": "random_seed", "n": "choices", "logprobs.top": "details", "prompts": "text"
     }  # fmt: skip
     request = text(
-        sampling=Sampling(seed=2**32), n=2, logprobs=Logprobs(), stream=True, prompts=("a", "b")
+        sampling=SamplingParams(seed=2**32),
+        n=2,
+        logprobs=LogprobsOptions(),
+        stream=True,
+        prompts=("a", "b"),
     )
     assert set(OVMS().unsupported_parameters(request, names)) == {
-        Loss("random_seed", "approximated", "4294967296 to 0", "sampling.seed"),
-        Loss("choices", "dropped", "without beam search", "n"),
-        Loss("details", "dropped", "not with a stream", "logprobs.top"),
-        Loss("text", "dropped", "one at a time", "prompts"),
+        UnsupportedParameter("random_seed", "approximated", "4294967296 to 0", "sampling.seed"),
+        UnsupportedParameter("choices", "dropped", "without beam search", "n"),
+        UnsupportedParameter("details", "dropped", "not with a stream", "logprobs.top"),
+        UnsupportedParameter("text", "dropped", "one at a time", "prompts"),
     }
-    assert Loss("prompt", "dropped", "one at a time", "prompts") in OVMS().unsupported_parameters(
-        request, {}
-    )
+    assert UnsupportedParameter(
+        "prompt", "dropped", "one at a time", "prompts"
+    ) in OVMS().unsupported_parameters(request, {})
 
 
 @pytest.mark.parametrize(

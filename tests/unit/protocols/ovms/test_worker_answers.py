@@ -13,37 +13,40 @@ from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    EmbedRequest,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
+    Embedding,
     Event,
-    GenerateRequest,
-    Logprobs,
     PromptEcho,
-    Request,
-    Sampling,
-    Served,
-    Text,
-    Thought,
+    ReasoningDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
     TopLogprob,
     Usage,
-    Vector,
 )
-from protocols.ovms import OVMS, errors
+from gateway.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    LogprobsOptions,
+    Request,
+    SamplingParams,
+)
+from protocols.ovms import errors
+from protocols.ovms.dialect import OVMS
 
-CHAT = GenerateRequest(model="llama3", kind="chat", stream=True)
-PROMPT = GenerateRequest(model="llama3", kind="completion", prompts=("a b",))
-EMBED = EmbedRequest(model="llama3", inputs=("a", "b"))
-SERVED = Served("llama3", created=1716825108)
+CHAT = GenerationRequest(model="llama3", kind="chat", stream=True)
+PROMPT = GenerationRequest(model="llama3", kind="completion", prompts=("a b",))
+EMBED = EmbeddingRequest(model="llama3", inputs=("a", "b"))
+SERVED = ResponseMetadata("llama3", created=1716825108)
 DONE = "data: [DONE]\n\n"
 
 
@@ -123,42 +126,42 @@ VECTORS = (
 )
 ANSWERS: list[tuple[str, str, Request, str, list[Event]]] = [
     ("stream", STREAM, CHAT, "2026",
-     [SERVED, Text("Hé"), Text("llo"), End("eos"), Usage(2, 3), Done()]),
+     [SERVED, TextDelta("Hé"), TextDelta("llo"), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()]),
     ("completion", TEXT_STREAM, PROMPT, "2026",
-     [SERVED, Text("c"), Text("d"), End("length"), Done()]),
-    ("early", EARLY_STREAM, CHAT, "2024", [SERVED, Text("He"), Text("y"), End("eos"), Done()]),
+     [SERVED, TextDelta("c"), TextDelta("d"), ChoiceEnd("length"), StreamEnd()]),
+    ("early", EARLY_STREAM, CHAT, "2024", [SERVED, TextDelta("He"), TextDelta("y"), ChoiceEnd("eos"), StreamEnd()]),
     ("calls", CALLED, CHAT, "2026",
-     [SERVED, CallStart(0, 0, "c1", "f"), CallArguments(0, 0, "{}"), End("tool_calls"), Done()]),
+     [SERVED, ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, "{}"), ChoiceEnd("tool_calls"), StreamEnd()]),
     ("no reason that is known", HANDSHAKE + frame(piece("a", "unknown")) + DONE, CHAT, "2026",
-     [SERVED, Text("a"), End("unknown"), Done()]),
+     [SERVED, TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
     ("whole", whole(HELLO, usage=USAGE), CHAT, "2026",
-     [SERVED, Text("Hello", tokens=3), End("eos"), Usage(2, 3), Done()]),
-    ("early, whole", whole(HELLO), CHAT, "2024", [SERVED, Text("Hello"), End("eos"), Done()]),
+     [SERVED, TextDelta("Hello", tokens=3), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()]),
+    ("early, whole", whole(HELLO), CHAT, "2024", [SERVED, TextDelta("Hello"), ChoiceEnd("eos"), StreamEnd()]),
     ("thoughts", whole({"message": {"content": "b", "reasoning_content": "a"}}), CHAT, "2026",
-     [SERVED, Thought("a"), Text("b"), End("eos"), Done()]),
+     [SERVED, ReasoningDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]),
     (
         "logprobs",
         whole({"text": "c", "logprobs": {"tokens": ["c"], "token_logprobs": [-0.5],
                                          "top_logprobs": [{"c": -0.5}], "text_offset": [0]}}),
-        GenerateRequest(model="m", kind="completion", prompts=("a",), logprobs=Logprobs()),
+        GenerationRequest(model="m", kind="completion", prompts=("a",), logprobs=LogprobsOptions()),
         "2026",
         [SERVED,
-         Text("c", logprobs=(TokenLogprob("c", -0.5, (TopLogprob("c", -0.5),)),)),
-         End("eos"), Done()],
+         TextDelta("c", logprobs=(TokenLogprob("c", -0.5, (TopLogprob("c", -0.5),)),)),
+         ChoiceEnd("eos"), StreamEnd()],
     ),
     (
         "an echo",
         whole({"text": "a bc"}),
-        GenerateRequest(model="m", kind="completion", prompts=("a b",), echo=True),
+        GenerationRequest(model="m", kind="completion", prompts=("a b",), echo=True),
         "2026",
-        [SERVED, PromptEcho(0, "a b"), Text("c"), End("eos"), Done()],
+        [SERVED, PromptEcho(0, "a b"), TextDelta("c"), ChoiceEnd("eos"), StreamEnd()],
     ),
     (
         "embeddings",
         VECTORS,
         EMBED,
         "2026",
-        [Served(), Vector(0, (1.0, 2.0)), Vector(1, (1.0, 2.0)), Usage(4), Done()],
+        [ResponseMetadata(), Embedding(0, (1.0, 2.0)), Embedding(1, (1.0, 2.0)), Usage(4), StreamEnd()],
     ),
 ]  # fmt: skip
 
@@ -192,9 +195,9 @@ def test_a_stream_may_lack_its_last_newline_and_even_done() -> None:
 
 def test_several_choices_come_with_beams_alone() -> None:
     """Without, the worker was asked for one, and its answer is complete with one."""
-    request = GenerateRequest(model="m", kind="chat", n=2, stream=True)
-    assert read(STREAM.removesuffix(DONE), request)[-1] == Done()
-    beams = GenerateRequest(model="m", kind="chat", n=2, sampling=Sampling(beam_width=2))
+    request = GenerationRequest(model="m", kind="chat", n=2, stream=True)
+    assert read(STREAM.removesuffix(DONE), request)[-1] == StreamEnd()
+    beams = GenerationRequest(model="m", kind="chat", n=2, sampling=SamplingParams(beam_width=2))
     with pytest.raises(StreamBroken):
         read(STREAM.removesuffix(DONE), beams)
 
@@ -209,12 +212,12 @@ def test_a_stream_without_an_end_is_broken() -> None:
 
 
 def said(inner: str) -> bytes:
-    return errors.body(errors.sentence(inner))
+    return errors.encode_error_body(errors.build_graph_error_text(inner))
 
 
 LONG = "Number of prompt tokens: 20 exceeds model max length: 8"
 FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
-    (400, said("temperature out of range(0.0, 2.0)"), Unsupported, "^temperature out of range"),
+    (400, said("temperature out of range(0.0, 2.0)"), UnsupportedFeature, "^temperature out of range"),
     (400, said(LONG), ContextTooLong, f"^{LONG}$"),
     (
         400,
@@ -224,7 +227,7 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     ),
     (400, said("Input length exceeds pipeline capabilities: 9 > 8"), ContextTooLong, "^Input"),
     (400, said("Input length exceeds the maximum allowed length"), ContextTooLong, "^Input"),
-    (400, errors.body(errors.sentence("Input length 9 longer than allowed 8", errors.EMBEDDER)),
+    (400, errors.encode_error_body(errors.build_graph_error_text("Input length 9 longer than allowed 8", errors.EMBEDDING_NODE)),
      ContextTooLong, "^Input"),
     (400, said("Wrong endpoint. Allowed endpoints: /v3/x"), WorkerFailed, "gateway's path"),
     (400, b'{"error":"Invalid request URL"}', WorkerFailed, "gateway's path"),
@@ -233,16 +236,16 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     (400, b'{"error":"Mediapipe execution failed. MP status - INTERNAL: secret"}', WorkerFailed,
      "500"),
     (412, b'{"error":"The file is not valid json - JSON body exceeds maximum nesting depth"}',
-     Unsupported, "^JSON body exceeds"),
+     UnsupportedFeature, "^JSON body exceeds"),
     (404, b'{"error":"Mediapipe graph definition with requested name is not found"}', WorkerFailed,
      "know the model"),
     (406, b'{"error":"Unsupported method"}', WorkerFailed, "406"),
     (500, b'{"error":"Unauthorized request due to invalid or missing api-key"}', WorkerFailed,
      "gateway's key"),
     (503, b'{"error":"Server is not ready"}', Overloaded, "busy"),
-    (429, b"", RateLimited, "no more"),
+    (429, b"", RateLimitExceeded, "no more"),
     (401, b"", WorkerFailed, "gateway's key"),
-    (413, b"<html>", Unsupported, "refused"),
+    (413, b"<html>", UnsupportedFeature, "refused"),
     (500, b"\xff", WorkerFailed, "500"),
 ]  # fmt: skip
 
@@ -325,4 +328,4 @@ def test_no_bytes_make_anything_but_errors_of_ours(
         events = read(data, request)
     except GatewayError:
         return
-    assert events[-1] == Done()
+    assert events[-1] == StreamEnd()

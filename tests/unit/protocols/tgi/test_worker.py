@@ -6,63 +6,63 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Loss
-from gateway.core.ports import Learning
-from gateway.core.types import (
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.ports import ModelMetadataReader
+from gateway.core.request import (
     AudioPart,
-    Choice,
-    EmbedRequest,
+    ChoiceFormat,
+    EmbeddingRequest,
     FilePart,
-    GenerateRequest,
-    Grammar,
+    GenerationRequest,
+    GrammarFormat,
     ImagePart,
-    JsonObject,
-    JsonSchema,
-    Logprobs,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    LogprobsOptions,
     Message,
     NamedTool,
+    PromptOptions,
     ReasoningPart,
     RefusalPart,
-    Regex,
-    Sampling,
-    Stopping,
-    Templating,
+    RegexFormat,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
     ToolCall,
     VideoPart,
-    Want,
 )
-from protocols.tgi import TGI
+from protocols.tgi.dialect import TGI
 
 SAID = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = Raw(b'{"properties": {"a": {}}}')
-NO_USAGE = Want(usage="none")
+NO_USAGE = ResponseOptions(usage="none")
 F = Tool("f", parameters=Raw(b'{"type": "object"}'))
 F_SAID = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = ToolCall("1", "f", "{}")
 
 
-def chat(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+def chat(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(**fields: Any) -> GenerateRequest:
-    fields = {"prompts": ("a b",), "templating": Templating(mode="raw"), **fields}
-    return GenerateRequest(model="m", kind="completion", **fields)
+def text(**fields: Any) -> GenerationRequest:
+    fields = {"prompts": ("a b",), "templating": PromptOptions(mode="raw"), **fields}
+    return GenerationRequest(model="m", kind="completion", **fields)
 
 
-def drawn(**fields: Any) -> GenerateRequest:
-    return text(sampling=Sampling(**fields))
+def drawn(**fields: Any) -> GenerationRequest:
+    return text(sampling=SamplingParams(**fields))
 
 
-def ended(**fields: Any) -> GenerateRequest:
-    return text(stopping=Stopping(**fields))
+def ended(**fields: Any) -> GenerationRequest:
+    return text(stopping=StopConditions(**fields))
 
 
-def lost(dialect: TGI, request: GenerateRequest | EmbedRequest) -> set[tuple[str, str]]:
+def lost(dialect: TGI, request: GenerationRequest | EmbeddingRequest) -> set[tuple[str, str]]:
     return {
         (loss.path or loss.field, loss.reason)
         for loss in dialect.unsupported_parameters(request, {})
@@ -71,7 +71,7 @@ def lost(dialect: TGI, request: GenerateRequest | EmbedRequest) -> set[tuple[str
 
 # --- prompts --------------------------------------------------------------------------------------
 
-PROMPTS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
+PROMPTS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
     (text(), {}, set()),
     (text(n=1, best_of=1), {}, set()),
     (drawn(temperature=0.7), {"temperature": 0.7}, set()),
@@ -105,25 +105,25 @@ PROMPTS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
     (ended(skip_special_tokens=False), {}, set()),
     (ended(ignore_eos=True), {}, {("stopping.ignore_eos", "dropped")}),
     (text(adapter="fine"), {"adapter_id": "fine"}, set()),
-    (text(output=Regex("a+")), {"grammar": {"type": "regex", "value": "a+"}}, set()),
+    (text(output=RegexFormat("a+")), {"grammar": {"type": "regex", "value": "a+"}}, set()),
     (
-        text(output=Choice(("a.b", "c"))),
+        text(output=ChoiceFormat(("a.b", "c"))),
         {"grammar": {"type": "regex", "value": r"(a\.b|c)"}},
         set(),
     ),
     (
-        text(output=JsonSchema(SCHEMA)),
+        text(output=JsonSchemaFormat(SCHEMA)),
         {"grammar": {"type": "json", "value": {"properties": {"a": {}}}}},
         set(),
     ),
-    (text(output=JsonObject()), {}, {("output", "dropped")}),
-    (text(output=Grammar("x")), {}, {("output", "dropped")}),
-    (text(logprobs=Logprobs()), {}, set()),
-    (text(logprobs=Logprobs(3)), {"top_n_tokens": 3}, set()),
-    (text(logprobs=Logprobs(6)), {"top_n_tokens": 5}, {("logprobs.top", "clamped")}),
-    (text(logprobs=Logprobs(-1)), {"top_n_tokens": 5}, {("logprobs.top", "clamped")}),
+    (text(output=JsonObjectFormat()), {}, {("output", "dropped")}),
+    (text(output=GrammarFormat("x")), {}, {("output", "dropped")}),
+    (text(logprobs=LogprobsOptions()), {}, set()),
+    (text(logprobs=LogprobsOptions(3)), {"top_n_tokens": 3}, set()),
+    (text(logprobs=LogprobsOptions(6)), {"top_n_tokens": 5}, {("logprobs.top", "clamped")}),
+    (text(logprobs=LogprobsOptions(-1)), {"top_n_tokens": 5}, {("logprobs.top", "clamped")}),
     (
-        text(logprobs=Logprobs(0, prompt=0), echo=True, stream=True),
+        text(logprobs=LogprobsOptions(0, prompt=0), echo=True, stream=True),
         {},
         {("logprobs.prompt", "dropped")},
     ),
@@ -131,12 +131,12 @@ PROMPTS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
     (text(prompts=("a b", "c")), {}, {("prompts", "dropped")}),
     (text(best_of=2, stream=True), {}, {("best_of", "dropped")}),
     (
-        text(templating=Templating(mode="raw", add_special_tokens=True)),
+        text(templating=PromptOptions(mode="raw", add_special_tokens=True)),
         {},
         set(),
     ),
     (
-        text(templating=Templating(mode="raw", add_special_tokens=False)),
+        text(templating=PromptOptions(mode="raw", add_special_tokens=False)),
         {},
         {("templating.add_special_tokens", "dropped")},
     ),
@@ -146,7 +146,7 @@ PROMPTS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
 
 @pytest.mark.parametrize(("request_", "parameters", "losses"), PROMPTS)
 def test_a_prompt_goes_with_its_parameters(
-    request_: GenerateRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
+    request_: GenerationRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
     wire = TGI().encode_request(request_)
 
@@ -157,23 +157,23 @@ def test_a_prompt_goes_with_its_parameters(
     assert lost(TGI(), request_) == losses
 
 
-WHOLE: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
+WHOLE: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
     (text(want=NO_USAGE), {}, set()),
     (text(best_of=2), {"best_of": 2}, set()),
     (text(best_of=5), {"best_of": 2}, {("best_of", "clamped")}),
     (text(best_of=2, n=2), {"best_of": 2}, {("best_of", "approximated"), ("n", "dropped")}),
     (
-        text(best_of=2, sampling=Sampling(seed=1), want=NO_USAGE),
+        text(best_of=2, sampling=SamplingParams(seed=1), want=NO_USAGE),
         {"seed": 1},
         {("best_of", "dropped")},
     ),
     (
-        text(best_of=2, sampling=Sampling(temperature=0), want=NO_USAGE),
+        text(best_of=2, sampling=SamplingParams(temperature=0), want=NO_USAGE),
         {"do_sample": False},
         {("best_of", "dropped")},
     ),
     (
-        text(logprobs=Logprobs(2, prompt=2), echo=True),
+        text(logprobs=LogprobsOptions(2, prompt=2), echo=True),
         {"top_n_tokens": 2, "decoder_input_details": True},
         set(),
     ),
@@ -182,7 +182,7 @@ WHOLE: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
 
 @pytest.mark.parametrize(("request_", "parameters", "losses"), WHOLE)
 def test_what_a_stream_can_not_tell_is_asked_for_whole(
-    request_: GenerateRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
+    request_: GenerationRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
     wire = TGI().encode_request(request_)
 
@@ -197,33 +197,33 @@ def test_a_stream_without_usage_stays_a_stream() -> None:
 
 
 def test_token_ids_are_refused() -> None:
-    with pytest.raises(Unsupported, match="not token ids") as caught:
+    with pytest.raises(UnsupportedFeature, match="not token ids") as caught:
         TGI().encode_request(text(prompts=((1, 2),)))
     assert caught.value.param == "prompt"
 
 
 def test_vectors_are_refused_and_all_that_is_asked_of_them_is_lost() -> None:
-    request = EmbedRequest(model="m", inputs=("a",), dimensions=3, extra={"x": Raw(b"1")})
-    with pytest.raises(Unsupported, match="no embeddings"):
+    request = EmbeddingRequest(model="m", inputs=("a",), dimensions=3, extra={"x": Raw(b"1")})
+    with pytest.raises(UnsupportedFeature, match="no embeddings"):
         TGI().encode_request(request)
-    with pytest.raises(Unsupported, match="no embeddings"):
+    with pytest.raises(UnsupportedFeature, match="no embeddings"):
         TGI().create_decoder(request)
     assert lost(TGI(), request) == {("dimensions", "dropped"), ("x", "dropped")}
 
 
 def test_losses_bear_the_clients_names() -> None:
     names = {"prompts": "text_input", "n": "choices", "stopping.stop": "stop_words"}
-    request = text(prompts=("a", "b"), n=2, stopping=Stopping(stop=("x",)))
+    request = text(prompts=("a", "b"), n=2, stopping=StopConditions(stop=("x",)))
     assert set(TGI().unsupported_parameters(request, names)) == {
-        Loss("text_input", "dropped", path="prompts"),
-        Loss("choices", "dropped", path="n"),
-        Loss("stop_words", "approximated", path="stopping.stop"),
+        UnsupportedParameter("text_input", "dropped", path="prompts"),
+        UnsupportedParameter("choices", "dropped", path="n"),
+        UnsupportedParameter("stop_words", "approximated", path="stopping.stop"),
     }
 
 
 # --- conversations --------------------------------------------------------------------------------
 
-CHATS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
+CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
     (chat(), {}, set()),
     (chat(n=1), {}, set()),
     (chat(n=2), {}, {("n", "dropped")}),
@@ -233,46 +233,46 @@ CHATS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
         set(),
     ),
     (
-        chat(stopping=Stopping(max_tokens=3), given=frozenset({"max_completion_tokens"})),
+        chat(stopping=StopConditions(max_tokens=3), given=frozenset({"max_completion_tokens"})),
         {"max_tokens": 3},
         set(),
     ),
-    (chat(sampling=Sampling(temperature=3.0, top_p=1.0)), {"temperature": 3.0}, set()),
-    (chat(sampling=Sampling(temperature=0.0, top_p=0.5)), {"temperature": 0.0}, set()),
-    (chat(sampling=Sampling(do_sample=False, top_p=0.5)), {"temperature": 0.0}, set()),
-    (chat(sampling=Sampling(top_p=0.5)), {"top_p": 0.5}, set()),
-    (chat(sampling=Sampling(seed=2**64 - 1)), {"seed": 2**63 - 1}, set()),
-    (chat(sampling=Sampling(top_k=4)), {}, {("sampling.top_k", "dropped")}),
+    (chat(sampling=SamplingParams(temperature=3.0, top_p=1.0)), {"temperature": 3.0}, set()),
+    (chat(sampling=SamplingParams(temperature=0.0, top_p=0.5)), {"temperature": 0.0}, set()),
+    (chat(sampling=SamplingParams(do_sample=False, top_p=0.5)), {"temperature": 0.0}, set()),
+    (chat(sampling=SamplingParams(top_p=0.5)), {"top_p": 0.5}, set()),
+    (chat(sampling=SamplingParams(seed=2**64 - 1)), {"seed": 2**63 - 1}, set()),
+    (chat(sampling=SamplingParams(top_k=4)), {}, {("sampling.top_k", "dropped")}),
     (
-        chat(sampling=Sampling(presence_penalty=0.5, frequency_penalty=0.5)),
+        chat(sampling=SamplingParams(presence_penalty=0.5, frequency_penalty=0.5)),
         {"frequency_penalty": 0.5},
         {("sampling.presence_penalty", "dropped")},
     ),
     (
-        chat(sampling=Sampling(logit_bias={1: 1.0})),
+        chat(sampling=SamplingParams(logit_bias={1: 1.0})),
         {},
         {("sampling.logit_bias", "dropped")},
     ),
     (
-        chat(stopping=Stopping(stop=tuple("abcde"))),
+        chat(stopping=StopConditions(stop=tuple("abcde"))),
         {"stop": [*"abcd"]},
         {("stopping.stop", "approximated")},
     ),
     (
-        chat(logprobs=Logprobs(9)),
+        chat(logprobs=LogprobsOptions(9)),
         {"logprobs": True, "top_logprobs": 5},
         {("logprobs.top", "clamped")},
     ),
     (chat(adapter="fine"), {"model": "fine"}, set()),
     (
-        chat(output=JsonSchema(SCHEMA)),
+        chat(output=JsonSchemaFormat(SCHEMA)),
         {"response_format": {"type": "json", "value": {"properties": {"a": {}}}}},
         set(),
     ),
-    (chat(output=JsonObject()), {}, {("output", "dropped")}),
+    (chat(output=JsonObjectFormat()), {}, {("output", "dropped")}),
     (chat(tools=(F,)), {"tools": [F_SAID]}, set()),
     (
-        chat(tools=(F,), tool_choice=NamedTool("f"), output=Regex("x")),
+        chat(tools=(F,), tool_choice=NamedTool("f"), output=RegexFormat("x")),
         {
             "tools": [F_SAID],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
@@ -280,7 +280,7 @@ CHATS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
         {("output", "dropped")},
     ),
     (
-        chat(tools=(F,), tool_choice="none", output=Regex("x")),
+        chat(tools=(F,), tool_choice="none", output=RegexFormat("x")),
         {"response_format": {"type": "regex", "value": "x"}},
         set(),
     ),
@@ -298,10 +298,10 @@ CHATS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
     ),
     (chat(tools=(F,), parallel_tools=True), {"tools": [F_SAID]}, {("parallel_tools", "dropped")}),
     (chat(extra={"top_a": Raw(b"1")}, labels={"user": "u"}), {}, {("top_a", "dropped")}),
-    (chat(want=Want(token_ids=True)), {}, {("return_token_ids", "dropped")}),
+    (chat(want=ResponseOptions(token_ids=True)), {}, {("return_token_ids", "dropped")}),
     (
-        GenerateRequest(
-            model="m", kind="completion", prompts=("hi",), templating=Templating(mode="server")
+        GenerationRequest(
+            model="m", kind="completion", prompts=("hi",), templating=PromptOptions(mode="server")
         ),
         {},
         set(),
@@ -311,7 +311,7 @@ CHATS: list[tuple[GenerateRequest, dict[str, Any], set[tuple[str, str]]]] = [
 
 @pytest.mark.parametrize(("request_", "body", "losses"), CHATS)
 def test_a_conversation_goes_in_openais_words(
-    request_: GenerateRequest, body: dict[str, Any], losses: set[tuple[str, str]]
+    request_: GenerationRequest, body: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
     wire = TGI().encode_request(request_)
 
@@ -377,7 +377,9 @@ def test_a_turn_has_content_or_calls(
 
     assert json.loads(TGI().encode_request(request).body)["messages"] == [written]
     losses = TGI().unsupported_parameters(request, {})
-    assert losses == ((Loss("messages", "dropped", detail, "messages"),) if detail else ())
+    assert losses == (
+        (UnsupportedParameter("messages", "dropped", detail, "messages"),) if detail else ()
+    )
 
 
 # --- what a server tells of itself ----------------------------------------------------------------
@@ -392,7 +394,7 @@ INFO = (
 
 def test_it_asks_for_the_limits() -> None:
     dialect = TGI()
-    assert isinstance(dialect, Learning)
+    assert isinstance(dialect, ModelMetadataReader)
     [question] = dialect.metadata_requests("m")
     assert (question.method, question.path, question.body) == ("GET", "/info", b"")
     assert (dialect.health_request.method, dialect.health_request.path) == ("GET", "/health")
@@ -402,7 +404,7 @@ def test_what_it_learns_holds_for_that_model() -> None:
     dialect = TGI()
     request = text(
         best_of=4,
-        stopping=Stopping(stop=("a", "b"), truncate_prompt=-1),
+        stopping=StopConditions(stop=("a", "b"), truncate_prompt=-1),
     )
     longer = ended(truncate_prompt=2000)
 
@@ -414,7 +416,7 @@ def test_what_it_learns_holds_for_that_model() -> None:
     assert json.loads(dialect.encode_request(longer).body)["parameters"]["truncate"] == 1024
     assert lost(dialect, longer) == {("stopping.truncate_prompt", "clamped")}
     assert lost(dialect, ended(overflow="truncate")) == set()
-    other = GenerateRequest(model="other", kind="completion", prompts=("x",), best_of=4)
+    other = GenerationRequest(model="other", kind="completion", prompts=("x",), best_of=4)
     assert json.loads(dialect.encode_request(other).body)["parameters"]["best_of"] == 2
 
 

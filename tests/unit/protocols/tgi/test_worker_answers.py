@@ -8,48 +8,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import Fold
+from gateway.core.aggregate import ResponseAccumulator
 from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
-    RateLimited,
+    RateLimitExceeded,
     StreamBroken,
-    Unsupported,
+    UnsupportedFeature,
     WorkerError,
     WorkerFailed,
 )
-from gateway.core.types import (
-    CallArguments,
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
-    Logprobs,
-    Message,
     PromptEcho,
-    Served,
-    Stopping,
-    Text,
-    TextPart,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
     TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
     TopLogprob,
     Usage,
-    Want,
 )
-from protocols.tgi import TGI
+from gateway.core.request import (
+    GenerationRequest,
+    LogprobsOptions,
+    Message,
+    ResponseOptions,
+    StopConditions,
+    TextPart,
+)
+from protocols.tgi.dialect import TGI
 
 
-def text(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": "m", "kind": "completion", "prompts": ("a b",), **fields})
+def text(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"model": "m", "kind": "completion", "prompts": ("a b",), **fields})
 
 
-def chat(**fields: Any) -> GenerateRequest:
+def chat(**fields: Any) -> GenerationRequest:
     said = (Message("user", (TextPart("hi"),)),)
-    return GenerateRequest(model="m", kind="chat", messages=said, **fields)
+    return GenerationRequest(model="m", kind="chat", messages=said, **fields)
 
 
-def read(request: GenerateRequest, *reads: bytes) -> list[Event]:
+def read(request: GenerationRequest, *reads: bytes) -> list[Event]:
     decoder = TGI().create_decoder(request)
     events = [event for one in reads for event in decoder.feed(one)]
     return [*events, *decoder.close()]
@@ -81,12 +83,12 @@ WHOLE = (
 PLAIN = b'{"generated_text":"Hello","details":{"finish_reason":"length","generated_tokens":2}}'
 HELLO = TokenLogprob("Hello", -0.25, (), 15043)
 SUMMER = TokenLogprob(" été", -1.5, (), 259)
-IDS = Want(token_ids=True)
-RAW = Stopping(skip_special_tokens=False)
-SAID: list[Event] = [Text("Hello"), Text(" été")]
-ENDED: list[Event] = [End("eos"), Usage(7, 3), Done()]
+IDS = ResponseOptions(token_ids=True)
+RAW = StopConditions(skip_special_tokens=False)
+SAID: list[Event] = [TextDelta("Hello"), TextDelta(" été")]
+ENDED: list[Event] = [ChoiceEnd("eos"), Usage(7, 3), StreamEnd()]
 
-ANSWERS: dict[str, tuple[GenerateRequest, bytes, list[Event]]] = {
+ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
     "a stream": (text(stream=True), STREAM, [*SAID, *ENDED]),
     "a stream for a whole answer": (text(), STREAM, [*SAID, *ENDED]),
     "CRLF and a blank after the colon": (
@@ -105,38 +107,40 @@ ANSWERS: dict[str, tuple[GenerateRequest, bytes, list[Event]]] = {
         text(want=IDS),
         STREAM,
         [
-            Text("Hello", token_ids=(15043,)),
-            Text(" été", token_ids=(259,)),
-            Text("", token_ids=(2,)),
+            TextDelta("Hello", token_ids=(15043,)),
+            TextDelta(" été", token_ids=(259,)),
+            TextDelta("", token_ids=(2,)),
             *ENDED,
         ],
     ),
     "log probabilities": (
-        text(logprobs=Logprobs()),
+        text(logprobs=LogprobsOptions()),
         STREAM,
-        [Text("Hello", logprobs=(HELLO,)), Text(" été", logprobs=(SUMMER,)), *ENDED],
+        [TextDelta("Hello", logprobs=(HELLO,)), TextDelta(" été", logprobs=(SUMMER,)), *ENDED],
     ),
-    "special tokens": (text(stopping=RAW), STREAM, [*SAID, Text("</s>"), *ENDED]),
+    "special tokens": (text(stopping=RAW), STREAM, [*SAID, TextDelta("</s>"), *ENDED]),
     "the prompt before a stream": (
-        text(echo=True, logprobs=Logprobs()),
+        text(echo=True, logprobs=LogprobsOptions()),
         STREAM[: STREAM.index(b"data:", 5)] + STREAM[STREAM.rindex(b"data:") :],
         [
             PromptEcho(0, "a b"),
-            Text("Hello", logprobs=(HELLO,)),
-            Text(" été", tokens=0),
+            TextDelta("Hello", logprobs=(HELLO,)),
+            TextDelta(" été", tokens=0),
             *ENDED,
         ],
     ),
     "alternatives": (
-        text(logprobs=Logprobs(1)),
+        text(logprobs=LogprobsOptions(1)),
         (
             b'data:{"token":{"id":3,"text":"a","logprob":-1},"top_tokens":[{"id":4,"text":"b"}],'
             b'"generated_text":"a","details":{"finish_reason":"stop_sequence"}}\n\n'
         ),
         [
-            Text("a", logprobs=(TokenLogprob("a", -1.0, (TopLogprob("b", float("-inf"), 4),), 3),)),
-            End("stop"),
-            Done(),
+            TextDelta(
+                "a", logprobs=(TokenLogprob("a", -1.0, (TopLogprob("b", float("-inf"), 4),), 3),)
+            ),
+            ChoiceEnd("stop"),
+            StreamEnd(),
         ],
     ),
     "text only at the end": (
@@ -145,12 +149,12 @@ ANSWERS: dict[str, tuple[GenerateRequest, bytes, list[Event]]] = {
             b'data:{"token":null,"generated_text":"ab","details":{"finish_reason":"length",'
             b'"generated_tokens":2,"input_length":1}}\n\n'
         ),
-        [Text("ab", tokens=2), End("length"), Usage(1, 2), Done()],
+        [TextDelta("ab", tokens=2), ChoiceEnd("length"), Usage(1, 2), StreamEnd()],
     ),
     "tokens that the whole text trims": (
         text(),
         b'data:{"token":{"text":" a"}}\n\ndata:{"token":{"text":"b"},"generated_text":"ab"}\n\n',
-        [Text(" a"), Text("b"), End("unknown"), Done()],
+        [TextDelta(" a"), TextDelta("b"), ChoiceEnd("unknown"), StreamEnd()],
     ),
     "several ids at a time, and none": (
         text(want=IDS),
@@ -158,37 +162,37 @@ ANSWERS: dict[str, tuple[GenerateRequest, bytes, list[Event]]] = {
             b'data:{"token":{"id":[3,4],"text":"a"}}\n\ndata:{"token":{"text":null}}\n\n'
             b'data:{"details":{"finish_reason":"new"}}\n\n'
         ),
-        [Text("a", token_ids=(3, 4)), End("unknown"), Done()],
+        [TextDelta("a", token_ids=(3, 4)), ChoiceEnd("unknown"), StreamEnd()],
     ),
     "no end that is known": (
         text(),
         b'data:{"generated_text":"a","details":{}}\n\n',
-        [Text("a"), End("unknown"), Done()],
+        [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
     ),
     "a whole answer": (
         text(),
         WHOLE,
-        [Text("Hello été", tokens=2), End("length"), Usage(3, 2), Done()],
+        [TextDelta("Hello été", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()],
     ),
     "a whole answer for a stream": (
         text(stream=True),
         b"\n" + PLAIN + b"\n",
-        [Text("Hello", tokens=2), End("length"), Done()],
+        [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
     "a whole answer in an array": (
         text(),
         b"[" + PLAIN + b"]",
-        [Text("Hello", tokens=2), End("length"), Done()],
+        [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
     "a whole answer with a mark": (
         text(),
         b"\xef\xbb\xbf" + PLAIN,
-        [Text("Hello", tokens=2), End("length"), Done()],
+        [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
     "a whole answer without details": (
         text(),
         b'{"generated_text":"a"}',
-        [Text("a"), End("unknown"), Done()],
+        [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
     ),
     "a whole answer without text": (
         text(),
@@ -196,14 +200,14 @@ ANSWERS: dict[str, tuple[GenerateRequest, bytes, list[Event]]] = {
             b'{"generated_text":"","details":{"finish_reason":"eos_token","generated_tokens":1,'
             b'"prompt_tokens":4}}'
         ),
-        [End("eos"), Usage(4, 1), Done()],
+        [ChoiceEnd("eos"), Usage(4, 1), StreamEnd()],
     ),
     "a whole answer in full": (
-        text(want=IDS, logprobs=Logprobs(1, prompt=1), echo=True),
+        text(want=IDS, logprobs=LogprobsOptions(1, prompt=1), echo=True),
         WHOLE,
         [
             PromptEcho(0, "a b", (TokenLogprob("a", -2.5, (), 5), TokenLogprob(" b", -3.5, (), 6))),
-            Text(
+            TextDelta(
                 "Hello été",
                 tokens=2,
                 token_ids=(15043, 259, 2),
@@ -212,39 +216,39 @@ ANSWERS: dict[str, tuple[GenerateRequest, bytes, list[Event]]] = {
                     TokenLogprob(" été", -1.5, (TopLogprob(" you", float("-inf"), 8),), 259),
                 ),
             ),
-            End("length"),
+            ChoiceEnd("length"),
             Usage(3, 2),
-            Done(),
+            StreamEnd(),
         ],
     ),
     "a prompt whose tokens begin with its text": (
-        text(logprobs=Logprobs(0, prompt=0), echo=True),
+        text(logprobs=LogprobsOptions(0, prompt=0), echo=True),
         (
             b'{"generated_text":"","details":{"finish_reason":"length","prefill":'
             b'[{"id":5,"text":"a","logprob":null}]}}'
         ),
-        [PromptEcho(0, "a b", (TokenLogprob("a", None, (), 5),)), End("length"), Done()],
+        [PromptEcho(0, "a b", (TokenLogprob("a", None, (), 5),)), ChoiceEnd("length"), StreamEnd()],
     ),
     "a prompt of token ids is not given back": (
         text(prompts=((1, 2),), echo=True),
         PLAIN,
-        [Text("Hello", tokens=2), End("length"), Done()],
+        [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
     "special tokens of a whole answer": (
         text(stopping=RAW),
         WHOLE,
-        [Text("Hello été</s>", tokens=2), End("length"), Usage(3, 2), Done()],
+        [TextDelta("Hello été</s>", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()],
     ),
     "special tokens that are not told": (
         text(stopping=RAW),
         PLAIN,
-        [Text("Hello", tokens=2), End("length"), Done()],
+        [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
 }
 
 
 @pytest.mark.parametrize(("request_", "wire", "events"), ANSWERS.values(), ids=ANSWERS)
-def test_an_answer(request_: GenerateRequest, wire: bytes, events: list[Event]) -> None:
+def test_an_answer(request_: GenerationRequest, wire: bytes, events: list[Event]) -> None:
     assert read(request_, wire) == events
     assert read(request_, *bytewise(wire)) == events
 
@@ -252,7 +256,7 @@ def test_an_answer(request_: GenerateRequest, wire: bytes, events: list[Event]) 
 ERRORS: dict[str, tuple[bytes, type[GatewayError], str]] = {
     "overloaded": (
         b'{"error":"Model is overloaded","error_type":"overloaded"}',
-        RateLimited,
+        RateLimitExceeded,
         "no more requests",
     ),
     "too long": (
@@ -268,12 +272,12 @@ ERRORS: dict[str, tuple[bytes, type[GatewayError], str]] = {
             b'{"error":"Input validation error: `temperature` must be strictly positive",'
             b'"error_type":"validation"}'
         ),
-        Unsupported,
+        UnsupportedFeature,
         "strictly positive",
     ),
     "template": (
         b'{"error":"Template error: no system role","error_type":"template_error"}',
-        Unsupported,
+        UnsupportedFeature,
         "no system role",
     ),
     "generation": (
@@ -308,7 +312,9 @@ def test_an_error_amid_a_stream_comes_after_what_was_said() -> None:
     begun = STREAM[: STREAM.index(b"data:", 5)]
     decoder = TGI().create_decoder(text())
 
-    assert decoder.feed(begun + b"data:" + ERRORS["generation"][0] + b"\n\n") == [Text("Hello")]
+    assert decoder.feed(begun + b"data:" + ERRORS["generation"][0] + b"\n\n") == [
+        TextDelta("Hello")
+    ]
     with pytest.raises(WorkerFailed, match="424"):
         decoder.feed(b"")
     with pytest.raises(WorkerFailed, match="424"):
@@ -345,11 +351,11 @@ def test_what_is_no_answer_is_the_workers_fault(wire: bytes, kind: type[WorkerEr
 def test_alternatives_that_do_not_fit_are_the_workers_fault() -> None:
     wire = b'{"generated_text":"a","details":{"tokens":[{"id":1}],"top_tokens":[[],[]]}}'
     with pytest.raises(WorkerFailed, match="fit together"):
-        read(text(logprobs=Logprobs(1)), wire)
+        read(text(logprobs=LogprobsOptions(1)), wire)
 
 
 def test_an_answer_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.core.sse.LARGEST", 40)
+    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 40)
     decoder = TGI().create_decoder(text())
     decoder.feed(b'{"generated_text":')
     with pytest.raises(WorkerFailed, match="larger than"):
@@ -359,13 +365,13 @@ def test_an_answer_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @given(data=st.binary(max_size=200), framed=st.booleans())
 def test_whatever_comes_is_an_answer_or_an_error(data: bytes, framed: bool) -> None:
     wire = b"data:" + data + b"\n\n" if framed else data
-    for request in (text(logprobs=Logprobs(1), want=IDS, echo=True), chat()):
+    for request in (text(logprobs=LogprobsOptions(1), want=IDS, echo=True), chat()):
         seen: Sequence[Event] = []
         try:
             seen = read(request, wire)
         except GatewayError:
             continue
-        assert type(seen[-1]) is Done
+        assert type(seen[-1]) is StreamEnd
 
 
 tokens = st.fixed_dictionaries(
@@ -405,12 +411,12 @@ def test_whatever_resembles_an_answer_reads_the_same_in_any_packets(
 ) -> None:
     encoded = [msgspec.json.encode(body) for body in bodies]
     wire = b"".join(b"data:" + one + b"\n\n" for one in encoded) if framed else b"".join(encoded)
-    request = text(logprobs=Logprobs(1), want=IDS, echo=True)
+    request = text(logprobs=LogprobsOptions(1), want=IDS, echo=True)
     cut = [wire[i : i + size] for i in range(0, len(wire), size)]
     assert outcome(request, [wire]) == outcome(request, cut)
 
 
-def outcome(request: GenerateRequest, reads: Sequence[bytes]) -> Any:
+def outcome(request: GenerationRequest, reads: Sequence[bytes]) -> Any:
     try:
         return read(request, *reads)
     except GatewayError as error:
@@ -429,7 +435,7 @@ def test_a_stream_that_is_cut_is_never_taken_for_whole(
     seen = list(decoder.feed(wire))
     with pytest.raises(WorkerError):
         seen += decoder.close()
-    assert not any(isinstance(event, End | Done) for event in seen)
+    assert not any(isinstance(event, ChoiceEnd | StreamEnd) for event in seen)
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -457,27 +463,27 @@ def called(name: bytes, arguments: bytes) -> bytes:
 
 USED = chunk(b"", b'{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6}')
 DONE = b"data: [DONE]\n\n"
-SERVED = Served("org/m1", "3.3.5-native", "", 1)
+SERVED = ResponseMetadata("org/m1", "3.3.5-native", "", 1)
 
 CONVERSATIONS: dict[str, tuple[bytes, list[Event]]] = {
     "text": (
         chunk(delta(b"He")) + chunk(delta(b"y", b'"stop"')) + USED + DONE,
-        [SERVED, Text("He"), Text("y"), End("eos"), Usage(4, 2), Done()],
+        [SERVED, TextDelta("He"), TextDelta("y"), ChoiceEnd("eos"), Usage(4, 2), StreamEnd()],
     ),
     "a stop string": (
         chunk(delta(b"He", b'"stop_sequence"')) + DONE,
-        [SERVED, Text("He"), End("stop"), Done()],
+        [SERVED, TextDelta("He"), ChoiceEnd("stop"), StreamEnd()],
     ),
     "a call, which has no finish reason": (
         chunk(called(b'"f"', b"{")) + chunk(called(b"null", b"}")) + USED + DONE,
         [
             SERVED,
-            CallStart(0, 0, "0", "f"),
-            CallArguments(0, 0, "{"),
-            CallArguments(0, 0, "}"),
-            End("tool_calls"),
+            ToolCallStart(0, 0, "0", "f"),
+            ToolCallDelta(0, 0, "{"),
+            ToolCallDelta(0, 0, "}"),
+            ChoiceEnd("tool_calls"),
             Usage(4, 2),
-            Done(),
+            StreamEnd(),
         ],
     ),
     "a whole call": (
@@ -487,11 +493,11 @@ CONVERSATIONS: dict[str, tuple[bytes, list[Event]]] = {
         b'"usage":{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6}}' % HEAD,
         [
             SERVED,
-            CallStart(0, 0, "0", "f"),
-            CallArguments(0, 0, '{"a":1}'),
-            End("eos"),
+            ToolCallStart(0, 0, "0", "f"),
+            ToolCallDelta(0, 0, '{"a":1}'),
+            ChoiceEnd("eos"),
             Usage(4, 2),
-            Done(),
+            StreamEnd(),
         ],
     ),
 }
@@ -501,7 +507,7 @@ CONVERSATIONS: dict[str, tuple[bytes, list[Event]]] = {
 def test_an_answer_to_a_conversation(wire: bytes, events: list[Event]) -> None:
     assert read(chat(), wire) == events
     assert read(chat(), *bytewise(wire)) == events
-    fold = Fold()
+    fold = ResponseAccumulator()
     fold.add(events)
     assert fold.result().choices
 

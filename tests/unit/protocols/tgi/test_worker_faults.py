@@ -6,11 +6,11 @@ from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
-    Unsupported,
+    RateLimitExceeded,
+    UnsupportedFeature,
     WorkerFailed,
 )
-from protocols.tgi import TGI
+from protocols.tgi.dialect import TGI
 
 BOTH = (
     b'{"error":"Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. '
@@ -28,10 +28,20 @@ STOPS = (
 REFUSALS: list[tuple[int, bytes, type[GatewayError], str]] = [
     (422, BOTH, ContextTooLong, "must be <= 2048"),
     (422, INPUT, ContextTooLong, "less than 1024"),
-    (422, STOPS, Unsupported, "up to 4 stop sequences"),
-    (422, b"Failed to deserialize the JSON body: <secret>", Unsupported, "refused the request"),
-    (413, b"length limit exceeded", Unsupported, "refused the request"),
-    (429, b'{"error":"Model is overloaded","error_type":"overloaded"}', RateLimited, "no more"),
+    (422, STOPS, UnsupportedFeature, "up to 4 stop sequences"),
+    (
+        422,
+        b"Failed to deserialize the JSON body: <secret>",
+        UnsupportedFeature,
+        "refused the request",
+    ),
+    (413, b"length limit exceeded", UnsupportedFeature, "refused the request"),
+    (
+        429,
+        b'{"error":"Model is overloaded","error_type":"overloaded"}',
+        RateLimitExceeded,
+        "no more",
+    ),
     (424, b'{"error":"Request failed during generation: x"}', WorkerFailed, "(424)"),
     (500, b'{"error":"Incomplete generation","error_type":"x"}', WorkerFailed, "(500)"),
     (503, b'{"error":"unhealthy","error_type":"healthcheck"}', Overloaded, "busy"),

@@ -7,15 +7,16 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.core.aggregate import Fold
+from gateway.core.aggregate import ResponseAccumulator
 from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.context import Context, Deadline
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import GatewayError, ModelNotFound, VersionNotFound, WorkerFailed
-from gateway.core.ports import About, Call
-from gateway.core.types import Done, End, Event, GenerateRequest, Start, Text, Usage
-from gateway.emulation import around
-from gateway.paths import Mount, Paths
-from protocols.triton import Triton
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
+from gateway.core.ports import ClientRequest, ResponseContext
+from gateway.core.request import GenerationRequest
+from gateway.emulation.affixes import strip_echo_and_suffix
+from gateway.paths import AdapterMount, PathRouter
+from protocols.triton.dialect import Triton
 
 READY = VersionInfo("1", "m", 100)
 MODELS = (
@@ -65,14 +66,14 @@ class Client:
     def __init__(self, profile: str | None = None, **options: Any) -> None:
         self.dialect = Triton(profile, **options)
         self.catalog = Listing()
-        self._paths = Paths([Mount(self.dialect)])
+        self._paths = PathRouter([AdapterMount(self.dialect)])
 
     def call(
         self, path: str, body: Any = b"", headers: Mapping[str, str] | None = None, *, method: str
-    ) -> Call:
+    ) -> ClientRequest:
         found = self._paths.find_endpoint(method, path)
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        return Call(found.endpoint, found.params, headers or {}, "", data, path)
+        return ClientRequest(found.endpoint, found.params, headers or {}, "", data, path)
 
     def decode(self, body: Any, variant: str = "generate", model: str = "vllm_like") -> Any:
         return self.dialect.decode_request(
@@ -100,20 +101,20 @@ class Client:
             reply = self.dialect.encode_error(error, call)
             return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
 
-    def _generate(self, call: Call) -> Said:
+    def _generate(self, call: ClientRequest) -> Said:
         envelope = self.dialect.peek(call)
         self.catalog.find_model(envelope.model, envelope.version)
         request = self.dialect.decode_request(call)
-        assert isinstance(request, GenerateRequest)
+        assert isinstance(request, GenerationRequest)
         assert request.stream == envelope.stream, "the path to the socket is chosen by peek"
         encoder = self.dialect.create_encoder(
             call, request, about(envelope.model, envelope.version)
         )
-        _, emulated = around(request)
-        fold, stream = Fold(), b""
+        _, emulated = strip_echo_and_suffix(request)
+        fold, stream = ResponseAccumulator(), b""
         for batch in words(request):
             try:
-                if any(isinstance(event, Text) and event.text == "fail" for event in batch):
+                if any(isinstance(event, TextDelta) and event.text == "fail" for event in batch):
                     raise WorkerFailed("engine exploded")
             except WorkerFailed as error:
                 if not stream:
@@ -130,22 +131,22 @@ class Client:
         return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
 
 
-def words(request: GenerateRequest) -> list[list[Event]]:
+def words(request: GenerationRequest) -> list[list[Event]]:
     limit = request.stopping.max_tokens
     fail_at = int(bytes(request.extra.get("fail_at", b"-1")))
-    batches: list[list[Event]] = [[Start(4)]]
+    batches: list[list[Event]] = [[StreamStart(4)]]
     for i in range(request.choice_count):
         for k in range(3 if limit is None else limit):
-            batches.append([Text("fail" if k == fail_at else f" w{k}", i)])
-        batches.append([End("eos" if limit is None else "length", i)])
-    count = sum(isinstance(event, Text) for batch in batches for event in batch)
-    return [*batches, [Usage(4, count)], [Done()]]
+            batches.append([TextDelta("fail" if k == fail_at else f" w{k}", i)])
+        batches.append([ChoiceEnd("eos" if limit is None else "length", i)])
+    count = sum(isinstance(event, TextDelta) for batch in batches for event in batch)
+    return [*batches, [Usage(4, count)], [StreamEnd()]]
 
 
-def about(model: str, version: str | None = None) -> About:
-    context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+def about(model: str, version: str | None = None) -> ResponseContext:
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
     served = version or next((m.versions[0].name for m in MODELS if m.name == model), "1")
-    return About("r1", 1716825108, model, served, "m", context.clock)
+    return ResponseContext("r1", 1716825108, model, served, "m", context.clock)
 
 
 def _kind(headers: Sequence[tuple[str, str]]) -> str:
@@ -165,5 +166,5 @@ def client_of() -> Callable[..., Client]:
 
 
 @pytest.fixture
-def describe() -> Callable[..., About]:
+def describe() -> Callable[..., ResponseContext]:
     return about

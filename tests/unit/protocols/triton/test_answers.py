@@ -9,38 +9,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import Fold
-from gateway.core.context import Context, Deadline
+from gateway.core.aggregate import ResponseAccumulator
+from gateway.core.context import Deadline, RequestContext
 from gateway.core.errors import StreamBroken
-from gateway.core.ports import About, Call, Encoder
-from gateway.core.types import (
-    CallStart,
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
     PromptEcho,
-    Refusal,
-    Start,
-    Text,
-    Thought,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     TokenLogprob,
+    ToolCallStart,
     TopLogprob,
     Usage,
 )
-from protocols.triton import Triton, wire
+from gateway.core.ports import ClientRequest, ResponseContext, ResponseEncoder
+from protocols.triton import wire
+from protocols.triton.dialect import Triton
 
 DIALECT = Triton()
 NAMED = b'"model_name":"vllm_like","model_version":"1"'
 
 
 @pytest.fixture
-def encoder(client_of: Callable[..., Any], describe: Callable[..., Any]) -> Callable[..., Encoder]:
+def encoder(
+    client_of: Callable[..., Any], describe: Callable[..., Any]
+) -> Callable[..., ResponseEncoder]:
     """What writes the answer to a body."""
 
-    def make(body: Any, variant: str = "generate", profile: str = "vllm") -> Encoder:
+    def make(body: Any, variant: str = "generate", profile: str = "vllm") -> ResponseEncoder:
         client = client_of(profile)
         call = client.call(f"/v2/models/vllm_like/{variant}", body, method="POST")
-        made: Encoder = client.dialect.create_encoder(
+        made: ResponseEncoder = client.dialect.create_encoder(
             call, client.dialect.decode_request(call), describe("vllm_like")
         )
         return made
@@ -48,8 +51,8 @@ def encoder(client_of: Callable[..., Any], describe: Callable[..., Any]) -> Call
     return make
 
 
-def whole(of: Encoder, events: Sequence[Event]) -> bytes:
-    fold = Fold()
+def whole(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
+    fold = ResponseAccumulator()
     fold.add(events)
     return of.encode_unary(fold.result()).body
 
@@ -64,12 +67,12 @@ EXTRAS = {
 
 def test_counts_are_of_the_piece_and_the_end_comes_with_the_last_text(encoder: Any) -> None:
     of = encoder({**STREAMING, **EXTRAS}, "generate_stream")
-    assert of.encode_events([Start(7)]) == b""
-    assert of.encode_events([Text("Hel", tokens=2)]) == (
+    assert of.encode_events([StreamStart(7)]) == b""
+    assert of.encode_events([TextDelta("Hel", tokens=2)]) == (
         b'data: {"finish_reason":"None",' + NAMED + b',"num_input_tokens":7,"num_output_tokens":2,'
         b'"text_output":"Hel"}\n\n'
     )
-    assert of.encode_events([Text("lo"), End("length"), Usage(7, 3), Done()]) == (
+    assert of.encode_events([TextDelta("lo"), ChoiceEnd("length"), Usage(7, 3), StreamEnd()]) == (
         b'data: {"finish_reason":"length",' + NAMED + b',"num_input_tokens":7,'
         b'"num_output_tokens":1,"text_output":"lo"}\n\n'
     )
@@ -77,35 +80,43 @@ def test_counts_are_of_the_piece_and_the_end_comes_with_the_last_text(encoder: A
 
 def test_an_end_that_comes_alone_is_an_event_only_if_asked_for(encoder: Any) -> None:
     asking = encoder({**STREAMING, "return_finish_reason": True}, "generate_stream")
-    asking.encode_events([Text("x")])
-    assert asking.encode_events([End("stop")]) == (
+    asking.encode_events([TextDelta("x")])
+    assert asking.encode_events([ChoiceEnd("stop")]) == (
         b'data: {"finish_reason":"stop",' + NAMED + b',"text_output":""}\n\n'
     )
     for more in ({}, {"return_num_output_tokens": True}):
         silent = encoder({**STREAMING, **more}, "generate_stream")
-        silent.encode_events([Text("x")])
-        assert silent.encode_events([End("stop"), Usage(1, 1), Done()]) == b""
+        silent.encode_events([TextDelta("x")])
+        assert silent.encode_events([ChoiceEnd("stop"), Usage(1, 1), StreamEnd()]) == b""
 
 
 def test_choices_share_an_event_since_only_their_place_tells_them_apart(encoder: Any) -> None:
     of = encoder({**STREAMING, "n": 2, "return_finish_reason": True}, "generate_stream")
-    assert of.encode_events([Text("a", 0), Text("b", 1), Text("c", 1), End("eos", 1)]) == (
-        b'data: {"finish_reason":["None","stop"],' + NAMED + b',"text_output":["a","bc"]}\n\n'
-    )
-    assert of.encode_events([Text("d", 0)]) == (
+    assert of.encode_events(
+        [TextDelta("a", 0), TextDelta("b", 1), TextDelta("c", 1), ChoiceEnd("eos", 1)]
+    ) == (b'data: {"finish_reason":["None","stop"],' + NAMED + b',"text_output":["a","bc"]}\n\n')
+    assert of.encode_events([TextDelta("d", 0)]) == (
         b'data: {"finish_reason":["None","None"],' + NAMED + b',"text_output":["d",""]}\n\n'
     )
 
 
 def test_what_has_no_place_is_left_out(encoder: Any) -> None:
     of = encoder(STREAMING, "generate_stream")
-    assert of.encode_events([PromptEcho(0, "a"), Thought("hm"), CallStart(0, 0, "c", "f")]) == b""
-    assert of.encode_events([Refusal("no")]) == b"data: {" + NAMED + b',"text_output":"no"}\n\n'
+    assert (
+        of.encode_events([PromptEcho(0, "a"), ReasoningDelta("hm"), ToolCallStart(0, 0, "c", "f")])
+        == b""
+    )
+    assert (
+        of.encode_events([RefusalDelta("no")]) == b"data: {" + NAMED + b',"text_output":"no"}\n\n'
+    )
     several = encoder({**STREAMING, "return_finish_reason": True}, "generate_stream")
     assert (
-        several.encode_events([PromptEcho(0, "a"), Thought("hm"), CallStart(0, 0, "c", "f")]) == b""
+        several.encode_events(
+            [PromptEcho(0, "a"), ReasoningDelta("hm"), ToolCallStart(0, 0, "c", "f")]
+        )
+        == b""
     )
-    assert b'"text_output":"no"' in several.encode_events([Refusal("no")])
+    assert b'"text_output":"no"' in several.encode_events([RefusalDelta("no")])
 
 
 def test_an_error_in_a_stream_is_one_more_event(encoder: Any) -> None:
@@ -129,17 +140,17 @@ REASONS = [
 @pytest.mark.parametrize(("reason", "printed"), REASONS)
 def test_finish_reasons(encoder: Any, reason: Any, printed: str) -> None:
     of = encoder({"text_input": "a", "return_finish_reason": True})
-    events: list[Event] = [Text("x"), End(reason), Done()]
+    events: list[Event] = [TextDelta("x"), ChoiceEnd(reason), StreamEnd()]
     body = whole(of, events)
     assert msgspec.json.decode(body)["finish_reason"] == printed
 
 
 def test_the_worker_s_own_count_is_told(encoder: Any) -> None:
     body = {"text_input": "a", "return_num_output_tokens": True, "return_num_input_tokens": True}
-    assert whole(encoder(body), [Text("x"), End("eos"), Usage(4, 9), Done()]) == (
+    assert whole(encoder(body), [TextDelta("x"), ChoiceEnd("eos"), Usage(4, 9), StreamEnd()]) == (
         b"{" + NAMED + b',"num_input_tokens":4,"num_output_tokens":9,"text_output":"x"}'
     )
-    assert whole(encoder(body), [Text("x", tokens=2), End("eos"), Done()]) == (
+    assert whole(encoder(body), [TextDelta("x", tokens=2), ChoiceEnd("eos"), StreamEnd()]) == (
         b"{" + NAMED + b',"num_output_tokens":2,"text_output":"x"}'
     )
 
@@ -149,7 +160,7 @@ def test_a_model_without_a_numbered_version_shows_the_first(
 ) -> None:
     said = client.post("/v2/models/named/generate", {"text_input": "a", "max_tokens": 1})
     assert said.body == b'{"model_name":"named","model_version":"1","text_output":"a w0"}'
-    assert wire.version(describe("named", "12")) == "12"
+    assert wire.get_version_number(describe("named", "12")) == "12"
 
 
 # --- log probabilities ------------------------------------------------------------------------
@@ -160,22 +171,22 @@ HALF = TokenLogprob("b", -0.5)
 
 def test_log_probabilities_add_up(encoder: Any) -> None:
     of = encoder({**STREAMING, "return_cumulative_logprob": True}, "generate_stream")
-    first = of.encode_events([Text("a", logprobs=(TENTH,))])
+    first = of.encode_events([TextDelta("a", logprobs=(TENTH,))])
     assert first.startswith(b'data: {"cumulative_logprob":-0.10000000149011612,')
-    second = of.encode_events([Text("b", logprobs=(HALF,)), End("eos")])
+    second = of.encode_events([TextDelta("b", logprobs=(HALF,)), ChoiceEnd("eos")])
     assert second.startswith(b'data: {"cumulative_logprob":-0.6000000238418579,')
     assert b"cumulative_logprob" not in encoder(
         {**STREAMING, "return_cumulative_logprob": True}, "generate_stream"
-    ).encode_events([Text("x")])
+    ).encode_events([TextDelta("x")])
 
 
 def test_trtllm_tells_each_and_all(encoder: Any) -> None:
     body = {"text_input": "a", "max_tokens": 2, "return_log_probs": True}
     events: list[Event] = [
-        Text("a", logprobs=(TENTH,)),
-        Text("b", logprobs=(HALF,)),
-        End("eos"),
-        Done(),
+        TextDelta("a", logprobs=(TENTH,)),
+        TextDelta("b", logprobs=(HALF,)),
+        ChoiceEnd("eos"),
+        StreamEnd(),
     ]
     assert whole(encoder(body, profile="trtllm"), events) == (
         b'{"cum_log_probs":-0.6000000238418579,' + NAMED + b","
@@ -186,13 +197,15 @@ def test_trtllm_tells_each_and_all(encoder: Any) -> None:
 def test_the_prompt_s_log_probabilities_are_not_the_answer_s(encoder: Any) -> None:
     of = encoder({"text_input": "p", "return_cumulative_logprob": True, "prompt_logprobs": 0})
     echo = PromptEcho(0, "p", (TokenLogprob("p", -9.0),))
-    body = whole(of, [echo, Text("b", logprobs=(HALF,)), End("eos"), Done()])
+    body = whole(of, [echo, TextDelta("b", logprobs=(HALF,)), ChoiceEnd("eos"), StreamEnd()])
     assert body == b'{"cumulative_logprob":-0.5,' + NAMED + b',"text_output":"pb"}'
 
 
 def test_alternatives_are_a_json_text(encoder: Any) -> None:
     of = encoder({"text_input": "a", "return_logprobs": True})
-    body = whole(of, [Text("ab", logprobs=(TENTH, HALF), tokens=2), End("eos"), Done()])
+    body = whole(
+        of, [TextDelta("ab", logprobs=(TENTH, HALF), tokens=2), ChoiceEnd("eos"), StreamEnd()]
+    )
     assert msgspec.json.decode(msgspec.json.decode(body)["logprobs"]) == [
         {
             "5": {"logprob": -0.1, "rank": 1, "decoded_token": "a"},
@@ -206,7 +219,7 @@ def test_llmapi_tells_what_stopped_it(encoder: Any) -> None:
     body = {"text_input": "a", "return_stop_reason": True}
     for stop, printed in (("END", b'"END"'), (7, b'"7"'), (None, b'"None"')):
         of = encoder(body, profile="llmapi")
-        answer = whole(of, [Text("x"), End("stop", matched_stop=stop), Done()])
+        answer = whole(of, [TextDelta("x"), ChoiceEnd("stop", matched_stop=stop), StreamEnd()])
         assert b'"stop_reason":' + printed in answer
 
 
@@ -226,12 +239,12 @@ PRINTED = [
 
 @pytest.mark.parametrize(("value", "printed"), PRINTED)
 def test_a_float_is_printed_as_the_double_it_becomes(value: Any, printed: bytes) -> None:
-    assert wire.encode(wire.fp32(value)) == printed
+    assert wire.encode_json(wire.round_to_fp32(value)) == printed
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_no_float_changes_on_its_way(value: float) -> None:
-    read = msgspec.json.decode(wire.encode(wire.fp32(value)), type=float)
+    read = msgspec.json.decode(wire.encode_json(wire.round_to_fp32(value)), type=float)
     assert struct.pack("f", read) == struct.pack("f", value)
 
 
@@ -239,7 +252,7 @@ def test_no_float_changes_on_its_way(value: float) -> None:
 
 
 def test_control_characters_are_escaped_with_capitals() -> None:
-    assert wire.encode("\x1b\\u001b\x00/\x7f\n\u2028é") == (
+    assert wire.encode_json("\x1b\\u001b\x00/\x7f\n\u2028é") == (
         b'"\\u001B\\\\u001b\\u0000/\x7f\\n\xe2\x80\xa8\xc3\xa9"'
     )
 
@@ -248,13 +261,13 @@ def test_control_characters_are_escaped_with_capitals() -> None:
 def test_a_stream_says_what_the_events_say(texts: list[str], name: str, ends: bool) -> None:
     body = {"text_input": "a", "stream": True, "id": name, "return_finish_reason": ends}
     row = next(e for e in DIALECT.endpoints if e.operation == "generate_stream")
-    call = Call(row, {"model": "m"}, {}, "", msgspec.json.encode(body), row.path)
-    context = Context("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    call = ClientRequest(row, {"model": "m"}, {}, "", msgspec.json.encode(body), row.path)
+    context = RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
     of = DIALECT.create_encoder(
-        call, DIALECT.decode_request(call), About("r1", 0, "m", "1", "m", context.clock)
+        call, DIALECT.decode_request(call), ResponseContext("r1", 0, "m", "1", "m", context.clock)
     )
-    wire_bytes = b"".join(of.encode_events([Text(text)]) for text in texts)
-    wire_bytes += of.encode_events([End("eos"), Usage(1, 1), Done()])
+    wire_bytes = b"".join(of.encode_events([TextDelta(text)]) for text in texts)
+    wire_bytes += of.encode_events([ChoiceEnd("eos"), Usage(1, 1), StreamEnd()])
     events = [e.removeprefix(b"data: ") for e in wire_bytes.split(b"\n\n")[:-1]]
     read = [msgspec.json.decode(event) for event in events]
     assert [event["text_output"] for event in read] == texts + [""] * ends

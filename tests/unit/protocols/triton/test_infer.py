@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core.aggregate import UnaryChoice, UnaryResponse
 from gateway.core.errors import WorkerFailed
-from gateway.core.types import Done, End, Text, TokenLogprob, Usage
+from gateway.core.events import ChoiceEnd, StreamEnd, TextDelta, TokenLogprob, Usage
 
 PATH = "/v2/models/trt_like/infer"
 HEADER = "inference-header-content-length"
@@ -173,10 +173,10 @@ def test_ragged_log_probabilities_are_filled_up(trt: Any, describe: Callable[...
     of = trt.dialect.create_encoder(call, trt.dialect.decode_request(call), describe("trt_like"))
     half = TokenLogprob("a", -0.5)
     choices = [
-        ChoiceAnswer(0, "aa", tokens=2, logprobs=[half, half]),
-        ChoiceAnswer(1, "a", tokens=1, logprobs=[half]),
+        UnaryChoice(0, "aa", tokens=2, logprobs=[half, half]),
+        UnaryChoice(1, "a", tokens=1, logprobs=[half]),
     ]
-    outputs = msgspec.json.decode(of.encode_unary(Answer(choices)).body)["outputs"]
+    outputs = msgspec.json.decode(of.encode_unary(UnaryResponse(choices)).body)["outputs"]
     assert [(one["name"], one["shape"], one["data"]) for one in outputs] == [
         ("text_output", [1, 2], ["aa", "a"]),
         ("cum_log_probs", [1, 2], [-1.0, -0.5]),
@@ -187,8 +187,10 @@ def test_ragged_log_probabilities_are_filled_up(trt: Any, describe: Callable[...
 def test_written_in_pieces_it_comes_at_the_end(trt: Any, describe: Callable[..., Any]) -> None:
     call = trt.call(PATH, {"inputs": [TEXT, TOKENS]}, method="POST")
     of = trt.dialect.create_encoder(call, trt.dialect.decode_request(call), describe("trt_like"))
-    assert of.encode_events([Text("x")]) == b""
-    assert of.encode_events([End("eos"), Usage(1, 1), Done()]).endswith(b'"data":["x"]}]}')
+    assert of.encode_events([TextDelta("x")]) == b""
+    assert of.encode_events([ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]).endswith(
+        b'"data":["x"]}]}'
+    )
     assert of.encode_error_event(WorkerFailed("no")) == b'{"error":"no"}'
     assert of.headers() == ()
 

@@ -4,23 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.types import GenerateRequest, Logprobs, Sampling, Stopping
-from protocols.triton import Triton
+from gateway.core.request import GenerationRequest, LogprobsOptions, SamplingParams, StopConditions
+from protocols.triton.dialect import Triton
 from protocols.triton.vocabulary import PROFILES
 
 COUNTS = st.sampled_from([None, 0, 1, 5, 2**40, -(2**40)])
 SHARES = st.sampled_from([None, 0.0, 0.5, 1.0, 7.5, -3.0])
 WORDS = st.sampled_from([(), ("a",), ("a", "b")])
 REQUESTS = st.builds(
-    GenerateRequest,
+    GenerationRequest,
     model=st.just("m"),
     kind=st.just("completion"),
     prompts=st.just(("hi",)),
     n=st.sampled_from([None, 1, 2]),
     stream=st.booleans(),
-    logprobs=st.sampled_from([None, Logprobs(top=2)]),
+    logprobs=st.sampled_from([None, LogprobsOptions(top=2)]),
     sampling=st.builds(
-        Sampling,
+        SamplingParams,
         temperature=SHARES,
         top_p=SHARES,
         top_k=COUNTS,
@@ -30,7 +30,7 @@ REQUESTS = st.builds(
         bad_words=WORDS,
     ),
     stopping=st.builds(
-        Stopping,
+        StopConditions,
         max_tokens=COUNTS,
         min_tokens=COUNTS,
         stop=WORDS,
@@ -41,7 +41,7 @@ REQUESTS = st.builds(
 
 @pytest.mark.parametrize("profile", PROFILES)
 @given(request_=REQUESTS)
-def test_it_is_the_same_either_way(profile: str, request_: GenerateRequest) -> None:
+def test_it_is_the_same_either_way(profile: str, request_: GenerationRequest) -> None:
     quick, careful = Triton(profile), Triton(profile)
     plan = careful._upstream._default_adapter
     plan._converted_fields = frozenset(row.field for row in plan._params)

@@ -7,38 +7,38 @@ import msgspec
 import pytest
 
 from gateway.core.errors import (
+    ClientDisconnected,
     ClientError,
-    ClientGone,
-    ContentRefused,
+    ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
     Forbidden,
     GatewayError,
     InternalError,
     InvalidParameter,
-    Malformed,
+    MalformedRequest,
     MethodNotAllowed,
     ModelNotFound,
     Overloaded,
     PathNotFound,
     QuotaExceeded,
-    RateLimited,
+    RateLimitExceeded,
     RequestNotFound,
+    RequestTooLarge,
     StreamBroken,
-    TooLarge,
     Unauthorized,
-    Unsupported,
+    UnsupportedFeature,
     VersionNotFound,
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.types import EmbedRequest
-from protocols.triton.wire import JSON, SAID_AS_EVENTS
+from gateway.core.request import EmbeddingRequest
+from protocols.triton.wire import CHUNKED_EVENT_HEADERS, JSON_HEADERS
 
 QUEUE = "[request id: 7] Exceeds maximum queue size"
 
 ERRORS: list[tuple[GatewayError, int, int, str]] = [
-    (Malformed("no JSON"), 500, 400, "no JSON"),
+    (MalformedRequest("no JSON"), 500, 400, "no JSON"),
     (InvalidParameter("a type", param="x", problem="type"), 500, 400, "a type"),
     (InvalidParameter("a value", param="x"), 400, 400, "a value"),
     (ModelNotFound("-", model="m"), 404, 404, "Request for unknown model: 'm' is not found"),
@@ -46,18 +46,18 @@ ERRORS: list[tuple[GatewayError, int, int, str]] = [
      "Request for unknown model: 'm' version 9 is not found"),
     (PathNotFound("-"), 404, 404, "Not Found"),
     (MethodNotAllowed("-", allowed=("GET",)), 405, 405, "Method Not Allowed"),
-    (TooLarge("-", limit=67108864), 400, 400,
+    (RequestTooLarge("-", limit=67108864), 400, 400,
      "request size exceeds the maximum allowed input size of 67108864 bytes."),
     (Unauthorized("-", missing=True), 403, 403,
      "This API is restricted, expecting header 'Authorization'"),
     (Forbidden("not for you"), 403, 403, "not for you"),
-    (RateLimited("slowly"), 429, 429, "slowly"),
+    (RateLimitExceeded("slowly"), 429, 429, "slowly"),
     (QuotaExceeded("all spent"), 429, 429, "all spent"),
     (ContextTooLong("too long"), 400, 400, "too long"),
-    (ContentRefused("not this"), 400, 400, "not this"),
+    (ContentFiltered("not this"), 400, 400, "not this"),
     (RequestNotFound("not running", id="7"), 400, 400, "not running"),
-    (Unsupported("can't"), 400, 400, "can't"),
-    (ClientGone("gone"), 400, 400, "gone"),
+    (UnsupportedFeature("can't"), 400, 400, "can't"),
+    (ClientDisconnected("gone"), 400, 400, "gone"),
     (Overloaded("-"), 503, 503, QUEUE),
     (DeadlineExceeded("-"), 503, 503, "Request timeout expired"),
     (WorkerUnreachable("nobody there"), 503, 503, "nobody there"),
@@ -109,8 +109,8 @@ def test_a_worker_s_error_before_the_first_event_is_an_event(
     client_of: Callable[..., Any], error: GatewayError
 ) -> None:
     for status, body, headers in (
-        ("strict", b'data: {"error":"x"}\n\n', SAID_AS_EVENTS),
-        ("sane", b'{"error":"x"}', JSON),
+        ("strict", b'data: {"error":"x"}\n\n', CHUNKED_EVENT_HEADERS),
+        ("sane", b'{"error":"x"}', JSON_HEADERS),
     ):
         client = client_of(status=status)
         call = client.call("/v2/models/m/generate_stream", b"{}", method="POST")
@@ -135,11 +135,13 @@ def test_a_queue_is_full_for_unnamed_requests_too(client: Any, body: bytes) -> N
 def test_vectors_have_no_words_here(client: Any, describe: Callable[..., Any]) -> None:
     call = client.call("/v2/models/m/generate", b"{}", method="POST")
     with pytest.raises(InternalError):
-        client.dialect.create_encoder(call, EmbedRequest(model="m", inputs=("a",)), describe("m"))
+        client.dialect.create_encoder(
+            call, EmbeddingRequest(model="m", inputs=("a",)), describe("m")
+        )
 
 
 def test_when_to_come_back(client: Any) -> None:
-    error = RateLimited("slowly")
+    error = RateLimitExceeded("slowly")
     error.retry_after = 1.2
     assert client.dialect.encode_error(error, None).headers[1:] == (("Retry-After", "2"),)
 
@@ -180,7 +182,7 @@ def test_what_is_labelled_text(
     assert strict.error == sane.error
 
 
-NOT_GZIP = Malformed("the body is not gzip", problem="encoding")
+NOT_GZIP = MalformedRequest("the body is not gzip", problem="encoding")
 NOT_READ = ClientError("the body's content encoding is not one that is read here")
 IDENTITY = "Unsupported content-encoding, only 'identity' is supported."
 PACKED: list[tuple[str, str, GatewayError, tuple[int, str]]] = [

@@ -12,43 +12,54 @@ from hypothesis import strategies as st
 from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
-    Malformed,
+    MalformedRequest,
     Overloaded,
     StreamBroken,
-    Told,
-    Unsupported,
+    UnsupportedFeature,
+    UpstreamErrorText,
     WorkerFailed,
 )
-from gateway.core.ports import About, Call, Endpoint, Passage, Relay
-from gateway.core.types import Done, End, Event, GenerateRequest, Start, Text, Usage
-from protocols.openai import OpenAI
-from protocols.triton import Triton
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
+from gateway.core.ports import (
+    ClientRequest,
+    Endpoint,
+    PassthroughReader,
+    PassthroughRequest,
+    ResponseContext,
+)
+from gateway.core.request import GenerationRequest
+from protocols.openai.dialect import OpenAI
+from protocols.triton.dialect import Triton
 from tests.unit.protocols.triton.conftest import about
 
 VLLM = Triton("vllm")
 HI = b'{"text_input":"hi","max_tokens":2}'
 
 
-def call(variant: str, body: bytes, **headers: str) -> Call:
+def call(variant: str, body: bytes, **headers: str) -> ClientRequest:
     path = f"/v2/models/chat/{variant}"
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Call(Endpoint("POST", path, operation=variant), {"model": "chat"}, named, "", body, path)
+    return ClientRequest(
+        Endpoint("POST", path, operation=variant), {"model": "chat"}, named, "", body, path
+    )
 
 
-def told(shown: str = "chat", served: str = "llama") -> About:
+def told(shown: str = "chat", served: str = "llama") -> ResponseContext:
     whole = about(shown)
-    return About(whole.id, whole.created, shown, "1", served, whole.clock)
+    return ResponseContext(whole.id, whole.created, shown, "1", served, whole.clock)
 
 
-def taken(variant: str, body: bytes = HI, *, shown: str = "chat", served: str = "llama") -> Relay:
+def taken(
+    variant: str, body: bytes = HI, *, shown: str = "chat", served: str = "llama"
+) -> PassthroughRequest:
     relay = VLLM.prepare_passthrough(Triton("vllm"), call(variant, body), told(shown, served))
     assert relay is not None
     return relay
 
 
-def request(variant: str, body: bytes) -> GenerateRequest:
+def request(variant: str, body: bytes) -> GenerationRequest:
     found = taken(variant, body).request
-    assert isinstance(found, GenerateRequest)
+    assert isinstance(found, GenerationRequest)
     return found
 
 
@@ -152,7 +163,7 @@ def test_the_headers_are_those_of_the_original(variant: str, kind: str) -> None:
 ANSWER = b'{"model_name":"llama","model_version":"1","odd":[1.50],"text_output":"hi all\\u00e9"}'
 
 
-def read(passage: Passage, *pieces: bytes) -> tuple[list[bytes | None], list[Event]]:
+def read(passage: PassthroughReader, *pieces: bytes) -> tuple[list[bytes | None], list[Event]]:
     out, events = [], list[Event]()
     for piece in pieces:
         data, more = passage.feed([piece])
@@ -170,7 +181,7 @@ def joined(out: Sequence[bytes | None]) -> bytes:
 def test_a_whole_answer_comes_back_unread_under_the_client_s_name() -> None:
     out, events = read(taken("generate").create_reader(), ANSWER[:20], ANSWER[20:])
     assert out == [b"", b"", ANSWER.replace(b"llama", b"chat")]
-    assert events == [Text("hi all\u00e9", tokens=2), End("unknown"), Done()]
+    assert events == [TextDelta("hi all\u00e9", tokens=2), ChoiceEnd("unknown"), StreamEnd()]
 
 
 def test_only_the_name_is_replaced() -> None:
@@ -189,17 +200,17 @@ def test_only_the_name_is_replaced() -> None:
     [
         ((b'{"text_output":["a","b"],"finish_reason":["length"],"num_input_tokens":3,'
          b'"num_output_tokens":[1,1]}'),
-         [Start(3), Text("ab", tokens=2), End("length"), Usage(3, 2), Done()]),
-        (b'{"text_output":"a","num_output_tokens":4}', [Text("a", tokens=4), End("unknown"),
-         Done()]),
+         [StreamStart(3), TextDelta("ab", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()]),
+        (b'{"text_output":"a","num_output_tokens":4}', [TextDelta("a", tokens=4), ChoiceEnd("unknown"),
+         StreamEnd()]),
         (b'{"text_output":"a","num_input_tokens":-1,"finish_reason":"cancelled"}',
-         [Text("a"), End("unknown"), Done()]),
-        (b'{"text_output":"a","finish_reason":"None"}', [Text("a"), End("unknown"), Done()]),
-        (b'{"text_output":"a","finish_reason":7}', [Text("a"), End("unknown"), Done()]),
+         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
+        (b'{"text_output":"a","finish_reason":"None"}', [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
+        (b'{"text_output":"a","finish_reason":7}', [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
         (b'{"id":"i","model_name":"m","TEXT":"abcde","logprobs":"x","N":[1,null]}',
-         [Text("abcde1", tokens=2), End("unknown"), Done()]),
-        (b'{"TEXT":[]}', [End("unknown"), Done()]),
-        (b'{"TEXT":"\xff","X":NaN}', [Text("\ufffdnan", tokens=1), End("unknown"), Done()]),
+         [TextDelta("abcde1", tokens=2), ChoiceEnd("unknown"), StreamEnd()]),
+        (b'{"TEXT":[]}', [ChoiceEnd("unknown"), StreamEnd()]),
+        (b'{"TEXT":"\xff","X":NaN}', [TextDelta("\ufffdnan", tokens=1), ChoiceEnd("unknown"), StreamEnd()]),
     ],
 )  # fmt: skip
 def test_what_an_answer_tells_is_recorded(told: bytes, events: list[Event]) -> None:
@@ -235,9 +246,9 @@ def test_what_is_no_answer_is_an_error(body: bytes, error: type[GatewayError]) -
 
 def test_a_complaint_under_status_200_is_told_as_it_is() -> None:
     text = "generate expects model to produce exactly 1 response, use generate stream"
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedFeature) as caught:
         read(taken("generate").create_reader(), json.dumps({"error": text}).encode())
-    assert caught.value.upstream_error == Told(200, text)
+    assert caught.value.upstream_error == UpstreamErrorText(200, text)
 
 
 # --- the way back: a stream -----------------------------------------------------------------------
@@ -259,7 +270,7 @@ def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
     out, events = read(taken("generate_stream").create_reader(), *pieces)
 
     assert joined(out) == data.replace(b"llama", b"chat")
-    assert events == [Text("Hel"), Text("lo"), End("unknown"), Done()]
+    assert events == [TextDelta("Hel"), TextDelta("lo"), ChoiceEnd("unknown"), StreamEnd()]
 
 
 def test_only_whole_events_are_passed_on() -> None:
@@ -267,7 +278,7 @@ def test_only_whole_events_are_passed_on() -> None:
     assert passage.feed([STREAM[0][:-1]]) == (b"", [])
     data, events = passage.feed([b"\ndata: {"])
     assert data == STREAM[0].replace(b"llama", b"chat")
-    assert events == [Text("Hel")]
+    assert events == [TextDelta("Hel")]
 
 
 def test_other_line_ends_and_comments_pass_too() -> None:
@@ -277,14 +288,24 @@ def test_other_line_ends_and_comments_pass_too() -> None:
 
 
 def test_a_stream_without_events_is_an_answer() -> None:
-    assert read(taken("generate_stream").create_reader()) == ([b""], [End("unknown"), Done()])
+    assert read(taken("generate_stream").create_reader()) == (
+        [b""],
+        [ChoiceEnd("unknown"), StreamEnd()],
+    )
 
 
 def test_figures_and_reasons_of_a_stream_are_recorded() -> None:
     first = event(text_output="a", finish_reason="None", num_input_tokens=2, num_output_tokens=1)
     last = event(text_output="b", finish_reason="stop", num_input_tokens=2, num_output_tokens=1)
     _, events = read(taken("generate_stream").create_reader(), first, last)
-    assert events == [Start(2), Text("a"), Text("b"), End("eos"), Usage(2, 2), Done()]
+    assert events == [
+        StreamStart(2),
+        TextDelta("a"),
+        TextDelta("b"),
+        ChoiceEnd("eos"),
+        Usage(2, 2),
+        StreamEnd(),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -302,7 +323,7 @@ def test_a_stream_that_is_cut_is_told(pieces: Sequence[bytes]) -> None:
 
 
 BROKEN = b'data: {"error":"cuda\\u0000of \'llama_0_3\' is gone"}\n\n'
-TOLD = Told(400, "cuda of 'chat_0_3' is gone", in_stream=True)
+TOLD = UpstreamErrorText(400, "cuda of 'chat_0_3' is gone", in_stream=True)
 
 
 def test_an_event_of_an_error_is_told_in_its_shape() -> None:
@@ -313,7 +334,7 @@ def test_an_event_of_an_error_is_told_in_its_shape() -> None:
         passage = taken("generate_stream").create_reader()
         data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
         assert data == STREAM[0].replace(b"llama", b"chat")
-        assert events == [Text("Hel")]
+        assert events == [TextDelta("Hel")]
         with pytest.raises(WorkerFailed) as caught:
             passage.feed([STREAM[1]]) if ending == "feed" else passage.close()
         assert caught.value.upstream_error == TOLD
@@ -357,17 +378,25 @@ def refused(status: int, text: str, **headers: str) -> GatewayError:
 @pytest.mark.parametrize(
     ("status", "text", "meaning"),
     [
-        (400, "[request id: 7] expected 1 inputs but got 0 inputs for model 'chat'", Unsupported),
-        (400, "input 'PROMPT' already exists in request", Unsupported),
-        (400, "parameter 'x' has invalid type. It should be either 'int'", Unsupported),
-        (400, "Converting keyword: 'parameters': no", Unsupported),
+        (
+            400,
+            "[request id: 7] expected 1 inputs but got 0 inputs for model 'chat'",
+            UnsupportedFeature,
+        ),
+        (400, "input 'PROMPT' already exists in request", UnsupportedFeature),
+        (400, "parameter 'x' has invalid type. It should be either 'int'", UnsupportedFeature),
+        (400, "Converting keyword: 'parameters': no", UnsupportedFeature),
         (400, "engine exploded", WorkerFailed),
         (400, "[request id: 7] Exceeds maximum queue size", Overloaded),
         (400, "Prompt length (9) exceeds maximum input length (8).", ContextTooLong),
         (404, "Request for unknown model: 'chat' is not found", WorkerFailed),
-        (500, "failed to parse the request JSON buffer: Invalid value. at 0", Malformed),
-        (500, "Unable to parse 'id': attempt to access JSON non-string as string", Malformed),
-        (500, "attempt to get members for non-object", Malformed),
+        (500, "failed to parse the request JSON buffer: Invalid value. at 0", MalformedRequest),
+        (
+            500,
+            "Unable to parse 'id': attempt to access JSON non-string as string",
+            MalformedRequest,
+        ),
+        (500, "attempt to get members for non-object", MalformedRequest),
         (500, "[request id: 7] the device is gone", WorkerFailed),
         (501, "not built in", WorkerFailed),
         (503, "the server is exiting", Overloaded),
@@ -378,7 +407,7 @@ def test_an_error_is_told_as_it_is_and_blamed_on_whose_it_is(
 ) -> None:
     found = refused(status, text)
     assert type(found) is meaning
-    assert found.upstream_error == Told(status, text)
+    assert found.upstream_error == UpstreamErrorText(status, text)
 
 
 def test_an_error_s_text_is_short_and_clean_and_names_the_model_that_was_asked() -> None:
@@ -413,16 +442,16 @@ def test_a_stream_s_first_failure_is_framed(more: bytes) -> None:
 @pytest.mark.parametrize(
     ("error", "told", "strict", "sane"),
     [
-        (Malformed("-"), Told(500, "no JSON"), 500, 400),
-        (Unsupported("-"), Told(200, "one response"), 200, 400),
-        (WorkerFailed("-"), Told(404, "no model"), 404, 400),
-        (WorkerFailed("-"), Told(400, "boom", in_stream=True), 400, 400),
-        (WorkerFailed("-"), Told(400, "boom"), 400, 400),
-        (Overloaded("-"), Told(503, "later"), 503, 503),
+        (MalformedRequest("-"), UpstreamErrorText(500, "no JSON"), 500, 400),
+        (UnsupportedFeature("-"), UpstreamErrorText(200, "one response"), 200, 400),
+        (WorkerFailed("-"), UpstreamErrorText(404, "no model"), 404, 400),
+        (WorkerFailed("-"), UpstreamErrorText(400, "boom", in_stream=True), 400, 400),
+        (WorkerFailed("-"), UpstreamErrorText(400, "boom"), 400, 400),
+        (Overloaded("-"), UpstreamErrorText(503, "later"), 503, 503),
     ],
 )
 def test_what_was_told_is_passed_on(
-    error: GatewayError, told: Told, strict: int, sane: int
+    error: GatewayError, told: UpstreamErrorText, strict: int, sane: int
 ) -> None:
     error.upstream_error = told
     asked = call("generate_stream", b"{")

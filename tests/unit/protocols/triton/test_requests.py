@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import GatewayError, InvalidParameter, Unsupported
-from gateway.core.types import Choice, Grammar, JsonObject, JsonSchema, Logprobs, Regex
+from gateway.core.errors import GatewayError, InvalidParameter, UnsupportedFeature
+from gateway.core.request import (
+    ChoiceFormat,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    LogprobsOptions,
+    RegexFormat,
+)
 from tests.wishes import wishes
 
 VLLM = [
@@ -87,7 +94,7 @@ def test_llmapi(client_of: Callable[..., Any]) -> None:
 
 
 def test_llmapi_can_not_end_another_request(client_of: Callable[..., Any]) -> None:
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedFeature):
         client_of("llmapi").decode({"text_input": "a", "id": "7", "stop": True})
     assert client_of("llmapi").decode({"text_input": "a", "stop": False}).extra == {}
 
@@ -160,16 +167,16 @@ def test_to_peek_is_not_to_complain(client: Any, body: bytes) -> None:
 
 
 GUIDES = [
-    ("vllm", {"structured_outputs": '{"json":{"type":"object"}}'}, JsonSchema),
-    ("vllm", {"structured_outputs": '{"json":"{}"}'}, JsonSchema),
-    ("vllm", {"guided_decoding": '{"regex":"a+","json":null}'}, Regex),
-    ("vllm", {"guided_decoding": '{"choice":["a","b"]}'}, Choice),
-    ("vllm", {"guided_decoding": '{"json_object":true}'}, JsonObject),
-    ("trtllm", {"guided_decoding_guide_type": "json"}, JsonObject),
+    ("vllm", {"structured_outputs": '{"json":{"type":"object"}}'}, JsonSchemaFormat),
+    ("vllm", {"structured_outputs": '{"json":"{}"}'}, JsonSchemaFormat),
+    ("vllm", {"guided_decoding": '{"regex":"a+","json":null}'}, RegexFormat),
+    ("vllm", {"guided_decoding": '{"choice":["a","b"]}'}, ChoiceFormat),
+    ("vllm", {"guided_decoding": '{"json_object":true}'}, JsonObjectFormat),
+    ("trtllm", {"guided_decoding_guide_type": "json"}, JsonObjectFormat),
     ("trtllm", {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{}"},
-     JsonSchema),
+     JsonSchemaFormat),
     ("trtllm", {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": "x ::= y"},
-     Grammar),
+     GrammarFormat),
     ("vllm", {}, type(None)),
     ("trtllm", {}, type(None)),
     ("plain", {"guided_decoding": '{"regex":"a+"}'}, type(None)),
@@ -267,7 +274,7 @@ def test_a_batch_shares_its_sampling(client_of: Callable[..., Any]) -> None:
         3,
         2,
     )
-    with pytest.raises(Unsupported, match="must be the same for every prompt"):
+    with pytest.raises(UnsupportedFeature, match="must be the same for every prompt"):
         client.decode({"text_input": ["a", "b"], "max_tokens": [3, 4]})
 
 
@@ -356,7 +363,7 @@ def test_prompts_are_raw_or_said_by_a_user(
 
 def test_alternatives_are_asked_for_once(client: Any) -> None:
     request = client.decode({"text_input": "a", "prompt_logprobs": 2})
-    assert request.logprobs == Logprobs(0, 2)
+    assert request.logprobs == LogprobsOptions(0, 2)
 
 
 @pytest.mark.parametrize("flag", ["true", "false"])

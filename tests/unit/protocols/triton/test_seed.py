@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.aggregate import Answer, ChoiceAnswer
+from gateway.core.aggregate import UnaryChoice, UnaryResponse
 from gateway.core.errors import WorkerFailed
 
 EXAMPLE = b"""{
@@ -49,7 +49,9 @@ def test_the_example_answer(
     encoder = client.dialect.create_encoder(
         call, client.dialect.decode_request(call), describe("mymodel")
     )
-    reply = encoder.encode_unary(Answer([ChoiceAnswer(0, "model output", finish_reason="eos")]))
+    reply = encoder.encode_unary(
+        UnaryResponse([UnaryChoice(0, "model output", finish_reason="eos")])
+    )
     answer = b'{"id":"42","model_name":"mymodel","model_version":"1","text_output":"model output"}'
     framed = variant == "generate_stream"
     assert reply.status == 200

@@ -11,20 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.core.errors import GatewayError
-from gateway.core.types import (
-    Done,
-    Event,
-    GenerateRequest,
-    Served,
-    Start,
-    Text,
-    Usage,
-    Want,
-)
-from protocols.triton import Triton
-from protocols.triton.decoder import AnswerDecoder
+from gateway.core.events import Event, ResponseMetadata, StreamEnd, StreamStart, TextDelta, Usage
+from gateway.core.request import GenerationRequest, ResponseOptions
+from protocols.triton.decoder import GenerateDecoder
+from protocols.triton.dialect import Triton
 
-STREAMED = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 TOLD = {"finish_reason": "None", "num_input_tokens": 2, "num_output_tokens": 2}
 
 
@@ -33,13 +25,13 @@ def said(text: Any, **outputs: Any) -> bytes:
     return b"data: %b\n\n" % json.dumps(named, ensure_ascii=False).encode()
 
 
-def decoder(request: GenerateRequest = STREAMED) -> AnswerDecoder:
+def decoder(request: GenerationRequest = STREAMED) -> GenerateDecoder:
     made = Triton("vllm").create_decoder(request)
-    assert isinstance(made, AnswerDecoder)
+    assert isinstance(made, GenerateDecoder)
     return made
 
 
-def heard(made: AnswerDecoder, parts: Sequence[bytes]) -> Any:
+def heard(made: GenerateDecoder, parts: Sequence[bytes]) -> Any:
     """All that comes of these bytes, to the error that ends it."""
     found: list[Event] = []
     try:
@@ -81,10 +73,12 @@ EVENTS = st.one_of(
 @given(
     st.lists(EVENTS, max_size=14),
     st.lists(st.integers(0, 900), max_size=5),
-    st.sampled_from([STREAMED, replace(STREAMED, n=2), replace(STREAMED, want=Want(usage="each"))]),
+    st.sampled_from(
+        [STREAMED, replace(STREAMED, n=2), replace(STREAMED, want=ResponseOptions(usage="each"))]
+    ),
 )
 def test_a_stream_means_the_same_however_it_is_cut(
-    events: list[bytes], cuts: list[int], request: GenerateRequest
+    events: list[bytes], cuts: list[int], request: GenerationRequest
 ) -> None:
     data = b"".join(events)
     ends = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
@@ -97,9 +91,11 @@ def test_texts_that_come_together_are_an_event_each(outputs: dict[str, Any], tok
     made, data = decoder(), b"".join(said(text, **outputs) for text in ("b", "", "c"))
     first = made.feed(said("a", **outputs))
 
-    assert [one for one in first if not isinstance(one, Served | Start)] == [Text("a", 0, tokens)]
-    assert made.feed(data) == [Text("b", 0, tokens), Text("c", 0, tokens)]
-    assert made.feed(said("d", **outputs)) == [Text("d", 0, tokens)]
+    assert [one for one in first if not isinstance(one, ResponseMetadata | StreamStart)] == [
+        TextDelta("a", 0, tokens)
+    ]
+    assert made.feed(data) == [TextDelta("b", 0, tokens), TextDelta("c", 0, tokens)]
+    assert made.feed(said("d", **outputs)) == [TextDelta("d", 0, tokens)]
 
 
 def test_an_event_without_a_text_counts() -> None:
@@ -108,10 +104,10 @@ def test_an_event_without_a_text_counts() -> None:
     made.feed(said("", **TOLD) + said("", **TOLD))
     made.feed(said("", **TOLD | {"finish_reason": "stop"}))
 
-    assert made.close() == [Usage(2, 8), Done()]
+    assert made.close() == [Usage(2, 8), StreamEnd()]
 
 
 def test_an_event_whose_lines_end_otherwise_is_read_among_others() -> None:
     events = decoder().feed(said("a") + said("b").replace(b"\n\n", b"\r\n\r\n") + said("c"))
 
-    assert "".join(one.text for one in events if isinstance(one, Text)) == "abc"
+    assert "".join(one.text for one in events if isinstance(one, TextDelta)) == "abc"

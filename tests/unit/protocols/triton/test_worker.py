@@ -6,31 +6,31 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import Unsupported
-from gateway.core.loss import Loss
-from gateway.core.types import (
-    Choice,
-    EmbedRequest,
-    GenerateRequest,
-    Grammar,
+from gateway.core.errors import UnsupportedFeature
+from gateway.core.loss import UnsupportedParameter
+from gateway.core.request import (
+    ChoiceFormat,
+    EmbeddingRequest,
+    GenerationRequest,
+    GrammarFormat,
     ImagePart,
-    JsonObject,
-    JsonSchema,
-    Logprobs,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    LogprobsOptions,
     Message,
-    Regex,
+    PromptOptions,
+    RegexFormat,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
     TextPart,
     Tool,
-    Want,
 )
-from protocols.triton import Triton
+from protocols.triton.dialect import Triton
 
 SAID = (Message("user", (TextPart("hi"),)),)
-RAW = Templating(mode="raw")
+RAW = PromptOptions(mode="raw")
 FLAGS = {
     "vllm": {"exclude_input_in_output": True, "return_finish_reason": True,
              "return_num_input_tokens": True, "return_num_output_tokens": True},
@@ -43,13 +43,13 @@ FLAGS = {
 """What is set in every request so that the answer can be read."""
 
 
-def chat(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+def chat(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(*prompts: Any, **fields: Any) -> GenerateRequest:
+def text(*prompts: Any, **fields: Any) -> GenerationRequest:
     fields = {"prompts": prompts or ("hi",), "templating": RAW, **fields}
-    return GenerateRequest(model="m", kind="completion", **fields)
+    return GenerationRequest(model="m", kind="completion", **fields)
 
 
 def sent(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
@@ -93,21 +93,21 @@ def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tup
     [
         ({}, {}, {"max_tokens": 512}, {}, {}),
         (
-            {"stopping": Stopping(max_tokens=5)},
+            {"stopping": StopConditions(max_tokens=5)},
             {"max_tokens": 5},
             {"max_tokens": 5},
             {"sampling_param_max_tokens": 5},
             {"max_tokens": 5},
         ),
         (
-            {"stopping": Stopping(max_tokens=5, stop=("a",))},
+            {"stopping": StopConditions(max_tokens=5, stop=("a",))},
             {"max_tokens": 5, "stop": ["a"]},
             {"max_tokens": 5, "stop_words": ["a"]},
             {"sampling_param_max_tokens": 5, "sampling_param_stop": ["a"]},
             {"max_tokens": 5, "stop": "a"},
         ),
         (
-            {"sampling": Sampling(temperature=1, top_p=0.5, seed=2**64 - 1)},
+            {"sampling": SamplingParams(temperature=1, top_p=0.5, seed=2**64 - 1)},
             {"temperature": 1, "top_p": 0.5, "seed": -1},
             {"max_tokens": 512, "temperature": 1.0, "top_p": 0.5, "seed": 2**64 - 1},
             {
@@ -118,7 +118,7 @@ def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tup
             {"temperature": 1, "top_p": 0.5, "seed": -1},
         ),
         (
-            {"sampling": Sampling(do_sample=False)},
+            {"sampling": SamplingParams(do_sample=False)},
             {"temperature": 0.0},
             {"max_tokens": 512, "temperature": 0.0},
             {"sampling_param_temperature": 0.0},
@@ -156,7 +156,7 @@ def test_a_stream_is_asked_for_in_path_and_body(profile: str) -> None:
 )
 def test_a_model_s_name_is_one_segment_but_for_its_version(model: str, path: str) -> None:
     made = Triton()
-    request = GenerateRequest(model=model, kind="chat", messages=SAID)
+    request = GenerationRequest(model=model, kind="chat", messages=SAID)
     [question] = made.metadata_requests(model)
 
     assert made.encode_request(request).path == f"{path}/generate"
@@ -171,9 +171,9 @@ def test_the_worker_is_probed() -> None:
 @pytest.mark.parametrize(
     ("output", "vllm", "trtllm"),
     [
-        (JsonObject(), {"json_object": True}, {"guided_decoding_guide_type": "json"}),
+        (JsonObjectFormat(), {"json_object": True}, {"guided_decoding_guide_type": "json"}),
         (
-            JsonSchema(Raw(b'{"type":"object"}')),
+            JsonSchemaFormat(Raw(b'{"type":"object"}')),
             {"json": {"type": "object"}},
             {
                 "guided_decoding_guide_type": "json_schema",
@@ -181,16 +181,16 @@ def test_the_worker_is_probed() -> None:
             },
         ),
         (
-            Regex("a+"),
+            RegexFormat("a+"),
             {"regex": "a+"},
             {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"},
         ),
         (
-            Grammar("g"),
+            GrammarFormat("g"),
             {"grammar": "g"},
             {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": "g"},
         ),
-        (Choice(("a", "b")), {"choice": ["a", "b"]}, {}),
+        (ChoiceFormat(("a", "b")), {"choice": ["a", "b"]}, {}),
     ],
 )
 def test_an_output_s_format(output: Any, vllm: Any, trtllm: Any) -> None:
@@ -205,14 +205,14 @@ def test_an_output_s_format(output: Any, vllm: Any, trtllm: Any) -> None:
 
 def test_a_prompt_is_made_of_a_conversation() -> None:
     class Shout:
-        def render_prompt(self, request: GenerateRequest) -> str:
+        def render_prompt(self, request: GenerationRequest) -> str:
             return request.messages[0].text.upper()
 
     assert sent(chat(), Triton(renderer=Shout()))["text_input"] == "HI"
     assert sent(chat())["text_input"] == "hi"
     assert Triton(renderer=Shout()).unsupported_parameters(chat(), {}) == ()
     assert Triton().unsupported_parameters(chat(), {"messages": "input"}) == (
-        Loss("input", "approximated", "no chat template", "messages"),
+        UnsupportedParameter("input", "approximated", "no chat template", "messages"),
     )
 
 
@@ -230,11 +230,11 @@ def test_the_conversation_s_own_losses_are_told_once() -> None:
 
 @pytest.mark.parametrize("profile", Triton.profiles)
 def test_vectors_are_not_made(profile: str) -> None:
-    request = EmbedRequest(model="m", inputs=("a",))
+    request = EmbeddingRequest(model="m", inputs=("a",))
 
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedFeature):
         Triton(profile).encode_request(request)
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedFeature):
         Triton(profile).unsupported_parameters(request, {})
 
 
@@ -245,46 +245,49 @@ def test_vectors_are_not_made(profile: str) -> None:
     ("fields", "vllm", "trtllm", "llmapi", "plain"),
     [
         (
-            {"stopping": Stopping(max_tokens=1, stop=("a", "b"))},
+            {"stopping": StopConditions(max_tokens=1, stop=("a", "b"))},
             set(),
             {("stop", "approximated")},
             set(),
             {("stop", "dropped")},
         ),
         (
-            {"stopping": Stopping(max_tokens=2**40, ignore_eos=True)},
+            {"stopping": StopConditions(max_tokens=2**40, ignore_eos=True)},
             set(),
             {("max_tokens", "clamped"), ("ignore_eos", "dropped")},
             {("max_tokens", "clamped"), ("ignore_eos", "dropped")},
             {("ignore_eos", "dropped")},
         ),
         (
-            {"sampling": Sampling(top_p=0, do_sample=False), "stopping": Stopping(max_tokens=1)},
+            {
+                "sampling": SamplingParams(top_p=0, do_sample=False),
+                "stopping": StopConditions(max_tokens=1),
+            },
             {("top_p", "clamped")},
             {("top_p", "clamped")},
             set(),
             {("top_p", "clamped")},
         ),
         (
-            {"n": 2, "stopping": Stopping(max_tokens=1, overflow="error")},
+            {"n": 2, "stopping": StopConditions(max_tokens=1, overflow="error")},
             set(),
             set(),
             {("n", "dropped")},
             {("n", "dropped")},
         ),
         (
-            {"logprobs": Logprobs(2, prompt=1), "stopping": Stopping(max_tokens=1)},
+            {"logprobs": LogprobsOptions(2, prompt=1), "stopping": StopConditions(max_tokens=1)},
             {("prompt", "dropped")},
             {("prompt", "dropped"), ("top", "approximated")},
             {("prompt", "dropped"), ("top", "dropped")},
             {("prompt", "dropped"), ("top", "dropped")},
         ),
         (
-            {"want": Want(token_ids=True), "stopping": Stopping(max_tokens=1)},
+            {"want": ResponseOptions(token_ids=True), "stopping": StopConditions(max_tokens=1)},
             *[{("return_token_ids", "dropped")}] * 4,
         ),
         (
-            {"best_of": 2, "stopping": Stopping(max_tokens=1, overflow="truncate")},
+            {"best_of": 2, "stopping": StopConditions(max_tokens=1, overflow="truncate")},
             {("best_of", "dropped"), ("overflow", "dropped")},
             {("best_of", "dropped"), ("overflow", "dropped")},
             {("overflow", "dropped")},
@@ -307,9 +310,9 @@ def test_every_loss_of_a_field_knows_its_path() -> None:
         "b",
         stream=True,
         n=2,
-        logprobs=Logprobs(1),
-        stopping=Stopping(stop=("x",), ignore_eos=True),
-        output=Choice(("x",)),
+        logprobs=LogprobsOptions(1),
+        stopping=StopConditions(stop=("x",), ignore_eos=True),
+        output=ChoiceFormat(("x",)),
     )
     made = Triton("trtllm")
     made.load_metadata("m", [b'{"input": [{"name": "text_input"}, {"name": "max_tokens"}]}'])
@@ -340,7 +343,7 @@ def test_of_several_prompts_the_first_goes_on() -> None:
 
     assert sent(request)["text_input"] == "hi"
     assert Triton().unsupported_parameters(request, {"prompts": "inputs"}) == (
-        Loss("inputs", "dropped", path="prompts"),
+        UnsupportedParameter("inputs", "dropped", path="prompts"),
     )
 
 
@@ -349,13 +352,15 @@ def test_a_model_that_insists_on_a_length_is_told_one() -> None:
 
     assert sent(text(), made)["max_tokens"] == 7
     assert made.unsupported_parameters(text(), {"stopping.max_tokens": "max_new_tokens"}) == (
-        Loss("max_new_tokens", "defaulted", "the model needs one: 7", "stopping.max_tokens"),
+        UnsupportedParameter(
+            "max_new_tokens", "defaulted", "the model needs one: 7", "stopping.max_tokens"
+        ),
     )
-    assert made.unsupported_parameters(text(stopping=Stopping(max_tokens=3)), {}) == ()
+    assert made.unsupported_parameters(text(stopping=StopConditions(max_tokens=3)), {}) == ()
 
 
 def test_log_probabilities_are_asked_for() -> None:
-    request = text(logprobs=Logprobs(2), stopping=Stopping(max_tokens=1))
+    request = text(logprobs=LogprobsOptions(2), stopping=StopConditions(max_tokens=1))
 
     body = sent(request)
     assert body["return_logprobs"] is True

@@ -10,25 +10,23 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from gateway.core.errors import GatewayError, WorkerFailed
-from gateway.core.types import (
-    Done,
-    End,
+from gateway.core.events import (
+    ChoiceEnd,
     Event,
-    GenerateRequest,
-    Logprobs,
-    Served,
-    Start,
-    Stopping,
-    Text,
+    ResponseMetadata,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
     TokenLogprob,
     TopLogprob,
     Usage,
-    Want,
 )
-from protocols.triton import Triton, incoming
+from gateway.core.request import GenerationRequest, LogprobsOptions, ResponseOptions, StopConditions
+from protocols.triton import incoming
+from protocols.triton.dialect import Triton
 
-STREAM = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
-WHOLE = GenerateRequest(model="m", kind="completion", prompts=("hi",))
+STREAM = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+WHOLE = GenerationRequest(model="m", kind="completion", prompts=("hi",))
 NAMED = {"model_name": "m", "model_version": "1"}
 
 
@@ -50,7 +48,7 @@ def told(text: Any, reason: Any = "None", tokens: Any = 1, **outputs: Any) -> di
 
 def read(
     wire: str | bytes,
-    request: GenerateRequest = STREAM,
+    request: GenerationRequest = STREAM,
     profile: str | Triton = "vllm",
     size: int = 1 << 20,
 ) -> list[Event]:
@@ -62,27 +60,27 @@ def read(
     for start in range(0, len(data), size):
         events += decoder.feed(data[start : start + size])
     events += decoder.close()
-    return [event for event in events if not isinstance(event, Served)]
+    return [event for event in events if not isinstance(event, ResponseMetadata)]
 
 
-def asked(request: GenerateRequest, **fields: Any) -> GenerateRequest:
-    return GenerateRequest(
+def asked(request: GenerationRequest, **fields: Any) -> GenerationRequest:
+    return GenerationRequest(
         **{**{name: getattr(request, name) for name in request.__struct_fields__}, **fields}
     )
 
 
-A_B: list[Event] = [Text("a"), Text("b")]
-ENDED: list[Event] = [*A_B, End("length"), Done()]
-BARE: list[Event] = [*A_B, End("unknown"), Done()]
+A_B: list[Event] = [TextDelta("a"), TextDelta("b")]
+ENDED: list[Event] = [*A_B, ChoiceEnd("length"), StreamEnd()]
+BARE: list[Event] = [*A_B, ChoiceEnd("unknown"), StreamEnd()]
 
 STREAMS: dict[str, tuple[str, str, Any]] = {
     "told": ("vllm", sse(told("a"), told("b", "length")), ENDED),
     "untold": ("plain", sse(said("a"), said("b")), BARE),
     "end after the text": ("vllm", sse(told("a"), told("b"), told("", "stop", 0)),
-                           [*A_B, End("eos"), Done()]),
+                           [*A_B, ChoiceEnd("eos"), StreamEnd()]),
     "a list of one": ("vllm", sse(told(["a"], ["None"], [1]), told(["b"], ["length"], [1])), ENDED),
     "one event": ("trtllm", sse(said("a b", num_output_tokens=2, num_input_tokens=3)),
-                  [Start(3), Text("a b", tokens=2), End("unknown"), Usage(3, 2), Done()]),
+                  [StreamStart(3), TextDelta("a b", tokens=2), ChoiceEnd("unknown"), Usage(3, 2), StreamEnd()]),
     "windows newlines": ("plain", sse(said("a"), said("b")).replace("\n", "\r\n"), BARE),
     "no blank": ("plain", sse(said("a"), said("b")).replace("data: ", "data:"), BARE),
     "comments and fields": ("plain", ": hi\n\nevent: x\nid: 1\n" + sse(said("a"), said("b")), BARE),
@@ -93,11 +91,11 @@ STREAMS: dict[str, tuple[str, str, Any]] = {
     "one last newline": ("plain", sse(said("a"), said("b"))[:-1], BARE),
     "a piece without text": ("plain", sse(said("a"), said([]), said(""), said("b")), BARE),
     "not ascii": ("plain", sse(json.dumps(said("ä→😀"), ensure_ascii=False)),
-                  [Text("ä→😀"), End("unknown"), Done()]),
+                  [TextDelta("ä→😀"), ChoiceEnd("unknown"), StreamEnd()]),
     "a number that JSON does not have": (
         "vllm", sse(told("a"), '{"text_output":"b","finish_reason":"length","x":-Inf}'), ENDED),
     "one JSON body": ("vllm", json.dumps(told("a b", "stop", 2)),
-                      [Text("a b", tokens=2), End("eos"), Done()]),
+                      [TextDelta("a b", tokens=2), ChoiceEnd("eos"), StreamEnd()]),
     "more choices than asked": ("trtllm", sse(said(["a", "x"]), said(["b", "y"])), BARE),
 }  # fmt: skip
 
@@ -114,27 +112,27 @@ WHOLES: dict[str, tuple[str, str, Any]] = {
     "the real server's bytes": (
         "plain",
         '{"id":"42","model_name":"vllm_like","model_version":"1","text_output":"hi w0 w1"}',
-        [Text("hi w0 w1", tokens=2), End("unknown"), Done()],
+        [TextDelta("hi w0 w1", tokens=2), ChoiceEnd("unknown"), StreamEnd()],
     ),
-    "told": ("vllm", json.dumps(told("a b", "length", 2)), [Text("a b", tokens=2), End("length"),
-                                                           Done()]),
+    "told": ("vllm", json.dumps(told("a b", "length", 2)), [TextDelta("a b", tokens=2), ChoiceEnd("length"),
+                                                           StreamEnd()]),
     "counted": ("vllm", json.dumps(told("a b", "length", 2, num_input_tokens=3)),
-                [Text("a b", tokens=2), End("length"), Usage(3, 2), Done()]),
+                [TextDelta("a b", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()]),
     "an end that is not told": ("vllm", json.dumps(told("a", "None")),
-                                [Text("a"), End("unknown"), Done()]),
+                                [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
     "an end that we do not know": ("vllm", json.dumps(told("a", "bored")),
-                                   [Text("a"), End("unknown"), Done()]),
+                                   [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
     "an error that is none": ("vllm", json.dumps(told("a", "stop", error=None)),
-                              [Text("a"), End("eos"), Done()]),
-    "no text": ("vllm", json.dumps(told("", "stop", 0)), [End("eos"), Done()]),
-    "spaces": ("vllm", f" \r\n{json.dumps(told('a', 'stop'))}\n", [Text("a"), End("eos"), Done()]),
+                              [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
+    "no text": ("vllm", json.dumps(told("", "stop", 0)), [ChoiceEnd("eos"), StreamEnd()]),
+    "spaces": ("vllm", f" \r\n{json.dumps(told('a', 'stop'))}\n", [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
     "byte order mark": ("vllm", "\ufeff" + json.dumps(told("a", "stop")),
-                        [Text("a"), End("eos"), Done()]),
+                        [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
     "in pieces all the same": ("vllm", sse(told("a"), told("b", "length")), ENDED),
     "odd outputs": (
         "vllm",
         json.dumps(said("abcde", finish_reason=None, num_output_tokens=-1, num_input_tokens=True)),
-        [Text("abcde", tokens=2), End("unknown"), Done()],
+        [TextDelta("abcde", tokens=2), ChoiceEnd("unknown"), StreamEnd()],
     ),
 }  # fmt: skip
 
@@ -148,13 +146,17 @@ def test_whole_answers(name: str, size: int) -> None:
 
 
 def test_a_stream_may_have_no_events() -> None:
-    none = [End("unknown"), Done()]
-    nothing_asked = asked(STREAM, stopping=Stopping(max_tokens=0))
+    none = [ChoiceEnd("unknown"), StreamEnd()]
+    nothing_asked = asked(STREAM, stopping=StopConditions(max_tokens=0))
 
     assert read("", STREAM, "plain") == read("\ufeff\n", STREAM, "trtllm") == none
     assert read(sse(NAMED, said([])), STREAM, "plain") == none
     assert read("", nothing_asked, "vllm") == none
-    assert read("", asked(STREAM, n=2), "trtllm") == [End("unknown", 0), End("unknown", 1), Done()]
+    assert read("", asked(STREAM, n=2), "trtllm") == [
+        ChoiceEnd("unknown", 0),
+        ChoiceEnd("unknown", 1),
+        StreamEnd(),
+    ]
 
 
 def test_an_older_worker_overlooks_that_it_is_asked_for_reasons() -> None:
@@ -166,9 +168,10 @@ def test_it_says_who_answered_once() -> None:
 
     events = [*decoder.feed(sse(told("a"), told("b", "length")).encode()), *decoder.close()]
 
-    assert [one for one in events if isinstance(one, Served)] == [Served("m")]
+    assert [one for one in events if isinstance(one, ResponseMetadata)] == [ResponseMetadata("m")]
     assert not any(
-        isinstance(one, Served) for one in read(sse({"text_output": "a"}), STREAM, "plain")
+        isinstance(one, ResponseMetadata)
+        for one in read(sse({"text_output": "a"}), STREAM, "plain")
     )
 
 
@@ -181,38 +184,38 @@ def test_several_choices() -> None:
     )
 
     assert read(wire, request) == [
-        Text("a", 0), Text("x", 1), Text("b", 0), End("eos", 1),
-        Text("c", 0), End("length", 0), Done(),
+        TextDelta("a", 0), TextDelta("x", 1), TextDelta("b", 0), ChoiceEnd("eos", 1),
+        TextDelta("c", 0), ChoiceEnd("length", 0), StreamEnd(),
     ]  # fmt: skip
     assert read(json.dumps(told(["a", "b"], ["stop", "length"], [1, 2])), asked(WHOLE, n=2)) == [
-        Text("a", 0), End("eos", 0), Text("b", 1, tokens=2), End("length", 1), Done(),
+        TextDelta("a", 0), ChoiceEnd("eos", 0), TextDelta("b", 1, tokens=2), ChoiceEnd("length", 1), StreamEnd(),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("reason", "stop", "end"),
     [
-        ("stop", "None", End("eos")),
-        ("stop", "END", End("stop", matched_stop="END")),
-        ("stop", "7", End("stop", matched_stop=7)),
-        ("stop", "8", End("stop", matched_stop="8")),
-        ("length", "None", End("length")),
-        ("length", "7", End("length")),
+        ("stop", "None", ChoiceEnd("eos")),
+        ("stop", "END", ChoiceEnd("stop", matched_stop="END")),
+        ("stop", "7", ChoiceEnd("stop", matched_stop=7)),
+        ("stop", "8", ChoiceEnd("stop", matched_stop="8")),
+        ("length", "None", ChoiceEnd("length")),
+        ("length", "7", ChoiceEnd("length")),
     ],
 )
-def test_what_stopped_it(reason: str, stop: str, end: End) -> None:
-    request = asked(WHOLE, stopping=Stopping(stop_token_ids=(7,)))
+def test_what_stopped_it(reason: str, stop: str, end: ChoiceEnd) -> None:
+    request = asked(WHOLE, stopping=StopConditions(stop_token_ids=(7,)))
     wire = json.dumps(said("a", finish_reason=reason, stop_reason=stop))
 
-    assert read(wire, request, "llmapi") == [Text("a"), end, Done()]
+    assert read(wire, request, "llmapi") == [TextDelta("a"), end, StreamEnd()]
 
 
 def test_running_usage() -> None:
-    request = asked(STREAM, want=Want(usage="each"))
+    request = asked(STREAM, want=ResponseOptions(usage="each"))
     wire = sse(told("a", num_input_tokens=3), told("b", "length", 2, num_input_tokens=3))
 
     assert read(wire, request) == [
-        Start(3), Text("a"), Usage(3, 1), Text("b", tokens=2), End("length"), Usage(3, 3), Done(),
+        StreamStart(3), TextDelta("a"), Usage(3, 1), TextDelta("b", tokens=2), ChoiceEnd("length"), Usage(3, 3), StreamEnd(),
     ]  # fmt: skip
 
 
@@ -229,16 +232,19 @@ def unable(decoupled: bool = True) -> Triton:
 
 
 def test_the_prompt_is_cut_off_where_it_can_not_be_declined() -> None:
-    whole = [Text(" w0 w1", tokens=2), End("unknown"), Done()]
+    whole = [TextDelta(" w0 w1", tokens=2), ChoiceEnd("unknown"), StreamEnd()]
 
     assert read(json.dumps(said("hi w0 w1")), WHOLE, unable()) == whole
     assert read(json.dumps(said(" w0 w1")), WHOLE, unable()) == whole
     assert read(sse(said("hi w0 w1")), STREAM, unable(decoupled=False)) == whole
-    assert read(json.dumps(said("hi w0")), WHOLE, "vllm")[0] == Text("hi w0", tokens=2)
+    assert read(json.dumps(said("hi w0")), WHOLE, "vllm")[0] == TextDelta("hi w0", tokens=2)
 
 
 def test_a_stream_never_starts_with_the_prompt() -> None:
-    assert read(sse(said("hi"), said("hi")), STREAM, unable())[:2] == [Text("hi"), Text("hi")]
+    assert read(sse(said("hi"), said("hi")), STREAM, unable())[:2] == [
+        TextDelta("hi"),
+        TextDelta("hi"),
+    ]
 
 
 # --- log probabilities ----------------------------------------------------------------------------
@@ -252,7 +258,7 @@ def candidates(*tokens: tuple[str, str, Any, int | None]) -> dict[str, Any]:
 
 
 def test_candidates() -> None:
-    request = asked(WHOLE, logprobs=Logprobs(2))
+    request = asked(WHOLE, logprobs=LogprobsOptions(2))
     column = [
         candidates(("5", "a", -0.5, 1), ("6", "b", -1.5, 2)),
         candidates(("7", "c", -3.5, 9), ("6", "b", -1.5, 2), ("5", "a", -0.5, 1)),
@@ -263,7 +269,7 @@ def test_candidates() -> None:
 
     [answer, *_] = read(json.dumps(told("acd", "stop", 3, logprobs=json.dumps(column))), request)
 
-    assert answer == Text(
+    assert answer == TextDelta(
         "acd",
         tokens=3,
         logprobs=(
@@ -278,23 +284,23 @@ def test_candidates() -> None:
     ("top", "ranks"), [(0, []), (1, [-0.5]), (-1, [-0.5, -1.5, float("-inf"), float("-inf")])]
 )
 def test_no_more_alternatives_than_asked(top: int, ranks: list[float]) -> None:
-    request = asked(WHOLE, logprobs=Logprobs(top))
+    request = asked(WHOLE, logprobs=LogprobsOptions(top))
     more = ',"8":{"logprob":-Infinity,"rank":3},"9":{"logprob":NaN,"rank":4}}]'
     column = json.dumps([candidates(("6", "b", -1.5, 2), ("5", "a", -0.5, 1))])[:-2] + more
 
     [answer, *_] = read(json.dumps(told("b", "stop", 1, logprobs=column)), request)
 
-    assert isinstance(answer, Text)
+    assert isinstance(answer, TextDelta)
     assert [one.logprob for one in answer.logprobs[0].top] == ranks
 
 
 def test_one_column_for_each_choice() -> None:
     columns = [json.dumps([candidates(("5", "a", -0.5, 1))]), "null", None]
-    request = asked(WHOLE, logprobs=Logprobs(), n=3)
+    request = asked(WHOLE, logprobs=LogprobsOptions(), n=3)
 
     events = read(json.dumps(said(["a", "b", "c"], logprobs=columns)), request)
 
-    found = [one.logprobs for one in events if isinstance(one, Text)]
+    found = [one.logprobs for one in events if isinstance(one, TextDelta)]
     assert found == [(TokenLogprob("a", -0.5, id=5),), (), ()]
 
 
@@ -308,11 +314,13 @@ def test_one_column_for_each_choice() -> None:
     ],
 )
 def test_bare_numbers(texts: Any, numbers: Any, found: Any) -> None:
-    request = asked(WHOLE, logprobs=Logprobs(), n=len(texts) if isinstance(texts, list) else 1)
+    request = asked(
+        WHOLE, logprobs=LogprobsOptions(), n=len(texts) if isinstance(texts, list) else 1
+    )
 
     events = read(json.dumps(said(texts, output_log_probs=numbers)), request, "trtllm")
 
-    answers = [one for one in events if isinstance(one, Text)]
+    answers = [one for one in events if isinstance(one, TextDelta)]
     assert [one.logprobs for one in answers] == found
     assert [one.tokens for one in answers] == [len(one) for one in found]
 
@@ -320,13 +328,13 @@ def test_bare_numbers(texts: Any, numbers: Any, found: Any) -> None:
 def test_log_probabilities_that_nobody_asked_for() -> None:
     wire = sse(said("a", output_log_probs=[-0.5]))
 
-    assert read(wire, STREAM, "trtllm") == [Text("a"), End("unknown"), Done()]
+    assert read(wire, STREAM, "trtllm") == [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]
 
 
 @pytest.mark.parametrize("column", ["[", "7", '[{"5": 1}]', "[" * 9000])
 def test_candidates_that_can_not_be_read(column: str) -> None:
     with pytest.raises(WorkerFailed):
-        read(json.dumps(said("a", logprobs=column)), asked(WHOLE, logprobs=Logprobs()))
+        read(json.dumps(said("a", logprobs=column)), asked(WHOLE, logprobs=LogprobsOptions()))
 
 
 # --- an answer of one text ------------------------------------------------------------------------
@@ -353,23 +361,23 @@ ODD = st.sampled_from(
 )  # fmt: skip
 
 
-def meant(said: incoming.Said) -> Any:
+def meant(said: incoming.ParsedResponse) -> Any:
     """It, whatever its lists are made of."""
     return [tuple(one) if isinstance(one, list) else one for one in astuple(said)]
 
 
 def by_other_names() -> dict[str, str]:
     """The same names as the family's, as if they were a model's own."""
-    return {**incoming.outputs({})}
+    return {**incoming.map_output_names({})}
 
 
 @given(USUAL)
 def test_an_answer_of_one_text_is_read_as_any_other(told: dict[str, Any]) -> None:
     body = json.dumps(told).encode()
 
-    found = incoming.read(body, WHOLE, incoming.outputs({}))
+    found = incoming.parse_response(body, WHOLE, incoming.map_output_names({}))
 
-    assert meant(found) == meant(incoming.read(body, WHOLE, by_other_names()))
+    assert meant(found) == meant(incoming.parse_response(body, WHOLE, by_other_names()))
 
 
 @given(USUAL, ODD, VALUES)
@@ -378,49 +386,68 @@ def test_so_is_one_that_holds_something_else(told: dict[str, Any], odd: str, got
 
     def found(names: Mapping[str, str]) -> Any:
         try:
-            return meant(incoming.read(body, WHOLE, names))
+            return meant(incoming.parse_response(body, WHOLE, names))
         except GatewayError as error:
             return type(error), error.message
 
-    assert found(incoming.outputs({})) == found(by_other_names())
+    assert found(incoming.map_output_names({})) == found(by_other_names())
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"text_output":"\xff"}', b"[" * 9999])
 def test_what_is_wrong_with_one_is_told(body: bytes) -> None:
-    for names in (incoming.outputs({}), by_other_names()):
+    for names in (incoming.map_output_names({}), by_other_names()):
         with pytest.raises(WorkerFailed):
-            incoming.read(body, WHOLE, names)
+            incoming.parse_response(body, WHOLE, names)
 
 
 def test_a_stream_may_hold_other_events_in_part() -> None:
     odd = said("b", more=1)
 
     assert read(sse(said("a"), odd, said("c")), profile="plain")[:3] == [
-        Text("a"),
-        Text("b"),
-        Text("c"),
+        TextDelta("a"),
+        TextDelta("b"),
+        TextDelta("c"),
     ]
 
 
 def test_a_model_may_have_names_of_its_own() -> None:
     own = Triton("plain", fields={"text_output": "OUT"})
 
-    assert read(sse({"OUT": "a"}), profile=own)[0] == Text("a")
+    assert read(sse({"OUT": "a"}), profile=own)[0] == TextDelta("a")
 
 
 @pytest.mark.parametrize(
     ("more", "events"),
     [
-        ({}, [Served("m"), Text("Hello there", 0, 3), End("unknown"), Done()]),
+        (
+            {},
+            [
+                ResponseMetadata("m"),
+                TextDelta("Hello there", 0, 3),
+                ChoiceEnd("unknown"),
+                StreamEnd(),
+            ],
+        ),
         (
             {"finish_reason": "length"},
-            [Served("m"), Text("Hello there", 0, 3), End("length"), Done()],
+            [
+                ResponseMetadata("m"),
+                TextDelta("Hello there", 0, 3),
+                ChoiceEnd("length"),
+                StreamEnd(),
+            ],
         ),
         (
             {"num_output_tokens": 2, "num_input_tokens": 5, "finish_reason": "stop"},
-            [Served("m"), Text("Hello there", 0, 2), End("eos"), Usage(5, 2), Done()],
+            [
+                ResponseMetadata("m"),
+                TextDelta("Hello there", 0, 2),
+                ChoiceEnd("eos"),
+                Usage(5, 2),
+                StreamEnd(),
+            ],
         ),
-        ({"text_output": "", "model_name": None}, [End("unknown"), Done()]),
+        ({"text_output": "", "model_name": None}, [ChoiceEnd("unknown"), StreamEnd()]),
     ],
 )
 def test_an_answer_of_one_text(more: dict[str, Any], events: list[Any]) -> None:

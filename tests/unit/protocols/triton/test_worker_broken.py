@@ -8,11 +8,12 @@ from hypothesis import given as forall
 from hypothesis import strategies as st
 
 from gateway.core.errors import GatewayError, Overloaded, StreamBroken, WorkerFailed
-from gateway.core.types import Done, End, Event, GenerateRequest, Logprobs, Text
-from protocols.triton import Triton
+from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
+from gateway.core.request import GenerationRequest, LogprobsOptions
+from protocols.triton.dialect import Triton
 
-STREAM = GenerateRequest(model="m", kind="completion", prompts=("hi",), stream=True)
-WHOLE = GenerateRequest(model="m", kind="completion", prompts=("hi",))
+STREAM = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+WHOLE = GenerationRequest(model="m", kind="completion", prompts=("hi",))
 NAMED = {"model_name": "m", "model_version": "1"}
 
 
@@ -33,7 +34,10 @@ def told(text: Any, reason: str = "None") -> dict[str, Any]:
 
 
 def read(
-    wire: str | bytes, request: GenerateRequest = STREAM, profile: str = "vllm", size: int = 1 << 26
+    wire: str | bytes,
+    request: GenerationRequest = STREAM,
+    profile: str = "vllm",
+    size: int = 1 << 26,
 ) -> list[Event]:
     """The events of a body that comes in pieces of ``size`` bytes."""
     data = wire if isinstance(wire, bytes) else wire.encode()
@@ -44,8 +48,8 @@ def read(
     return [*events, *decoder.close()]
 
 
-def asked(request: GenerateRequest, **fields: Any) -> GenerateRequest:
-    return GenerateRequest(
+def asked(request: GenerationRequest, **fields: Any) -> GenerationRequest:
+    return GenerationRequest(
         **{**{name: getattr(request, name) for name in request.__struct_fields__}, **fields}
     )
 
@@ -119,7 +123,7 @@ def test_what_came_before_an_error_is_passed_on() -> None:
     for last in ({"error": "engine exploded"}, "x"):
         decoder = Triton().create_decoder(STREAM)
         events = decoder.feed(sse(told("a"), last).encode())
-        assert events[-1] == Text("a")
+        assert events[-1] == TextDelta("a")
         with pytest.raises(WorkerFailed):
             decoder.feed(sse(told("b")).encode())
         with pytest.raises(WorkerFailed):
@@ -136,7 +140,7 @@ def test_an_error_behind_the_last_newline_is_told() -> None:
 
 
 def test_answers_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.core.sse.LARGEST", 100)
+    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 100)
     with pytest.raises(WorkerFailed, match="larger than"):
         read(json.dumps(said("x" * 100)), WHOLE)
     with pytest.raises(WorkerFailed, match="more than"):
@@ -146,7 +150,7 @@ def test_answers_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_long_answer_is_not_read_twice() -> None:
     wire = json.dumps(told("x" * (1 << 20), "stop"))
 
-    assert read(wire, WHOLE)[2:] == [End("eos"), Done()]
+    assert read(wire, WHOLE)[2:] == [ChoiceEnd("eos"), StreamEnd()]
     with pytest.raises(WorkerFailed):
         read(wire[:-1] + ',"y":NaN}', WHOLE)
 
@@ -155,7 +159,9 @@ def test_a_long_answer_is_not_read_twice() -> None:
     st.lists(st.binary(max_size=60), max_size=4), st.booleans(), st.sampled_from(["", "data: "])
 )
 def test_any_bytes_end_in_events_or_an_error(pieces: list[bytes], stream: bool, start: str) -> None:
-    decoder = Triton().create_decoder(asked(STREAM if stream else WHOLE, logprobs=Logprobs(1)))
+    decoder = Triton().create_decoder(
+        asked(STREAM if stream else WHOLE, logprobs=LogprobsOptions(1))
+    )
     try:
         for piece in pieces:
             decoder.feed(start.encode() + piece)
@@ -182,7 +188,7 @@ OUTPUTS = st.dictionaries(
 def test_any_outputs_end_in_events_or_an_error(objects: list[Any], framed: bool) -> None:
     wire = sse(*objects) if framed else "".join(map(json.dumps, objects[:1]))
     try:
-        events = read(wire, asked(STREAM, logprobs=Logprobs(1), n=2))
+        events = read(wire, asked(STREAM, logprobs=LogprobsOptions(1), n=2))
     except GatewayError:
         return
-    assert isinstance(events[-1], Done)
+    assert isinstance(events[-1], StreamEnd)

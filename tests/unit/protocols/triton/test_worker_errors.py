@@ -8,11 +8,11 @@ from gateway.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
-    RateLimited,
-    Unsupported,
+    RateLimitExceeded,
+    UnsupportedFeature,
     WorkerFailed,
 )
-from protocols.triton import Triton
+from protocols.triton.dialect import Triton
 
 
 def error(status: int, text: str | None = None, **headers: str) -> GatewayError:
@@ -31,9 +31,9 @@ def error(status: int, text: str | None = None, **headers: str) -> GatewayError:
         (400, "[request id: x] inference request batch-size must be <= 4 for 'M'", WorkerFailed),
         (400, "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'.",
          WorkerFailed),
-        (400, "Error generating stream: temperature must be non-negative, got -1.0.", Unsupported),
-        (400, "LoRA x is not supported, we currently support []", Unsupported),
-        (400, "top_p must not be above 1", Unsupported),
+        (400, "Error generating stream: temperature must be non-negative, got -1.0.", UnsupportedFeature),
+        (400, "LoRA x is not supported, we currently support []", UnsupportedFeature),
+        (400, "top_p must not be above 1", UnsupportedFeature),
         (400, "The decoder prompt (length 9) is longer than the maximum model length of 8.",
          ContextTooLong),
         (400, "Prompt length (9) exceeds maximum input length (8).", ContextTooLong),
@@ -41,7 +41,7 @@ def error(status: int, text: str | None = None, **headers: str) -> GatewayError:
         (400, "Model is unavailable due to unhealthy vLLM engine", Overloaded),
         (503, "[request id: <id_unknown>] Exceeds maximum queue size", Overloaded),
         (503, None, Overloaded),
-        (429, None, RateLimited),
+        (429, None, RateLimitExceeded),
         (500, "failed to parse the request JSON buffer: Invalid value. at 0", WorkerFailed),
         (403, "This API is restricted, expecting header 'H'", WorkerFailed),
         (401, None, WorkerFailed),
@@ -67,7 +67,7 @@ def test_a_stream_s_first_failure_is_framed() -> None:
 
     found = Triton().read_error(400, {}, body)
 
-    assert isinstance(found, Unsupported)
+    assert isinstance(found, UnsupportedFeature)
     assert found.message == "x must be at least 1"
 
 

@@ -6,30 +6,30 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.types import (
-    GenerateRequest,
-    JsonObject,
-    Logprobs,
+from gateway.core.request import (
+    GenerationRequest,
+    JsonObjectFormat,
+    LogprobsOptions,
     Message,
+    PromptOptions,
     Request,
-    Sampling,
-    Stopping,
-    Templating,
+    SamplingParams,
+    StopConditions,
     TextPart,
 )
-from protocols.triton import Triton
+from protocols.triton.dialect import Triton
 
 SAID = (Message("user", (TextPart("hi"),)),)
-RAW = Templating(mode="raw")
+RAW = PromptOptions(mode="raw")
 
 
-def chat(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
+def chat(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(*prompts: Any, **fields: Any) -> GenerateRequest:
+def text(*prompts: Any, **fields: Any) -> GenerationRequest:
     fields = {"prompts": prompts or ("hi",), "templating": RAW, **fields}
-    return GenerateRequest(model="m", kind="completion", **fields)
+    return GenerationRequest(model="m", kind="completion", **fields)
 
 
 def dialect(profile: str, *inputs: tuple[Any, ...], **options: Any) -> Triton:
@@ -80,7 +80,9 @@ def test_what_a_model_does_not_have_is_not_asked_of_it() -> None:
         "trtllm", ("text_input",), ("max_tokens", "INT32"), ("temperature", "FP32"), ("stream",)
     )
     request = text(
-        sampling=Sampling(temperature=1, top_k=3), output=JsonObject(), logprobs=Logprobs()
+        sampling=SamplingParams(temperature=1, top_k=3),
+        output=JsonObjectFormat(),
+        logprobs=LogprobsOptions(),
     )
 
     assert sent(request, made) == {"text_input": "hi", "stream": False, "temperature": 1.0}
@@ -90,9 +92,9 @@ def test_what_a_model_does_not_have_is_not_asked_of_it() -> None:
 def test_vllm_without_its_own_tensor_takes_plain_parameters() -> None:
     made = dialect("vllm", ("text_input",), ("stream", "BOOL"), ("exclude_input_in_output", "BOOL"))
     request = text(
-        sampling=Sampling(temperature=1, seed=2**63, bad_words=("x",)),
-        stopping=Stopping(stop=("a",), ignore_eos=True),
-        output=JsonObject(),
+        sampling=SamplingParams(temperature=1, seed=2**63, bad_words=("x",)),
+        stopping=StopConditions(stop=("a",), ignore_eos=True),
+        output=JsonObjectFormat(),
         n=1,
     )
 
@@ -143,8 +145,8 @@ def test_values_become_what_the_tensor_takes(
     kind: str, dims: list[int], field: str, value: Any, wire: Any
 ) -> None:
     made = dialect("plain", ("text_input",), (field, kind, dims))
-    section = Sampling if field in {"temperature", "seed"} else Stopping
-    where = "sampling" if section is Sampling else "stopping"
+    section = SamplingParams if field in {"temperature", "seed"} else StopConditions
+    where = "sampling" if section is SamplingParams else "stopping"
     request = text(**{where: section(**{field: value})})
 
     body = sent(request, made, "generate_stream")
@@ -170,7 +172,9 @@ def test_no_more_models_are_remembered_than_a_worker_has() -> None:
     made.load_metadata("m7", [config.replace(b"]", b', {"name": "temperature", "dims": [1]}]')])
 
     assert "max_tokens" in json.loads(made.encode_request(text()).body)
-    warm = GenerateRequest(model="m7", kind="chat", messages=SAID, sampling=Sampling(temperature=1))
+    warm = GenerationRequest(
+        model="m7", kind="chat", messages=SAID, sampling=SamplingParams(temperature=1)
+    )
     assert json.loads(made.encode_request(warm).body) == {"text_input": "hi", "temperature": 1}
 
 
@@ -190,7 +194,7 @@ def test_a_model_that_nothing_keeps_from_streaming_is_read_as_a_stream() -> None
 
 def test_words_of_a_model_s_own() -> None:
     fields = {"text_input": "PROMPT", "stream": "STREAM", "max_tokens": "LENGTH"}
-    request = text(stream=True, stopping=Stopping(max_tokens=3))
+    request = text(stream=True, stopping=StopConditions(max_tokens=3))
     expected = {"PROMPT": "hi", "STREAM": True}
 
     made = Triton("plain", fields=fields)
@@ -198,7 +202,7 @@ def test_words_of_a_model_s_own() -> None:
     made = dialect("plain", ("PROMPT",), ("STREAM", "BOOL"), ("LENGTH", "INT32"), fields=fields)
     assert sent(request, made, "generate_stream") == {**expected, "LENGTH": 3}
     made = Triton(fields={"structured_outputs": "guided_decoding"})
-    packed = sent(text(output=JsonObject()), made)["sampling_parameters"]
+    packed = sent(text(output=JsonObjectFormat()), made)["sampling_parameters"]
     assert packed == {"guided_decoding": '{"json_object":true}'}
 
 
@@ -210,9 +214,9 @@ def test_words_that_the_profile_does_not_have() -> None:
 # --- what a client of the same dialect sent beside ------------------------------------------------
 
 
-def extra(source: str = "triton", **fields: str) -> GenerateRequest:
+def extra(source: str = "triton", **fields: str) -> GenerationRequest:
     given = {name: Raw(raw.encode()) for name, raw in fields.items()}
-    return text(extra=given, source=source, stopping=Stopping(max_tokens=1))
+    return text(extra=given, source=source, stopping=StopConditions(max_tokens=1))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +268,7 @@ def test_fields_of_another_dialect_are_lost() -> None:
 
 def test_flags_that_the_answer_heeds_are_not_lost() -> None:
     asked = {"return_finish_reason": Raw(b"true"), "return_cumulative_logprob": Raw(b"true")}
-    request = text(extra=asked, source="triton", logprobs=Logprobs())
+    request = text(extra=asked, source="triton", logprobs=LogprobsOptions())
 
     assert lost(request, "vllm") == set()
     assert "return_cumulative_logprob" not in sent(request)

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.commands.ab import print_report
-from gateway.core.loss import Loss
-from gateway.core.types import Usage
-from gateway.telemetry import Record
+from gateway.core.events import Usage
+from gateway.core.loss import UnsupportedParameter
+from gateway.telemetry import RequestRecord
 from gateway.tools.ab.comparison import (
     Comparison,
     ComparisonError,
@@ -25,7 +25,7 @@ from gateway.tools.ab.sources import Evidence, UsageQuery, read_access_log
 from gateway.tools.ab.statistics import Interval
 
 CHAT = UsageQuery("chat")
-RECORD = Record(
+RECORD = RequestRecord(
     "r",
     began=1.0,
     path="/v1/chat/completions",
@@ -37,13 +37,13 @@ RECORD = Record(
 )
 
 
-def many(version: str, n: int, slower: float = 0.0) -> Iterator[Record]:
+def many(version: str, n: int, slower: float = 0.0) -> Iterator[RequestRecord]:
     """So many well-ended streams, of durations that lie evenly around 2 s and as much as slower."""
     for k in range(n):
         yield replace(RECORD, version=version, duration=1.0 + slower + 2 * (k + 0.5) / n)
 
 
-def seen(records: Sequence[Record], asked: UsageQuery = CHAT) -> Evidence:
+def seen(records: Sequence[RequestRecord], asked: UsageQuery = CHAT) -> Evidence:
     return read_access_log([msgspec.json.encode(record) for record in records], asked)
 
 
@@ -51,7 +51,7 @@ def rows(found: Comparison) -> dict[str, ComparisonRow]:
     return {row.figure: row for row in found.rows}
 
 
-def compared(*records: Record, confidence: float = 0.95) -> Comparison:
+def compared(*records: RequestRecord, confidence: float = 0.95) -> Comparison:
     return compare_versions(seen(records), "rollout", ("1", "2"), confidence)
 
 
@@ -60,7 +60,7 @@ def test_shares_are_of_what_was_sent() -> None:
     left = replace(failed, outcome="cancelled")
     cut = replace(failed, outcome="truncated", finish=("length",))
     gone = replace(RECORD, version="1", diverted="chat@2")
-    lossy = replace(RECORD, version="2", losses=(Loss("top_k", "dropped"),))
+    lossy = replace(RECORD, version="2", losses=(UnsupportedParameter("top_k", "dropped"),))
 
     found = rows(compared(*many("1", 10), *many("2", 5), failed, left, cut, gone, lossy))
 
@@ -145,7 +145,7 @@ OTHER = [replace(one, split="other") for one in THREE[:2]]
     ],
 )
 def test_arms_that_are_not_named_are_the_only_ones(
-    records: Sequence[Record],
+    records: Sequence[RequestRecord],
     split: str | None,
     a: str | None,
     b: str | None,
@@ -168,7 +168,7 @@ def test_arms_that_are_not_named_are_the_only_ones(
     ],
 )
 def test_what_is_not_plain_must_be_named(
-    records: Sequence[Record], split: str | None, a: str | None, b: str | None, said: str
+    records: Sequence[RequestRecord], split: str | None, a: str | None, b: str | None, said: str
 ) -> None:
     with pytest.raises(ComparisonError, match=said):
         select_versions(seen(records), split, a, b)

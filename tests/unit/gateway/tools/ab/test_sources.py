@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.core.loss import Loss
-from gateway.core.types import Usage
-from gateway.metrics import Metrics
-from gateway.telemetry import Record, silent
+from gateway.core.events import Usage
+from gateway.core.loss import UnsupportedParameter
+from gateway.metrics.exchanges import MetricsCollector
+from gateway.telemetry import RequestRecord, ignore_record
 from gateway.tools.ab.sources import (
     Evidence,
     SourceError,
@@ -21,9 +21,9 @@ from gateway.tools.ab.sources import (
     read_metrics_page,
 )
 
-Reading = Callable[[Sequence[Record], UsageQuery], Evidence]
+Reading = Callable[[Sequence[RequestRecord], UsageQuery], Evidence]
 CHAT = UsageQuery("chat")
-ONE = Record(
+ONE = RequestRecord(
     "r",
     began=1000.0,
     dialect="openai",
@@ -40,7 +40,7 @@ ONE = Record(
 TWO = replace(ONE, version="2")
 RECORDS = (
     ONE,
-    replace(ONE, losses=(Loss("top_k", "dropped"),)),
+    replace(ONE, losses=(UnsupportedParameter("top_k", "dropped"),)),
     replace(ONE, outcome="truncated", error="StreamBroken", finish=(), usage=None),
     TWO,
     replace(TWO, duration=4.0),
@@ -55,12 +55,12 @@ RECORDS = (
 )
 
 
-def as_log(records: Sequence[Record], asked: UsageQuery) -> Evidence:
+def as_log(records: Sequence[RequestRecord], asked: UsageQuery) -> Evidence:
     return read_access_log([msgspec.json.encode(record) + b"\n" for record in records], asked)
 
 
-def as_page(records: Sequence[Record], asked: UsageQuery) -> Evidence:
-    metrics = Metrics(silent, dict)
+def as_page(records: Sequence[RequestRecord], asked: UsageQuery) -> Evidence:
+    metrics = MetricsCollector(ignore_record, dict)
     for record in records:
         metrics.record_request(record)
     page = metrics.render_page()
@@ -191,7 +191,7 @@ def test_a_page_that_cannot_be_is_not_believed(page: str) -> None:
 
 
 def test_a_page_that_is_cut_anywhere_does_no_harm() -> None:
-    metrics = Metrics(silent, dict)
+    metrics = MetricsCollector(ignore_record, dict)
     for record in RECORDS:
         metrics.record_request(record)
     page = metrics.render_page().decode()

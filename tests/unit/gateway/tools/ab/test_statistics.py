@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gateway.figures import DURATION
+from gateway.figures import DURATION_BUCKETS
 from gateway.tools.ab.statistics import (
     BucketSample,
     ExactSample,
@@ -305,7 +305,7 @@ def test_above_the_last_edge_nothing_is_known() -> None:
 
 def test_the_spread_of_many_buckets_is_about_that_of_the_values() -> None:
     values = [-math.log(1 - (k + 0.5) / 300) for k in range(300)]
-    exact, rough = ExactSample(), buckets(*values, edges=DURATION)
+    exact, rough = ExactSample(), buckets(*values, edges=DURATION_BUCKETS)
     exact.extend(values)
     one, other = exact.mean(), rough.mean()
     assert one is not None
