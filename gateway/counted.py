@@ -30,7 +30,7 @@ def set_up_metrics(
     ``digest`` is the configuration's.
     """
     from gateway.engines import (
-        EngineCollector,  # noqa: PLC0415 - nobody else needs its library
+        EngineCollector,
         SupportsEngineStats,
     )
     from gateway.metrics.exchanges import MetricsCollector  # noqa: PLC0415 - as above
@@ -107,7 +107,7 @@ def set_up_exporters(
     from gateway.tracing.sending import (
         MetricExporter,
         SpanExporter,
-        build_resource,  # noqa: PLC0415 - as above
+        build_resource,
     )
 
     sender, sending = build_resource(environment, os.urandom(8).hex()), list[TelemetrySender]()

@@ -38,7 +38,7 @@ class SharedRateLimits:
         if state is None:
             return outside, None
         from gateway.limits.shared.store import (
-            RedisLeaseStore,  # noqa: PLC0415 - an extra
+            RedisLeaseStore,
             RedisLimitSettings,
         )
 

@@ -220,7 +220,7 @@ def build_jwt_verifier(
         return None
     from gateway.identity.tokens import (
         JwtPolicy,
-        JwtVerifier,  # noqa: PLC0415 - as above
+        JwtVerifier,
     )
 
     aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}

@@ -54,9 +54,9 @@ class Http1Response:
 
     __slots__ = (
         "_connection",
+        "_consumer",
         "_fault",
         "_released",
-        "_consumer",
         "_waiter",
         "complete",
         "headers",

@@ -86,20 +86,20 @@ class Attempt(AttemptTimeouts):
     """
 
     __slots__ = (
-        "_services",
-        "_response_reader",
-        "_rate_limited",
-        "_response",
-        "_is_stream",
         "_consumer",
+        "_is_stream",
         "_last_consumer",
+        "_rate_limited",
         "_request",
+        "_response",
+        "_response_reader",
+        "_services",
         "accepted",
+        "complete",
         "failure",
-        "worker",
         "finished",
         "slot",
-        "complete",
+        "worker",
     )
 
     def __init__(self, place: WorkerSlot, work: AttemptRequest, means: AttemptServices) -> None:

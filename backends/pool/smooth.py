@@ -42,12 +42,12 @@ class SlidingWindowCounter:
     """How often something happened in the last ``window`` seconds, give or take a tenth of them."""
 
     __slots__ = (
-        "_earlier_slots",
         "_current_slot",
-        "_slot_number",
-        "_slots",
-        "_slot_seconds",
+        "_earlier_slots",
         "_slot_end",
+        "_slot_number",
+        "_slot_seconds",
+        "_slots",
     )
 
     def __init__(self, window: float) -> None:

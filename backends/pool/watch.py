@@ -26,15 +26,15 @@ class AttemptTimeouts:
     """
 
     __slots__ = (
-        "_first_due",
-        "_deadline",
-        "_idle_timeout",
-        "_last_read_at",
-        "_deadline_timer",
-        "_next_check",
         "_connecting_task",
+        "_deadline",
+        "_deadline_timer",
         "_expired",
+        "_first_due",
+        "_idle_timeout",
         "_is_waiting",
+        "_last_read_at",
+        "_next_check",
         "has_started",
         "longest_gap",
     )

@@ -85,7 +85,7 @@ def _convert_file(file: Path, folder: Path, report: ProgressReport) -> None:
     from gguf import GGUFReader  # noqa: PLC0415 - only this needs it
     from transformers import (
         AutoModelForCausalLM,
-        AutoTokenizer,  # noqa: PLC0415 - takes seconds
+        AutoTokenizer,
     )
 
     try:

@@ -125,7 +125,7 @@ class GrammarCompiler:
         words = self._get_token_table()
         from llguidance import (
             LLMatcher,
-            LLParserLimits,  # noqa: PLC0415 - it may not be installed
+            LLParserLimits,
         )
 
         try:

@@ -111,7 +111,7 @@ def _download_model(path: str, report: ProgressReport) -> Path:
     """The folder of a hub's model: from the hub's own cache, or else from the hub."""
     from huggingface_hub import (
         errors,
-        snapshot_download,  # noqa: PLC0415 - slow, and seldom needed
+        snapshot_download,
     )
 
     named = _HUB_NAME_PATTERN.fullmatch(path)

@@ -29,14 +29,14 @@ from backends.torch.wishes import (
 
 __all__ = [
     "BeamSearchParams",
+    "ChatTurn",
+    "EngineSamplingParams",
     "FunctionCall",
     "FunctionChoice",
-    "StopParams",
-    "OutputFormat",
     "FunctionDefinition",
+    "OutputFormat",
     "PromptInput",
-    "EngineSamplingParams",
-    "ChatTurn",
+    "StopParams",
     "WatermarkSettings",
 ]
 """Those that stand elsewhere; what follows needs no list."""

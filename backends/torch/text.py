@@ -23,7 +23,7 @@ _PROMPT_TAIL_TOKENS = 5
 class Detokenizer:
     """Text that grows by whole characters."""
 
-    __slots__ = ("_decode", "_ids", "_decoded", "_pending")
+    __slots__ = ("_decode", "_decoded", "_ids", "_pending")
 
     def __init__(self, decode: TokenDecoder, prompt: Sequence[int]) -> None:
         self._decode = decode
@@ -79,7 +79,7 @@ class ReadyText(NamedTuple):
 class OutputText:
     """One choice's text on its way out."""
 
-    __slots__ = ("_detokenizer", "_pending_tokens", "_include_stop", "_stops", "_text", "stopped")
+    __slots__ = ("_detokenizer", "_include_stop", "_pending_tokens", "_stops", "_text", "stopped")
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], *, include: bool) -> None:
         self._detokenizer = detokenizer

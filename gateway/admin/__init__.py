@@ -37,8 +37,8 @@ from gateway.admin.window import RecentStats
 __all__ = [
     "AdminServer",
     "AdminServices",
-    "StatusReporter",
     "RecentStats",
+    "StatusReporter",
     "WorkerSet",
     "get_unready_reason",
 ]

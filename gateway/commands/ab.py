@@ -139,7 +139,7 @@ def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Eviden
     """Read the source. Raises UsageError."""
     from gateway.tools.ab.sources import (
         SourceError,
-        read_source,  # noqa: PLC0415 - as above
+        read_source,
     )
 
     try:

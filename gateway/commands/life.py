@@ -33,7 +33,7 @@ class ServerProcess(Struct, frozen=True):
         """Serve until told to stop; gives the command's exit code. A second signal ends at once."""
         from gateway.app import (
             Gateway,
-            build_services,  # noqa: PLC0415 - a bad file is told without it
+            build_services,
         )
         from gateway.handover import SocketHandover  # noqa: PLC0415 - as above
         from gateway.processes.following import ReloadTrigger  # noqa: PLC0415 - as above

@@ -171,7 +171,7 @@ async def _run(
 
     from gateway.tools.probe.client import (
         Unreachable,
-        WorkerClient,  # noqa: PLC0415 - as above
+        WorkerClient,
     )
     from gateway.tools.probe.runner import run_probes  # noqa: PLC0415 - as above
 

@@ -87,7 +87,7 @@ def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> No
         raise click.UsageError("--handover: only one process can take another's place")
     from gateway.processes.supervisor import (
         ServePlan,
-        run_supervisor,  # noqa: PLC0415 - one needs none
+        run_supervisor,
     )
 
     sys.exit(

@@ -64,7 +64,7 @@ def _sum_postgres(url: str, by: Sequence[str], start: float) -> "list[UsageTotal
         raise click.UsageError("a database needs: pip install 'interlingua[postgres]'")
     from gateway.recording.postgres import (
         DATABASE_ERRORS,
-        query_postgres_usage,  # noqa: PLC0415 - as said
+        query_postgres_usage,
         redact_url,
     )
 

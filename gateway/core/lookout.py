@@ -46,9 +46,9 @@ class DeadlineTimer:
         "_deadlines",
         "_fires_at",
         "_loop",
-        "_upcoming",
-        "_timer",
         "_sorted_until",
+        "_timer",
+        "_upcoming",
         "clock",
     )
 

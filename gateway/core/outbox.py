@@ -37,7 +37,7 @@ class WriteBatcher:
     Whoever does anything else with a transport that was written to calls ``flush`` before.
     """
 
-    __slots__ = ("_unbatched_left", "_flush_scheduled", "_loop", "_pending")
+    __slots__ = ("_flush_scheduled", "_loop", "_pending", "_unbatched_left")
 
     def __init__(self, loop: Callable[[], SupportsCallSoon]) -> None:
         """``loop`` gives the one that runs."""

@@ -23,12 +23,12 @@ from gateway.emulation.planning import EmulationPlan, plan_emulation
 
 __all__ = [
     "EchoAndSuffix",
-    "UsageCounter",
     "EmulationPlan",
-    "stream_emulated",
-    "strip_echo_and_suffix",
+    "UsageCounter",
     "add_usage",
     "collect_emulated",
     "count_parts",
     "plan_emulation",
+    "stream_emulated",
+    "strip_echo_and_suffix",
 ]

@@ -21,9 +21,9 @@ class NativeListener:
     """
 
     def __init__(self, serve: HandleRequest, limits: ConnectionLimits) -> None:
-        self.serve = serve
+        self.handle_request = serve
         self.is_draining = False
-        self.now = 0.0
+        self.loop_time = 0.0
         self.limits = limits
         self.write_batcher = WriteBatcher(asyncio.get_running_loop)
         self._connections: dict[ClientConnection, None] = {}
@@ -42,11 +42,11 @@ class NativeListener:
         self._all_closed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
-    def limit(self, limits: ConnectionLimits) -> None:
+    def set_limits(self, limits: ConnectionLimits) -> None:
         """What new connections are held to, and how many there may be."""
         self.limits = limits
 
-    def trust(self, tls: ssl.SSLContext | None) -> None:
+    def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
         self._sockets.set_tls_context(tls)
 
@@ -61,13 +61,13 @@ class NativeListener:
     ) -> int:
         """See ``gateway.front.Listener``."""
         loop = asyncio.get_running_loop()
-        self.now = loop.time()
+        self.loop_time = loop.time()
         bound = await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
         self._timer = loop.call_later(self.limits.check_interval, self._check_timeouts, loop)
         return bound
 
     @property
-    def listening(self) -> Sequence[int]:
+    def socket_fds(self) -> Sequence[int]:
         """The descriptors of its listening sockets."""
         return self._sockets.fds
 
@@ -76,7 +76,7 @@ class NativeListener:
         """How many clients have now."""
         return len(self._connections)
 
-    def shut(self) -> None:
+    def stop_accepting(self) -> None:
         """Take no more connections. Those that are there go on."""
         self._sockets.stop_accepting()
 
@@ -108,7 +108,7 @@ class NativeListener:
 
     # --- see gateway.front.connection.ConnectionOwner -----------------------------------------------------
 
-    def opened(self, connection: ClientConnection) -> bool:
+    def on_connection_open(self, connection: ClientConnection) -> bool:
         """See Owner."""
         limits, at = self.limits, connection.peer
         here = self._connections_per_address[at] = self._connections_per_address.get(at, 0) + 1
@@ -119,7 +119,7 @@ class NativeListener:
         self._connections[connection] = self._idle_connections[connection] = None
         return room
 
-    def closed(self, connection: ClientConnection) -> None:
+    def on_connection_close(self, connection: ClientConnection) -> None:
         """See Owner."""
         del self._connections[connection]
         self._idle_connections.pop(connection, None)
@@ -129,13 +129,13 @@ class NativeListener:
         if not self._connections:
             self._all_closed.set()
 
-    def began(self, connection: ClientConnection) -> None:
+    def on_request_start(self, connection: ClientConnection) -> None:
         """See Owner."""
         if connection in self._idle_connections:
             del self._idle_connections[connection]
         self._active_requests += 1
 
-    def ended(self, connection: ClientConnection) -> None:
+    def on_request_end(self, connection: ClientConnection) -> None:
         """See Owner."""
         if connection in self._connections:
             self._idle_connections[connection] = None
@@ -160,7 +160,7 @@ class NativeListener:
 
     def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let go of those who take too long."""
-        self.now = loop.time()
+        self.loop_time = loop.time()
         for connection in list(self._connections):
             connection.check_timeouts()
         self._timer = loop.call_later(self.limits.check_interval, self._check_timeouts, loop)

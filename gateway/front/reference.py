@@ -132,7 +132,7 @@ class _AiohttpResponseWriter:
                 response.force_close()
             else:
                 headers[name] = value
-        if self._listener.leaving:
+        if self._listener.is_draining:
             response.force_close()
         return response
 
@@ -174,8 +174,8 @@ class AiohttpListener:
     """A ``gateway.front.Listener`` on aiohttp. It has no time for a head or a body."""
 
     def __init__(self, serve: HandleRequest, limits: ConnectionLimits) -> None:
-        self.serve = serve
-        self.leaving = False
+        self.handle_request = serve
+        self.is_draining = False
         """Whether connections end with the answer that they have."""
         self._server = _LimitedServer(
             self._handle,
@@ -192,11 +192,11 @@ class AiohttpListener:
         self._idle_event = asyncio.Event()
         self._idle_event.set()
 
-    def limit(self, limits: ConnectionLimits) -> None:
+    def set_limits(self, limits: ConnectionLimits) -> None:
         """What new connections are held to, and how many there may be."""
         self._server.set_limits(limits)
 
-    def trust(self, tls: ssl.SSLContext | None) -> None:
+    def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
         """With which certificate new connections are met; None where they are plain."""
         self._sockets.set_tls_context(tls)
 
@@ -213,7 +213,7 @@ class AiohttpListener:
         return await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
 
     @property
-    def listening(self) -> Sequence[int]:
+    def socket_fds(self) -> Sequence[int]:
         """The descriptors of its listening sockets."""
         return self._sockets.fds
 
@@ -222,13 +222,13 @@ class AiohttpListener:
         """How many clients have now."""
         return len(self._server.connections)
 
-    def shut(self) -> None:
+    def stop_accepting(self) -> None:
         """Take no more connections. Those that are there go on."""
         self._sockets.stop_accepting()
 
     async def drain(self, seconds: float) -> None:
         """Leave and shut, end what rests, and wait for what runs, so long at most."""
-        self.leaving = True
+        self.is_draining = True
         await self._sockets.wait_closed()
         self._server.pre_shutdown()
         try:
@@ -247,7 +247,7 @@ class AiohttpListener:
         self._active_requests += 1
         self._idle_event.clear()
         try:
-            await self.serve(_AiohttpRequest(raw), sink)
+            await self.handle_request(_AiohttpRequest(raw), sink)
             return await sink.close()
         finally:
             self._active_requests -= 1

@@ -83,7 +83,7 @@ def get_tightest_status(counters: Sequence[LimitCounter], now: float) -> RateLim
 class Reservation:
     """A request that was let in. What it took is settled once, however it ends."""
 
-    __slots__ = ("_reserved_at", "_clock", "_counters", "_prompt_tokens", "_weight")
+    __slots__ = ("_clock", "_counters", "_prompt_tokens", "_reserved_at", "_weight")
 
     def __init__(
         self, counters: ModelCounters, weight: int, prompt: int, at: float, clock: Clock

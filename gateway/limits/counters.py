@@ -72,7 +72,7 @@ class TokenBucket:
     taken are owed, and held against those who come next.
     """
 
-    __slots__ = ("_by_token", "_per_second", "_state", "amount", "scope", "description")
+    __slots__ = ("_by_token", "_per_second", "_state", "amount", "description", "scope")
 
     def __init__(
         self, amount: int, period: float, spent: BucketState, *, by_token: bool, of: str = ""
@@ -123,7 +123,7 @@ class TokenBucket:
 class DailyBudget:
     """So many tokens between 00:00 UTC and the next. ``unix`` gives Unix seconds."""
 
-    __slots__ = ("_state", "_unix_time", "amount", "scope", "description")
+    __slots__ = ("_state", "_unix_time", "amount", "description", "scope")
 
     def __init__(
         self, amount: int, spent: BucketState, unix: Callable[[], float], *, of: str = ""
@@ -181,7 +181,7 @@ class DailyBudget:
 class ConcurrencyLimit:
     """So many at a time."""
 
-    __slots__ = ("_state", "amount", "scope", "description")
+    __slots__ = ("_state", "amount", "description", "scope")
 
     def __init__(self, amount: int, spent: BucketState, *, of: str = "") -> None:
         self.scope: LimitScope = "concurrency"

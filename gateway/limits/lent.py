@@ -41,18 +41,18 @@ class Lease:
 
     __slots__ = (
         "__weakref__",
-        "leased",
-        "store_failed",
-        "largest_request",
-        "largest_request_at",
         "available",
         "available_at_request",
         "changed_at",
-        "local_state",
         "expires_at",
-        "used_at",
-        "retry_after",
+        "largest_request",
+        "largest_request_at",
+        "leased",
+        "local_state",
         "requested",
+        "retry_after",
+        "store_failed",
+        "used_at",
     )
 
     def __init__(self) -> None:
@@ -134,15 +134,15 @@ class LeasedBucket:
     """Of a rate, or of a day's budget. A budget's own part counts all that this process uses."""
 
     __slots__ = (
-        "_is_daily",
         "_by_token",
+        "_is_daily",
         "_lease",
         "_lease_size",
         "_terms",
         "amount",
+        "description",
         "local_counter",
         "scope",
-        "description",
     )
 
     def __init__(self, terms: LeaseTerms, own: TokenBucket | DailyBudget, loan: Lease) -> None:
@@ -263,12 +263,12 @@ class LeasedSlots:
 
     __slots__ = (
         "_lease",
-        "_local_counter",
         "_lease_size",
+        "_local_counter",
         "_terms",
         "amount",
-        "scope",
         "description",
+        "scope",
     )
 
     def __init__(self, terms: LeaseTerms, own: ConcurrencyLimit, loan: Lease) -> None:

@@ -12,4 +12,4 @@ Nothing here is asked for an answer's pieces: an exchange is counted once, at it
 from gateway.metrics.exchanges import MetricsCollector
 from gateway.metrics.workers import PoolStats
 
-__all__ = ["PoolStats", "MetricsCollector"]
+__all__ = ["MetricsCollector", "PoolStats"]

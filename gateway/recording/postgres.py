@@ -12,9 +12,6 @@ from gateway.recording.ledger import CLEANUP_INTERVAL, USAGE_COLUMNS, UsageRecor
 from gateway.recording.sums import GROUP_COLUMNS, UsageTotal
 from gateway.telemetry import RequestRecord
 
-# type: ignore[import-untyped]
-
-
 USAGE_TABLE: Final = "interlingua_usage"
 _DATABASE_TIMEOUT: Final = 4.0
 """Seconds that a connection, or a batch, may take: a locked table is no reason to wait longer."""

@@ -518,7 +518,7 @@ async def _check_postgres(url: str) -> Finding:
     from gateway.recording.postgres import (
         DATABASE_ERRORS,
         connect_database,
-        redact_url,  # noqa: PLC0415 - as above
+        redact_url,
     )
 
     subject = f"usage database {redact_url(url)}"

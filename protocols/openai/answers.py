@@ -58,7 +58,7 @@ from protocols.openai.pieces import (
 )
 from protocols.openai.style import FINISH_REASONS, ResponseStyle
 
-__all__ = ["FINISH_REASONS", "ChatEncoder", "ResponseStyle", "CompletionEncoder"]
+__all__ = ["FINISH_REASONS", "ChatEncoder", "CompletionEncoder", "ResponseStyle"]
 
 
 class ChatEncoder:

@@ -10,7 +10,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _PartialToolCall:
-    __slots__ = ("id", "call_index", "pending_arguments")
+    __slots__ = ("call_index", "id", "pending_arguments")
 
     def __init__(self) -> None:
         self.id: str | None = None

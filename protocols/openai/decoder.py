@@ -54,7 +54,7 @@ _DONE_PAYLOAD: Final = b"[DONE]"
 class _ChoiceState:
     """What is known of one choice so far."""
 
-    __slots__ = ("tool_calls", "is_ended", "index", "pending_prompt")
+    __slots__ = ("index", "is_ended", "pending_prompt", "tool_calls")
 
     def __init__(self, index: int, prompt: str | None) -> None:
         self.index = index

@@ -270,7 +270,7 @@ async def refused(port: int) -> bool:
 @pytest.mark.parametrize("name", FRONTS)
 async def test_past_its_number_a_connection_is_closed(name: str) -> None:
     async with front(name) as (port, seen, made), opened(port) as (reader, writer):
-        made.limit(replace(LIMITS, max_connections=1))
+        made.set_limits(replace(LIMITS, max_connections=1))
         writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
         assert await refused(port)
@@ -282,7 +282,7 @@ async def test_past_its_number_a_connection_is_closed(name: str) -> None:
 async def test_past_its_addresss_number_a_connection_is_closed(name: str) -> None:
     """Those that have ended don't count."""
     async with front(name) as (port, _, made):
-        made.limit(replace(LIMITS, max_per_address=2))
+        made.set_limits(replace(LIMITS, max_per_address=2))
         async with opened(port) as first, opened(port) as second:
             assert b"200 OK" in await asked(first, "/a")
             assert b"200 OK" in await asked(second, "/a")
@@ -296,7 +296,7 @@ async def test_past_its_addresss_number_a_connection_is_closed(name: str) -> Non
 async def test_who_waited_longest_makes_room_and_who_is_at_work_does_not() -> None:
     """In ours; a head that has begun to come does not count as work."""
     async with front("native") as (port, seen, made), AsyncExitStack() as stack:
-        made.limit(replace(LIMITS, max_connections=4))
+        made.set_limits(replace(LIMITS, max_connections=4))
         idle, begun, busy, used = [await stack.enter_async_context(opened(port)) for _ in range(4)]
         begun[1].write(b"GET / HT")
         busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -316,7 +316,7 @@ async def test_who_leaves_ends_each_connection_with_its_answer(name: str) -> Non
     """New ones are served as well, until it listens no more."""
     async with front(name) as (port, _, made), opened(port) as kept:
         assert b"200 OK" in await asked(kept, "/a")
-        made.leaving = True
+        made.is_draining = True
         async with opened(port) as new:
             for one in (kept, new):
                 one[1].write(b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -324,10 +324,10 @@ async def test_who_leaves_ends_each_connection_with_its_answer(name: str) -> Non
                     said = await one[0].read()
                 assert b"connection: close" in said.lower()
                 assert said.endswith(b"/b ")
-        made.shut()
+        made.stop_accepting()
         for _ in range(4):  # turns: whom the standard loop lets in as it shuts is met first
             await asyncio.sleep(0)
-        assert not made.listening
+        assert not made.socket_fds
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
 
@@ -346,12 +346,12 @@ async def test_whose_body_is_not_waited_for_is_told_that_the_connection_ends() -
 @pytest.mark.parametrize("name", FRONTS)
 async def test_a_socket_that_listens_already_is_shared_until_one_lets_it_go(name: str) -> None:
     async with front(name) as (port, old, made):
-        [descriptor] = made.listening
+        [descriptor] = made.socket_fds
         shared = socket.socket(fileno=os.dup(descriptor))
         seen = Seen()
         heir = FRONTS[name](seen.serve, LIMITS)
         assert await heir.listen("ignored", 0, given=[shared]) == port
-        made.shut()
+        made.stop_accepting()
         for _ in range(5):
             async with opened(port) as new:
                 assert b"200 OK" in await asked(new, "/a")
@@ -396,7 +396,7 @@ async def test_a_slow_reader_holds_up_only_itself() -> None:
         sink.finish()
 
     async with front("native") as (port, _, made), opened(port) as (reader, writer):
-        made.serve = flood
+        made.handle_request = flood
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         still = -1

@@ -1,6 +1,7 @@
 """Pools whose workers change while the gateway runs, and what its admin sees of them."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -39,9 +40,8 @@ async def test_workers_of_a_file_are_found_as_it_changes(
     fresh.write_text(f'- {{url: "{mock.url}", weight: 2}}\n')
     fresh.rename(listed)
 
-    await until(
-        lambda: [one.url for one in gateway.app.backends["pool"].report_workers()] == [mock.url]
-    )  # type: ignore[attr-defined]
+    pool: Any = gateway.app.backends["pool"]
+    await until(lambda: [one.url for one in pool.report_workers()] == [mock.url])
     assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 200
 
 

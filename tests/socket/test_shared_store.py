@@ -343,7 +343,7 @@ async def test_the_rest_differs_from_process_to_process() -> None:
         clock = Time()
         store = RedisLeaseStore(
             RedisLimitSettings("unix:///nowhere/socket"), "a", clock=clock, draw=lambda: draw
-        )  # noqa: B023
+        )
         await fails(store)
         clock.now = rest - 0.01
         await fails(store)

@@ -23,9 +23,6 @@ from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
 from tests.postgres_server import PostgresServer
 
-# type: ignore[import-untyped]
-
-
 NOW = 1_700_000_100.0
 RECORD = RequestRecord(
     "r",

@@ -13,11 +13,11 @@ from backends.pool.discovery.names import DnsSettings, DnsSource, WorkerTemplate
 from backends.pool.discovery.source import DiscoveryError, WorkerSource
 
 __all__ = [
-    "WorkerDiscovery",
     "DiscoveryError",
-    "DnsSource",
     "DnsSettings",
+    "DnsSource",
     "FileSource",
+    "WorkerDiscovery",
     "WorkerSource",
     "WorkerTemplate",
 ]
