@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.core.context import RequestContext
-from gateway.core.errors import (
+from backends.interfaces import RequestContext
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
@@ -23,7 +23,7 @@ from gateway.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.events import (
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -37,9 +37,9 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
 )
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import Token
-from gateway.core.request import (
+from protocols.core.interfaces import Token
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     EmbeddingRequest,
     FilePart,
@@ -51,7 +51,7 @@ from gateway.core.request import (
     Tool,
     VideoPart,
 )
-from gateway.core.stops import StopStringFilter
+from protocols.core.stop_strings import StopStringFilter
 
 _TOOL_ARGUMENTS = ('{"x"', ":1}")
 

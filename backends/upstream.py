@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from gateway.core.ports import Headers, UpstreamRequest
+from protocols.core.interfaces import Headers, UpstreamRequest
 
 _API_KEY_PATTERN: Final = re.compile(r"[!-~]+")
 

@@ -4,7 +4,7 @@ Clients speak many wire protocols, and so do workers. The gateway understands ea
 one internal request, routes it, and answers in the caller's own words.
 
 Read ``core`` for the vocabulary, ``app`` for how the parts are put together and ``server`` for the
-life of one exchange. This file imports nothing, so that ``gateway.core`` may lie below
+life of one exchange. This file imports nothing, so that ``protocols.core`` may lie below
 ``protocols`` and ``backends`` although ``gateway.app`` lies above them.
 """
 

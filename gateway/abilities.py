@@ -1,6 +1,6 @@
 """What a request needs of a target, beside what it would merely like. Pure.
 
-A target that falls short of a wish answers all the same, and says so (``gateway.core.loss``). One
+A target that falls short of a wish answers all the same, and says so (``protocols.core.loss``). One
 that lacks an ability would answer something else: words in place of a tool's call, prose in place
 of JSON. The first target is the client's choice; one that answers in its stead must be able.
 """
@@ -8,8 +8,8 @@ of JSON. The first target is the client's choice; one that answers in its stead 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from gateway.core.loss import LossReason, UnsupportedParameter
-from gateway.core.request import GenerationRequest, Prompt, Request
+from protocols.core.loss import LossReason, UnsupportedParameter
+from protocols.core.request import GenerationRequest, Prompt, Request
 
 CONTEXT_LENGTH: Final = "context"
 """Room for the prompt."""

@@ -14,12 +14,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from backends.aio import DeadlineTimer
+from backends.interfaces import RequestContext
 from gateway.abilities import find_missing_requirements
 from gateway.auth import Principal
-from gateway.core.context import RequestContext
-from gateway.core.errors import ClientError, GatewayError
-from gateway.core.lookout import DeadlineTimer
-from gateway.core.ports import ClientAdapter, ClientRequest, ResponseContext, RoutingInfo
 from gateway.exchange import Responder, ResponseStrategy
 from gateway.instead import CONTEXT_TOO_SHORT, FallbackHistory, describe_missing, is_fallback_error
 from gateway.noting import ObservedStrategy, ResponseSummary
@@ -32,6 +30,8 @@ from gateway.traits import RequestAttributes
 from gateway.translation import TranslationStrategy
 from gateway.watching.telling import PlannedAttempt
 from gateway.watching.watch import ExplainRecorder
+from protocols.core.errors import ClientError, GatewayError
+from protocols.core.interfaces import ClientAdapter, ClientRequest, ResponseContext, RoutingInfo
 
 
 class RoutedRequest(Struct, frozen=True):

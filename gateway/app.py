@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from msgspec.structs import replace
 
+from backends.interfaces import Backend, SupportsWarmup
 from gateway.admin.listener import AdminServer
 from gateway.admin.overview import StatusReporter
 from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
 from gateway.admin.window import RecentStats
 from gateway.config import listeners, loading, shape
-from gateway.core.errors import Overloaded
-from gateway.core.ports import Backend, SupportsWarmup
 from gateway.counted import set_up_exporters, set_up_metrics, set_up_process_metrics, set_up_usage
 from gateway.explaining.dry import ExplainService
 from gateway.front import LISTENER_CLASSES, Listener
@@ -45,6 +44,7 @@ from gateway.shadow import ShadowManager
 from gateway.snapshot import ConfigSnapshot
 from gateway.telemetry import write_log_line
 from gateway.watching.kept import ExplanationStore
+from protocols.core.errors import Overloaded
 
 if TYPE_CHECKING:
     from gateway.metrics.exchanges import MetricsCollector

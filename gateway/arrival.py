@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Mapping
 
-from gateway.core.errors import ClientError, MalformedRequest, RequestTooLarge
+from protocols.core.errors import ClientError, MalformedRequest, RequestTooLarge
 
 
 def get_client_request_id(headers: Mapping[str, str]) -> str | None:

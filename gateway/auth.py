@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gateway.core.errors import Forbidden, Unauthorized
+from protocols.core.errors import Forbidden, Unauthorized
 
 
 class Principal(Struct, frozen=True):

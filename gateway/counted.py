@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
+from backends.interfaces import Backend
 from gateway.config import listeners as config_listeners
 from gateway.config import shape
 from gateway.config import traces as config_traces
-from gateway.core.ports import Backend
 from gateway.front import Listener
 from gateway.reload import ReloadResult
 from gateway.server import GatewayServices
@@ -29,10 +29,7 @@ def set_up_metrics(
 
     ``digest`` is the configuration's.
     """
-    from gateway.engines import (
-        EngineCollector,
-        SupportsEngineStats,
-    )
+    from gateway.engines import EngineCollector, SupportsEngineStats
     from gateway.metrics.exchanges import MetricsCollector  # noqa: PLC0415 - as above
     from gateway.metrics.workers import PoolStats
     from gateway.recording.lost import DroppedRecordCollector  # noqa: PLC0415 - as above
@@ -104,11 +101,7 @@ def set_up_exporters(
     from gateway.tracing.figures import OtelMetrics  # noqa: PLC0415 - the extra may not be installed
     from gateway.tracing.follow import TraceSampler  # noqa: PLC0415 - as above
     from gateway.tracing.names import select_conventions  # noqa: PLC0415 - as above
-    from gateway.tracing.sending import (
-        MetricExporter,
-        SpanExporter,
-        build_resource,
-    )
+    from gateway.tracing.sending import MetricExporter, SpanExporter, build_resource
 
     sender, sending = build_resource(environment, os.urandom(8).hex()), list[TelemetrySender]()
     if (traces := told.traces) is not None:

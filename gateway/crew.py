@@ -8,8 +8,8 @@ from msgspec.structs import asdict, replace
 from backends.http.client import AsyncioHttpClient
 from backends.upstream import WorkerConfig
 from gateway.config import loading, pools
-from gateway.core.ports import ClientAdapter, UpstreamAdapter
-from gateway.core.restricted import RestrictedAdapter
+from protocols.core.interfaces import ClientAdapter, UpstreamAdapter
+from protocols.core.restricted import RestrictedAdapter
 
 
 def build_pool_arguments(

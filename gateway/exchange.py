@@ -12,15 +12,18 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core.context import RequestContext
-from gateway.core.errors import (
+from backends.aio import DeadlineTimer
+from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
+from gateway.seam import ResponseWriter
+from gateway.telemetry import RequestRecord
+from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
     DeadlineExceeded,
     GatewayError,
     StreamBroken,
 )
-from gateway.core.events import (
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     FinishReason,
@@ -31,19 +34,9 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.lookout import DeadlineTimer
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
-    EventSink,
-    Headers,
-    HttpResponse,
-    ResponseEncoder,
-    StreamItem,
-    StreamItems,
-)
-from gateway.core.request import Request
-from gateway.seam import ResponseWriter
-from gateway.telemetry import RequestRecord
+from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import Request
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """What begins an answer that streams."""
@@ -81,7 +74,7 @@ class ResponseStrategy(Protocol):
     def stream(self, take: EventSink | None = None) -> StreamItems:
         """The answer; ends with Done or raises. Closing it stops the work at once.
 
-        See ``gateway.core.ports.SupportsPush`` for ``take``.
+        See ``backends.interfaces.SupportsPush`` for ``take``.
         """
 
 

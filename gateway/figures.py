@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
-from gateway.core.errors import ClientDisconnected, ErrorOrigin, GatewayError
-from gateway.core.loss import UnsupportedParameter
 from gateway.telemetry import RequestRecord
+from protocols.core.errors import ClientDisconnected, ErrorOrigin, GatewayError
+from protocols.core.loss import UnsupportedParameter
 
 UNKNOWN_LABEL = "_unknown"
 """Stands for a field that only the client knows: its names are without end."""

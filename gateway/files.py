@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends.aside import BackgroundCall
+from backends.aio import BackgroundCall
 
 _POLL_INTERVAL: Final = 1.0
 

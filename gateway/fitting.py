@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from gateway.core.errors import InvalidParameter
-from gateway.core.request import GenerationRequest, Request, SamplingParams, StopConditions
 from gateway.router import Route
+from protocols.core.errors import InvalidParameter
+from protocols.core.request import GenerationRequest, Request, SamplingParams, StopConditions
 
 SectionT = TypeVar("SectionT", SamplingParams, StopConditions)
 

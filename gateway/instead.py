@@ -3,7 +3,9 @@
 import math
 
 from gateway.abilities import CONTEXT_LENGTH
-from gateway.core.errors import (
+from gateway.router import Route
+from gateway.telemetry import RequestRecord
+from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
     GatewayError,
@@ -13,8 +15,6 @@ from gateway.core.errors import (
     UnsupportedFeature,
     WorkerError,
 )
-from gateway.router import Route
-from gateway.telemetry import RequestRecord
 
 
 def is_fallback_error(error: GatewayError) -> bool:

@@ -37,10 +37,7 @@ class SharedRateLimits:
         """
         if state is None:
             return outside, None
-        from gateway.limits.shared.store import (
-            RedisLeaseStore,
-            RedisLimitSettings,
-        )
+        from gateway.limits.shared.store import RedisLeaseStore, RedisLimitSettings
 
         ca = state.tls.ca if state.tls else None
         shared = RedisLimitSettings(

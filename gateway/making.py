@@ -9,12 +9,10 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from backends import BACKENDS
+from backends.interfaces import Backend, Timeouts
 from gateway import __version__, openapi
 from gateway.auth import Principal
 from gateway.config import allowances, entrance, pools, shape
-from gateway.core.catalog import ModelInfo
-from gateway.core.context import Timeouts
-from gateway.core.ports import Backend, ClientAdapter, HttpResponse, ModelMetadataReader
 from gateway.crew import build_pool_arguments, restricted
 from gateway.descriptors import compute_max_clients
 from gateway.front.limits import ConnectionLimits
@@ -33,6 +31,8 @@ from gateway.router import (
 from gateway.rules import RouteConditions, RouteRule
 from gateway.server import GatewayServices
 from protocols import DIALECTS
+from protocols.core.catalog import ModelInfo
+from protocols.core.interfaces import ClientAdapter, HttpResponse, ModelMetadataReader
 
 if TYPE_CHECKING:
     from gateway.identity.issuer import JwksClient
@@ -117,7 +117,7 @@ def build_upstream_adapter(pool: pools.PoolConfig) -> ClientAdapter:
     if pool.fields is not None:
         options["fields"] = pool.fields
     if pool.template is not None:
-        from gateway.templating import ChatTemplate  # noqa: PLC0415 - jinja2 may not be installed
+        from backends.chat_template import ChatTemplate  # noqa: PLC0415 - jinja2 may not be installed
 
         options["renderer"] = ChatTemplate(pool.template)
     return restricted(pool, build_adapter(pool.dialect, pool.profile, options))
@@ -218,10 +218,7 @@ def build_jwt_verifier(
     """What verifies tokens, if somebody signs them."""
     if config.identity is None or issuer is None:
         return None
-    from gateway.identity.tokens import (
-        JwtPolicy,
-        JwtVerifier,
-    )
+    from gateway.identity.tokens import JwtPolicy, JwtVerifier
 
     aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
     return JwtVerifier(JwtPolicy(config.identity, aliases), issuer, now)

@@ -6,8 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gateway.core.context import Clock
-from gateway.core.events import (
+from backends.interfaces import EventSink, StreamItem, StreamItems
+from gateway.exchange import ResponseStrategy
+from gateway.telemetry import RequestOutcome
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -20,11 +22,9 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import EventSink, StreamItem, StreamItems
-from gateway.core.request import Request
-from gateway.exchange import ResponseStrategy
-from gateway.telemetry import RequestOutcome
+from protocols.core.interfaces import Clock
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import Request
 
 ShadowOutcome = RequestOutcome | Literal["dropped"]
 

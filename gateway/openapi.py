@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.ports import Endpoint, OpenApiProvider
 from gateway.paths import AdapterMount
+from protocols.core.interfaces import Endpoint, OpenApiProvider
 
 _PATH_PARAM = re.compile(r"\{(\w+)\}")
 _SCHEMA_REF = "#/components/schemas/"

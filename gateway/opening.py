@@ -7,10 +7,10 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from backends.interfaces import Backend, SupportsWarmup
 from gateway.config import listeners, shape
-from gateway.core.errors import WorkerError
-from gateway.core.ports import Backend, SupportsWarmup
 from gateway.front import Listener
+from protocols.core.errors import WorkerError
 
 log = logging.getLogger("interlingua")
 

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.core.errors import MethodNotAllowed, PathNotFound
-from gateway.core.ports import ClientAdapter, Endpoint
+from protocols.core.errors import MethodNotAllowed, PathNotFound
+from protocols.core.interfaces import ClientAdapter, Endpoint
 
 _PATH_PARAM = re.compile(r"\{(\w+)\}")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})

@@ -5,26 +5,28 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.core.context import RequestContext
-from gateway.core.events import Event
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
-    ClientAdapter,
-    ClientRequest,
+from backends.interfaces import (
     EventSink,
-    Headers,
-    HttpResponse,
     PassthroughBackend,
-    PassthroughRequest,
-    ResponseContext,
-    ResponseEncoder,
+    RequestContext,
     StreamItem,
     StreamItems,
 )
-from gateway.core.request import Request
 from gateway.emulation.counting import UsageCounter, add_usage
 from gateway.router import Route
 from gateway.translation import TranslationStrategy
+from protocols.core.events import Event
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Headers,
+    HttpResponse,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseEncoder,
+)
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import Request
 
 _STRICT_HEADER: Final = "x-interlingua-strict"
 """The header of who would rather have an error than a loss."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from backends.aside import BackgroundCall
+from backends.aio import BackgroundCall
 from gateway.config.complaints import DOCUMENT_START, ConfigError, ConfigIssue
 from gateway.config.loading import LoadConfig, LoadedConfig
 

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.errors import ModelNotFound, VersionNotFound
-from gateway.core.ports import Backend, PassthroughBackend
+from backends.interfaces import Backend, PassthroughBackend
 from gateway.rules import RouteRule, RuleObserver, find_matching_rule
 from gateway.splits import TrafficSplit
 from gateway.traits import RequestAttributes
+from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.errors import ModelNotFound, VersionNotFound
 
 AttributesLoader = Callable[[], RequestAttributes]
 """Gives what is known of a request. It is not called where the model's name is enough."""

@@ -6,7 +6,7 @@ A front (``gateway.front``) makes both out of sockets. Nothing above it knows wh
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.core.ports import Headers
+from protocols.core.interfaces import Headers
 
 
 class HttpRequest(Protocol):

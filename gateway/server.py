@@ -17,26 +17,11 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
+from backends.aio import DeadlineTimer
+from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts, Tokenizer
 from gateway.answering import Dispatcher, RoutedRequest, set_target_labels
 from gateway.arrival import decompress_body, get_client_request_id, parse_seconds
 from gateway.auth import Authenticator, KeysPending, Principal, authorize_model
-from gateway.core.context import Clock, Deadline, RequestContext, Timeouts
-from gateway.core.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    InternalError,
-    RequestNotFound,
-    UnsupportedFeature,
-)
-from gateway.core.lookout import DeadlineTimer
-from gateway.core.ports import (
-    ClientAdapter,
-    ClientRequest,
-    HttpResponse,
-    SupportsTokenize,
-    Tokenizer,
-)
-from gateway.core.watching import AttemptTrace
 from gateway.exchange import record_error, send_reply
 from gateway.limits.accounts import CounterRegistry
 from gateway.limits.limiter import RateLimiter
@@ -47,6 +32,20 @@ from gateway.shadow import ShadowManager
 from gateway.telemetry import RecordObserver, RequestRecord
 from gateway.watching.kept import ExplainPolicy, explain_nothing
 from gateway.watching.watch import EXPLAIN_HEADER, ExplainRecorder
+from protocols.core.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    RequestNotFound,
+    UnsupportedFeature,
+)
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Clock,
+    HttpResponse,
+    SupportsTokenize,
+)
 
 log = logging.getLogger("interlingua")
 

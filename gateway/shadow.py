@@ -20,17 +20,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.core.context import Clock, Deadline, RequestContext
-from gateway.core.errors import (
-    ClientDisconnected,
-    DeadlineExceeded,
-    ErrorOrigin,
-    GatewayError,
-    InternalError,
-    StreamBroken,
-)
-from gateway.core.ports import ClientAdapter, ClientRequest
-from gateway.core.request import GenerationRequest, Request
+from backends.interfaces import Deadline, RequestContext
 from gateway.emulation.asking import stream_emulated
 from gateway.emulation.planning import EmulationPlan, plan_emulation
 from gateway.fitting import apply_model_settings
@@ -43,6 +33,16 @@ from gateway.noting import (
 )
 from gateway.router import Route, ShadowRule
 from gateway.telemetry import RequestOutcome, RequestRecord
+from protocols.core.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    ErrorOrigin,
+    GatewayError,
+    InternalError,
+    StreamBroken,
+)
+from protocols.core.interfaces import ClientAdapter, ClientRequest, Clock
+from protocols.core.request import GenerationRequest, Request
 
 log = logging.getLogger("interlingua")
 

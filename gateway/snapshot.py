@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from backends.interfaces import Backend
 from gateway import files, making
 from gateway.auth import Authenticator
 from gateway.config import listeners, pools, shape
 from gateway.config import mounts as config_mounts
-from gateway.core.errors import GatewayError
-from gateway.core.ports import Backend
 from gateway.paths import PathRouter
 from gateway.router import Router
 from gateway.seam import HttpRequest, ResponseWriter
 from gateway.server import GatewayServices, HandlerSettings, RequestHandler
+from protocols.core.errors import GatewayError
 
 if TYPE_CHECKING:
     from gateway.identity.issuer import JwksClient

@@ -10,10 +10,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.core.events import FinishReason, Usage
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import Headers
 from gateway.limits.allowance import Reservation
+from protocols.core.events import FinishReason, Usage
+from protocols.core.interfaces import Headers
+from protocols.core.loss import UnsupportedParameter
 
 RequestOutcome = Literal[
     "ok", "client_error", "worker_error", "gateway_error", "cancelled", "truncated"

@@ -12,7 +12,7 @@ from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from gateway.core.histogram import Histogram
+from backends.histogram import Histogram
 
 MergeMode = Literal["sum", "largest", "smallest", "supervisor"]
 """What several processes' samples make together. ``supervisor``: only it knows."""

@@ -2,27 +2,24 @@
 
 from collections.abc import Sequence
 
-from gateway.core import loss
-from gateway.core.aggregate import aggregate
-from gateway.core.context import RequestContext
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.events import Event
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
-    ClientAdapter,
-    ClientRequest,
-    EventSink,
-    Headers,
-    HttpResponse,
-    ResponseContext,
-    ResponseEncoder,
-    StreamItem,
-    StreamItems,
-)
+from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
 from gateway.emulation.asking import collect_emulated, stream_emulated
 from gateway.emulation.planning import plan_emulation
 from gateway.fitting import apply_model_settings
 from gateway.router import Route
+from protocols.core import loss
+from protocols.core.aggregate import aggregate
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.events import Event
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Headers,
+    HttpResponse,
+    ResponseContext,
+    ResponseEncoder,
+)
+from protocols.core.loss import UnsupportedParameter
 
 
 class TranslationStrategy:

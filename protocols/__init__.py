@@ -3,7 +3,7 @@
 A name maps to ``module:class`` and not to the class, so that a gateway imports only the dialects
 that its configuration mounts. A class is called with a profile (a release or flavour of the
 dialect; the first of its ``profiles`` is the default). What it gives is a ``Dialect`` of
-``gateway.core.ports`` where clients may speak it, and a ``WorkerDialect`` where workers do; most
+``protocols.core.interfaces`` where clients may speak it, and a ``WorkerDialect`` where workers do; most
 are both.
 """
 

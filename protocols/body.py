@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.errors import MalformedRequest
-from gateway.core.ports import ClientRequest
+from protocols.core.errors import MalformedRequest
+from protocols.core.interfaces import ClientRequest
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_any = msgspec.json.Decoder().decode

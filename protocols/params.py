@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, Protocol, Self, runtime_checkable
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.core.errors import InvalidParameter, ParameterProblem
-from gateway.core.loss import LossReason, ParameterSupport
-from gateway.core.request import SECTIONS
 from protocols.body import decode_value
+from protocols.core.errors import InvalidParameter, ParameterProblem
+from protocols.core.loss import LossReason, ParameterSupport
+from protocols.core.request import SECTIONS
 
 ParamType = Literal["int", "strict int", "float", "bool", "str", "strings", "string list", "ints"]
 """``int`` also takes 5.0; ``strings`` is one string or a list; the others are what they say."""
@@ -319,7 +319,7 @@ def clamp_value(row: Param, got: Any) -> Any:
 
 
 def build_parameter_support(table: Iterable[Param]) -> dict[str, ParameterSupport]:
-    """What a worker with this table takes, for ``gateway.core.loss.find_unsupported_parameters``."""
+    """What a worker with this table takes, for ``protocols.core.loss.find_unsupported_parameters``."""
     return {p.field: ParameterSupport(p.wire, p.low, p.high, p.reason) for p in table}
 
 

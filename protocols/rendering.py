@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.loss import ParameterSupport, UnsupportedParameter
-from gateway.core.ports import PromptRenderer
-from gateway.core.request import (
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.interfaces import PromptRenderer
+from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     FilePart,

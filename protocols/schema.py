@@ -1,6 +1,6 @@
 """Requests and answers as JSON Schema, from what reads and writes them: rows, structs, refusals.
 
-A dialect puts these together to tell of itself (``gateway.core.ports.OpenApiProvider``)::
+A dialect puts these together to tell of itself (``protocols.core.interfaces.OpenApiProvider``)::
 
     operation = {
         "summary": "…",
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.core.errors import ClientDisconnected, GatewayError, MethodNotAllowed
+from protocols.core.errors import ClientDisconnected, GatewayError, MethodNotAllowed
 from protocols.params import Param, ParamType
 
 Schema = dict[str, Any]

@@ -161,7 +161,7 @@ def test_the_gateway_package_imports_nothing() -> None:
         for node in ast.walk(tree(ROOT / "gateway" / "__init__.py"))
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]
-    report(faults, "Move the import out: gateway.core must not depend on the rest of gateway:")
+    report(faults, "Move the import out: protocols.core must not depend on the rest of gateway:")
 
 
 # ── registries ───────────────────────────────────────────────────────────────────────────────────

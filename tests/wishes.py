@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.core.loss import find_unsupported_parameters
-from gateway.core.request import Request
+from protocols.core.loss import find_unsupported_parameters
+from protocols.core.request import Request
 
 
 def wishes(request: Request) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 from typing import Final, NamedTuple, Protocol
 
 from backends.upstream import BodyConsumer
-from gateway.core.errors import StreamBroken, WorkerError, WorkerFailed
+from protocols.core.errors import StreamBroken, WorkerError, WorkerFailed
 
 
 class ConnectionFault(NamedTuple):

@@ -5,14 +5,14 @@ import ssl
 from collections import deque
 from typing import Final
 
+from backends.aio import WriteBatcher
 from backends.http.answer import Http1Response
 from backends.http.connection import HttpConnection
 from backends.http.dialling import connect
 from backends.http.origin import WorkerOrigin, build_request_head, parse_origin
 from backends.upstream import ConnectionCounts
-from gateway.core.errors import InternalError, WorkerUnreachable
-from gateway.core.outbox import WriteBatcher
-from gateway.core.ports import Headers, UpstreamRequest
+from protocols.core.errors import InternalError, WorkerUnreachable
+from protocols.core.interfaces import Headers, UpstreamRequest
 
 _MAX_CONCURRENT_CONNECTS: Final = 64
 """Connections to one worker that are made at a time: more would only wait in its queue."""

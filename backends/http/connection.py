@@ -6,8 +6,8 @@ from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from backends.aio import WriteBatcher
 from backends.http.answer import NOT_HTTP, RESPONSE_CUT_OFF, Http1Response
-from gateway.core.outbox import WriteBatcher
 
 _MAX_BUFFERED_BYTES: Final = 64 << 10
 """Bytes of an answer held before the worker is made to wait; one read more at most."""

@@ -12,7 +12,7 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from backends.http.connection import HttpConnection
 from backends.http.origin import WorkerOrigin
-from gateway.core.errors import WorkerUnreachable
+from protocols.core.errors import WorkerUnreachable
 
 _TCP_KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds of silence, then between questions, and how many: a line that broke is found out in 30 s.

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from gateway.core.errors import InternalError
-from gateway.core.ports import Headers, UpstreamRequest
+from protocols.core.errors import InternalError
+from protocols.core.interfaces import Headers, UpstreamRequest
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _BODILESS_METHODS: Final = ("GET", "HEAD")

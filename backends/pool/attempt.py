@@ -7,14 +7,15 @@ from typing import Final, NoReturn
 
 from msgspec import Struct, field
 
+from backends.aio import DeadlineTimer
+from backends.interfaces import Deadline, EventSink, StreamItem, Timeouts
 from backends.pool.errand import add_bearer
 from backends.pool.member import get_error_kind
 from backends.pool.roster import WorkerSlot
 from backends.pool.tally import PoolMetrics
 from backends.pool.watch import NO_TIMEOUT, AttemptTimeouts
 from backends.upstream import HttpClient, UpstreamResponse
-from gateway.core.context import Clock, Deadline, Timeouts
-from gateway.core.errors import (
+from protocols.core.errors import (
     ClientError,
     DeadlineExceeded,
     GatewayError,
@@ -22,20 +23,18 @@ from gateway.core.errors import (
     StreamBroken,
     WorkerFailed,
 )
-from gateway.core.events import ResponseMetadata, StreamEnd, StreamStart, TextDelta, Timing, Usage
-from gateway.core.lookout import DeadlineTimer
-from gateway.core.ports import (
-    EventSink,
+from protocols.core.events import ResponseMetadata, StreamEnd, StreamStart, TextDelta, Timing, Usage
+from protocols.core.interfaces import (
+    Clock,
     Headers,
     PassthroughReader,
     ResponseDecoder,
-    StreamItem,
     UpstreamRequest,
 )
-from gateway.core.request import Request
+from protocols.core.request import Request
 
 ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
-"""See ``gateway.core.ports.UpstreamAdapter.read_error``."""
+"""See ``protocols.core.interfaces.UpstreamAdapter.read_error``."""
 
 _MAX_ERROR_BYTES: Final = 64 << 10
 """As much of an error's body as is read; its shape is known from less."""
@@ -355,11 +354,11 @@ class TranslatedResponse:
         self._decoder = decoder
 
     def feed(self, pieces: Sequence[bytes]) -> StreamItem:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         return None, self._decoder.feed(b"".join(pieces))
 
     def close(self) -> StreamItem:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         return None, self._decoder.close()
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from backends.aio import DeadlineTimer
 from backends.http.client import AsyncioHttpClient
+from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
 from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices, TranslatedResponse
 from backends.pool.budget import RetryBudget
 from backends.pool.discovery.file import FileSource, WorkerFileReader
@@ -34,25 +36,21 @@ from backends.pool.showing import SelectionReporter
 from backends.pool.stopping import CancelSender
 from backends.pool.tally import PoolMetrics
 from backends.upstream import ConnectionCounts, HttpClient, SupportsConnectionCounts, WorkerConfig
-from gateway.core.context import Clock, Deadline, RequestContext
-from gateway.core.errors import GatewayError
-from gateway.core.events import Event
-from gateway.core.lookout import DeadlineTimer
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
+from protocols.core.errors import GatewayError
+from protocols.core.events import Event
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
-    EventSink,
+    Clock,
     ModelMetadataReader,
     PassthroughRequest,
     ResponseContext,
-    StreamItem,
-    StreamItems,
     SupportsCancel,
     SupportsPassthrough,
     UpstreamAdapter,
 )
-from gateway.core.request import Request
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import Request
 
 
 class PoolBackend:
@@ -64,7 +62,7 @@ class PoolBackend:
     """
 
     explains_selection = True
-    """See ``gateway.core.ports.ExplainsSelection``."""
+    """See ``backends.interfaces.ExplainsSelection``."""
 
     def __init__(
         self,
@@ -246,7 +244,7 @@ class PoolBackend:
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``gateway.core.ports.PassthroughBackend``."""
+        """See ``backends.interfaces.PassthroughBackend``."""
         return (
             None
             if self._passthrough_adapter is None
@@ -256,13 +254,13 @@ class PoolBackend:
     def stream_passthrough(
         self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
     ) -> StreamItems:
-        """See ``gateway.core.ports.PassthroughBackend``."""
+        """See ``backends.interfaces.PassthroughBackend``."""
         return self._stream_attempts(self._build_passthrough_request(relay, context), context, take)
 
     def collect_passthrough(
         self, relay: PassthroughRequest, context: RequestContext
     ) -> Coroutine[Any, Any, Sequence[StreamItem]]:
-        """See ``gateway.core.ports.PassthroughBackend``."""
+        """See ``backends.interfaces.PassthroughBackend``."""
         return self._collect_attempts(self._build_passthrough_request(relay, context), context)
 
     async def _translate_request(self, request: Request, context: RequestContext) -> AttemptRequest:

@@ -4,8 +4,8 @@ import asyncio
 from typing import Final
 
 from backends.upstream import HttpClient, WorkerConfig
-from gateway.core.errors import DeadlineExceeded, WorkerFailed
-from gateway.core.ports import Headers, UpstreamRequest
+from protocols.core.errors import DeadlineExceeded, WorkerFailed
+from protocols.core.interfaces import Headers, UpstreamRequest
 
 _MAX_RESPONSE_BYTES: Final = 1 << 20
 """The largest answer that is read."""

@@ -6,11 +6,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from backends.interfaces import AttemptTrace, RequestContext
 from backends.pool.attempt import AttemptRequest
 from backends.pool.member import WorkerState
-from gateway.core.context import RequestContext
-from gateway.core.ports import Headers, UpstreamRequest
-from gateway.core.watching import AttemptTrace
+from protocols.core.interfaces import Headers, UpstreamRequest
 
 _COMMON_HEADERS: Final = ("content-type", "accept")
 """The headers of a dialect that a worker sees, and that many requests have in common."""

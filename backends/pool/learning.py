@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from backends.interfaces import Deadline
 from backends.pool.errand import request_worker
 from backends.pool.member import WorkerState
 from backends.upstream import HttpClient
-from gateway.core.context import Clock, Deadline
-from gateway.core.errors import GatewayError
-from gateway.core.ports import ModelMetadataReader, UpstreamRequest
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import Clock, ModelMetadataReader, UpstreamRequest
 
 _METADATA_TIMEOUT: Final = 2.0
 """How long one question may take, and how long a request waits for what is asked for its sake."""

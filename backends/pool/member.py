@@ -8,8 +8,7 @@ from msgspec import Struct, field
 from backends.pool.health import HealthState, WorkerHealth
 from backends.pool.smooth import PeakEwma
 from backends.upstream import WorkerConfig
-from gateway.core.context import Clock
-from gateway.core.errors import (
+from protocols.core.errors import (
     ClientError,
     DeadlineExceeded,
     GatewayError,
@@ -20,6 +19,7 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
+from protocols.core.interfaces import Clock
 
 log = logging.getLogger("interlingua")
 

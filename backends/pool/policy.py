@@ -17,8 +17,8 @@ from typing import Final, Literal, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from gateway.core.context import RequestContext
-from gateway.core.request import EmbeddingRequest, Message, Prompt, Request
+from backends.interfaces import RequestContext
+from protocols.core.request import EmbeddingRequest, Message, Prompt, Request
 
 PolicyName = Literal["round_robin", "least_load", "two_choices", "prefix", "session"]
 RandomDraw = Callable[[], float]

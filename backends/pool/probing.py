@@ -9,8 +9,8 @@ from backends.pool.learning import ModelMetadataCache
 from backends.pool.member import WorkerState
 from backends.pool.settings import HealthCheckSettings
 from backends.upstream import HttpClient
-from gateway.core.errors import DeadlineExceeded, GatewayError
-from gateway.core.ports import UpstreamRequest
+from protocols.core.errors import DeadlineExceeded, GatewayError
+from protocols.core.interfaces import UpstreamRequest
 
 log = logging.getLogger("interlingua")
 

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from backends.pool.budget import RetryBudget
 from backends.pool.tally import PoolMetrics
-from gateway.core.errors import (
+from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
     Overloaded,

@@ -8,13 +8,14 @@ from typing import Final
 
 from msgspec import Struct
 
+from backends.interfaces import Deadline
 from backends.pool.health import HealthSettings, WorkerHealth, select_available
 from backends.pool.member import WorkerReport, WorkerState
 from backends.pool.policy import LoadBalancingPolicy, PolicyScores, RoutingKey
 from backends.pool.tally import PoolMetrics
 from backends.upstream import QueueSettings, WorkerConfig
-from gateway.core.context import Clock, Deadline
-from gateway.core.errors import DeadlineExceeded, GatewayError, Overloaded
+from protocols.core.errors import DeadlineExceeded, GatewayError, Overloaded
+from protocols.core.interfaces import Clock
 
 DEFAULT_PRIORITY: Final = 128
 """Of a request that says nothing of it."""

@@ -2,12 +2,12 @@
 
 from msgspec import Struct, field
 
+from backends.interfaces import Timeouts
 from backends.pool.discovery.names import DnsSettings, WorkerTemplate
 from backends.pool.health import HealthSettings
 from backends.pool.policy import PolicyName
 from backends.pool.retry import RetrySettings
 from backends.upstream import QueueSettings
-from gateway.core.context import Timeouts
 
 
 class HealthCheckSettings(Struct, frozen=True):

@@ -4,15 +4,15 @@ from typing import Literal
 
 from msgspec.structs import asdict
 
+from backends.interfaces import RequestObserver, WorkerCandidate, WorkerSelection
 from backends.pool.attempt import AttemptRequest
 from backends.pool.errand import add_bearer
 from backends.pool.member import WorkerState
 from backends.pool.policy import PolicyScores
 from backends.pool.roster import SelectionCriteria, WorkerPool
 from backends.pool.settings import PoolSettings
-from gateway.core.errors import GatewayError
-from gateway.core.ports import UpstreamRequest
-from gateway.core.watching import RequestObserver, WorkerCandidate, WorkerSelection
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import UpstreamRequest
 
 Availability = Literal["yes", "no", "full", "tried"]
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from backends.pool.errand import request_worker
 from backends.upstream import HttpClient, WorkerConfig
-from gateway.core.errors import GatewayError
-from gateway.core.ports import UpstreamRequest
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import UpstreamRequest
 
 log = logging.getLogger("interlingua")
 

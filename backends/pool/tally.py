@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from gateway.core.histogram import Histogram
+from backends.histogram import Histogram
 
 LATENCY_BUCKETS: Final = (*(0.001 * 2**k for k in range(20)),)
 """Upper edges in seconds, from 1 ms to 9 minutes."""

@@ -5,10 +5,10 @@ import math
 from collections.abc import Coroutine
 from typing import Any, Final, Literal
 
+from backends.aio import DeadlineTimer
+from backends.interfaces import Deadline
 from backends.upstream import UpstreamResponse
-from gateway.core.context import Deadline
-from gateway.core.errors import DeadlineExceeded, GatewayError, StreamBroken
-from gateway.core.lookout import DeadlineTimer
+from protocols.core.errors import DeadlineExceeded, GatewayError, StreamBroken
 
 TimeoutName = Literal["first_token", "idle", "total"]
 

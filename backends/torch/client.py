@@ -11,21 +11,21 @@ from typing import Any
 
 import msgspec
 
+from backends.interfaces import RequestContext
 from backends.torch import mapping, spec
 from backends.torch.process import EngineEventQueue, EngineProcess
 from backends.torch.settings import TorchSettings
-from gateway.core.context import RequestContext
-from gateway.core.errors import (
+from protocols.core.errors import (
     DeadlineExceeded,
     Overloaded,
     StreamBroken,
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.events import Event, StreamEnd, Timing, Usage
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import Token
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Request
+from protocols.core.events import Event, StreamEnd, Timing, Usage
+from protocols.core.interfaces import Token
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
 
 _log = logging.getLogger(__name__)
 

@@ -83,10 +83,7 @@ def _make_folder(file: Path, folder: Path, report: ProgressReport) -> None:
 
 def _convert_file(file: Path, folder: Path, report: ProgressReport) -> None:
     from gguf import GGUFReader  # noqa: PLC0415 - only this needs it
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoTokenizer,
-    )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
         _check_conversion_memory(

@@ -123,10 +123,7 @@ class GrammarCompiler:
                 "invalid", f"the form of the answer has more than {MAX_GRAMMAR_LENGTH} characters"
             )
         words = self._get_token_table()
-        from llguidance import (
-            LLMatcher,
-            LLParserLimits,
-        )
+        from llguidance import LLMatcher, LLParserLimits
 
         try:
             entries = [_build_grammar_entry(LLMatcher, part) for part in source]

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from backends.torch import offers, spec, wishes
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
     GatewayError,
@@ -17,7 +17,7 @@ from gateway.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.events import (
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -30,8 +30,8 @@ from gateway.core.events import (
     ToolCallStart,
     TopLogprob,
 )
-from gateway.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
-from gateway.core.request import (
+from protocols.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     EmbeddingRequest,

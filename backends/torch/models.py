@@ -109,10 +109,7 @@ def _find_in_folder(folder: Path) -> Path | None:
 
 def _download_model(path: str, report: ProgressReport) -> Path:
     """The folder of a hub's model: from the hub's own cache, or else from the hub."""
-    from huggingface_hub import (
-        errors,
-        snapshot_download,
-    )
+    from huggingface_hub import errors, snapshot_download
 
     named = _HUB_NAME_PATTERN.fullmatch(path)
     parts = named.groupdict() if named else {"name": path, "revision": None}

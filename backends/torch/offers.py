@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 
 from backends.torch.wishes import FunctionChoice, FunctionDefinition, OutputFormat
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.request import (
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AllowedTools,
     ChoiceFormat,
     GenerationRequest,

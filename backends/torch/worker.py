@@ -196,15 +196,9 @@ def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
     import torch  # noqa: PLC0415
 
     from backends.torch.assembly import load_model  # noqa: PLC0415
-    from backends.torch.embed import (
-        EmbeddingEngine,
-        load_encoder,
-    )
+    from backends.torch.embed import EmbeddingEngine, load_encoder
     from backends.torch.engine import TorchEngine  # noqa: PLC0415
-    from backends.torch.models import (
-        EngineTask,
-        find_model,
-    )
+    from backends.torch.models import EngineTask, find_model
     from backends.torch.scheduler import SchedulerConfig  # noqa: PLC0415
 
     if settings.threads:

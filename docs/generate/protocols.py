@@ -9,11 +9,13 @@ from typing import Any, Final, Literal, Protocol
 from msgspec import Raw, Struct, structs
 
 from docs.generate.markdown import HEADER, code, number, prose, table
-from gateway.core import errors
-from gateway.core.errors import ClientError, GatewayError
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import ClientAdapter, ClientRequest, Endpoint, HttpResponse
-from gateway.core.request import (
+from gateway.emulation.affixes import strip_echo_and_suffix
+from gateway.emulation.planning import plan_emulation
+from protocols.core import errors
+from protocols.core.errors import ClientError, GatewayError
+from protocols.core.interfaces import ClientAdapter, ClientRequest, Endpoint, HttpResponse
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     ChoiceFormat,
     EmbeddingRequest,
@@ -36,8 +38,6 @@ from gateway.core.request import (
     Tool,
     VideoPart,
 )
-from gateway.emulation.affixes import strip_echo_and_suffix
-from gateway.emulation.planning import plan_emulation
 from protocols.params import Param, ParamTableProvider
 
 _COLUMNS = ("parameter", "internal field", "type", "takes", "default", "null", "note")
@@ -208,7 +208,7 @@ class LossReporter(Protocol):
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports``."""
+        """See ``protocols.core.interfaces``."""
 
 
 class FieldSample(Struct, frozen=True):

@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from gateway.core.errors import MalformedRequest
 from protocols.body import read_object
+from protocols.core.errors import MalformedRequest
 
 log = logging.getLogger("interlingua")
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from backends.interfaces import Backend
 from gateway import __version__
 from gateway.admin.ports import HandleRequest, WorkerSet
 from gateway.admin.status import (
@@ -20,11 +21,10 @@ from gateway.admin.window import RecentStats
 from gateway.answering import Dispatcher
 from gateway.config import listeners, shape
 from gateway.config import shown as config_shown
-from gateway.core.context import Clock
-from gateway.core.ports import Backend
 from gateway.exchange import Responder
 from gateway.files import read_file_state
 from gateway.router import Router
+from protocols.core.interfaces import Clock
 
 _HASH_LENGTH: Final = 12
 """As many digits as a configuration's hash has."""

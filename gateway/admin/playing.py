@@ -11,8 +11,8 @@ from aiohttp import hdrs, web
 
 from gateway.admin.answers import RESPONSE_HEADERS, AdminError
 from gateway.admin.ports import StatusService
-from gateway.core.errors import MalformedRequest, RequestTooLarge
-from gateway.core.ports import Headers
+from protocols.core.errors import MalformedRequest, RequestTooLarge
+from protocols.core.interfaces import Headers
 
 _ADMIN_HEADERS: Final = frozenset({"authorization", "cookie", "host", "origin", "referer"})
 """What is said to the admin listener, and not to the one that is asked."""

@@ -6,9 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from backends.upstream import WorkerConfig
-from gateway.core.catalog import Catalog
 from gateway.seam import HttpRequest, ResponseWriter
 from gateway.watching.question import ExplainRequest
+from protocols.core.catalog import Catalog
 
 HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
 """What answers a listener's requests."""

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.core.histogram import bucket_quantile
+from backends.histogram import bucket_quantile
 from gateway.figures import FIRST_TOKEN_BUCKETS
 
 

@@ -6,11 +6,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from backends.histogram import Histogram
 from gateway.admin.status import VersionStats as Told
 from gateway.admin.status import add_counts
-from gateway.core.context import Clock
-from gateway.core.histogram import Histogram
 from gateway.figures import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
+from protocols.core.interfaces import Clock
 
 _WINDOW_SECONDS: Final = 60.0
 """Seconds that are looked back over, if somebody looked then."""

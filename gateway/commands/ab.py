@@ -137,10 +137,7 @@ def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
 
 def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Evidence":
     """Read the source. Raises UsageError."""
-    from gateway.tools.ab.sources import (
-        SourceError,
-        read_source,
-    )
+    from gateway.tools.ab.sources import SourceError, read_source
 
     try:
         if (match := _URL.fullmatch(source)) is not None:

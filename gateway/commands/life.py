@@ -9,10 +9,10 @@ import click
 from msgspec import Struct
 
 from gateway.config.loading import LoadConfig, LoadedConfig
-from gateway.core.errors import WorkerError
 from gateway.processes.loops import tune_gc
 from gateway.processes.stopping import ShutdownSignal
 from gateway.recording.lines import AccessLogWriter
+from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -31,10 +31,7 @@ class ServerProcess(Struct, frozen=True):
 
     async def run(self) -> int:
         """Serve until told to stop; gives the command's exit code. A second signal ends at once."""
-        from gateway.app import (
-            Gateway,
-            build_services,
-        )
+        from gateway.app import Gateway, build_services
         from gateway.handover import SocketHandover  # noqa: PLC0415 - as above
         from gateway.processes.following import ReloadTrigger  # noqa: PLC0415 - as above
         from gateway.reload import ConfigSource  # noqa: PLC0415 - as above

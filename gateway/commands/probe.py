@@ -12,8 +12,8 @@ import click
 from msgspec import Struct
 
 from gateway.config.dialects import ProtocolRegistry, describe_type_mismatch
-from gateway.core.ports import UpstreamAdapter
 from protocols import DIALECTS
+from protocols.core.interfaces import UpstreamAdapter
 
 if TYPE_CHECKING:
     from gateway.tools.probe.client import Probe, WorkerTarget
@@ -169,10 +169,7 @@ async def _run(
     """The result of each probe, as it comes. Exits if the worker can't be reached."""
     import httpx  # noqa: PLC0415 - no other command needs it
 
-    from gateway.tools.probe.client import (
-        Unreachable,
-        WorkerClient,
-    )
+    from gateway.tools.probe.client import Unreachable, WorkerClient
     from gateway.tools.probe.runner import run_probes  # noqa: PLC0415 - as above
 
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT)

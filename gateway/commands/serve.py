@@ -85,10 +85,7 @@ def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> No
         sys.exit(run_gateway(first, reading, watched, handover=told["handover"]))
     if told["handover"] is not None:
         raise click.UsageError("--handover: only one process can take another's place")
-    from gateway.processes.supervisor import (
-        ServePlan,
-        run_supervisor,
-    )
+    from gateway.processes.supervisor import ServePlan, run_supervisor
 
     sys.exit(
         run_supervisor(ServePlan(first, reading, told["processes"], watched, log_level.upper()))

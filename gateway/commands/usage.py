@@ -62,11 +62,7 @@ def _sum_postgres(url: str, by: Sequence[str], start: float) -> "list[UsageTotal
     """Raises UsageError, which shows no password."""
     if importlib.util.find_spec("asyncpg") is None:
         raise click.UsageError("a database needs: pip install 'interlingua[postgres]'")
-    from gateway.recording.postgres import (
-        DATABASE_ERRORS,
-        query_postgres_usage,
-        redact_url,
-    )
+    from gateway.recording.postgres import DATABASE_ERRORS, query_postgres_usage, redact_url
 
     try:
         return query_postgres_usage(url, by, start)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.ports import ClientAdapter
+from protocols.core.interfaces import ClientAdapter
 
 _RESERVED_PARAMS = frozenset({"self", "profile", "prefix", "renderer", "fields"})
 """Parameters that are no setting of a dialect's own: the gateway has its own words for them."""

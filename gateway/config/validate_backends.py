@@ -37,7 +37,7 @@ from gateway.config.shape import (
 )
 from gateway.config.state import SharedStateConfig
 from gateway.config.units import NonEmptyStr
-from gateway.core.restricted import PARAMETERS
+from protocols.core.restricted import PARAMETERS
 
 _REDIS_URLS: Final = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PATH"
 _POSTGRES_URL: Final = "write it as postgresql://USER@HOST:5432/DATABASE"
@@ -116,7 +116,7 @@ def _check_template(template: str | None, path: ConfigPath, ground: ValidationCo
     if importlib.util.find_spec("jinja2") is None:
         ground.add_issue(path, "needs Jinja; install it with: pip install 'interlingua[templates]'")
         return
-    from gateway.templating import ChatTemplate  # noqa: PLC0415 - as said
+    from backends.chat_template import ChatTemplate  # noqa: PLC0415 - as said
 
     try:
         ChatTemplate(template)

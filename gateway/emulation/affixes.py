@@ -6,8 +6,8 @@ with logprobs needs the model's own view of the prompt, and stays with the backe
 
 from collections.abc import Sequence
 
-from gateway.core.events import ChoiceEnd, Event, PromptEcho, TextDelta
-from gateway.core.request import GenerationRequest, Request
+from protocols.core.events import ChoiceEnd, Event, PromptEcho, TextDelta
+from protocols.core.request import GenerationRequest, Request
 
 
 class EchoAndSuffix:

@@ -9,16 +9,22 @@ from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
-from gateway.core.context import RequestContext
-from gateway.core.events import Event, StreamEnd
-from gateway.core.ports import Backend, EventSink, StreamItem, StreamItems, SupportsPush
-from gateway.core.request import GenerationRequest, Request, StopConditions
+from backends.interfaces import (
+    Backend,
+    EventSink,
+    RequestContext,
+    StreamItem,
+    StreamItems,
+    SupportsPush,
+)
 from gateway.emulation import fanout, stops
 from gateway.emulation.affixes import EchoAndSuffix, strip_echo_and_suffix
 from gateway.emulation.counting import UsageCounter, add_usage
 from gateway.emulation.fanout import FanIn, FanOut, RequestPart
 from gateway.emulation.planning import EmulationPlan
 from gateway.emulation.stops import StopStringEmulator
+from protocols.core.events import Event, StreamEnd
+from protocols.core.request import GenerationRequest, Request, StopConditions
 
 RequestSender = Callable[[Request, RequestContext], StreamItems]
 _Collector = Callable[[Any, Request, RequestContext], Coroutine[Any, Any, Sequence[StreamItem]]]
@@ -40,7 +46,7 @@ def stream_emulated(
 
     ``request`` is as the client sent it. No batch has bytes of its own. Raises what the backend
     raises. Closing the generator, or cancelling its task, stops all the work at once. ``take``: see
-    ``gateway.core.ports.SupportsPush``.
+    ``backends.interfaces.SupportsPush``.
     """
     inner, outside = strip_echo_and_suffix(request)
     stopping = None
@@ -127,7 +133,7 @@ class _EmulatedStream:
         return events if self._echo_and_suffix is None else self._echo_and_suffix.apply(events)
 
     def push(self, data: bytes | None, batch: Sequence[Event]) -> bool:
-        """Give it to ``taker``; see ``gateway.core.ports.EventSink``."""
+        """Give it to ``taker``; see ``backends.interfaces.EventSink``."""
         events = self.apply(batch)
         if self.is_complete or self.sink is None:
             return False

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.events import (
+from backends.interfaces import StreamItem
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     ReasoningDelta,
@@ -15,8 +16,7 @@ from gateway.core.events import (
     ToolCallDelta,
     Usage,
 )
-from gateway.core.ports import StreamItem
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request, TextPart
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request, TextPart
 
 _EVENTS_WITHOUT_TEXT: Final = frozenset({ResponseMetadata, ChoiceEnd, StreamEnd})
 """What every answer has, and tells nothing of its length."""

@@ -10,9 +10,9 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.core.errors import StreamBroken, WorkerFailed
-from gateway.core.events import Event, ResponseMetadata, StreamEnd, StreamStart, Timing, Usage
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request
+from protocols.core.errors import StreamBroken, WorkerFailed
+from protocols.core.events import Event, ResponseMetadata, StreamEnd, StreamStart, Timing, Usage
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request
 
 FAN_OUT_FIELDS: Final = frozenset({"n", "prompts", "inputs"})
 """The paths that are made up for by more than one request."""

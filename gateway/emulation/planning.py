@@ -6,9 +6,9 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.request import Request
 from gateway.emulation.affixes import strip_echo_and_suffix
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import Request
 
 
 class EmulationPlan(Struct, frozen=True):

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.core.events import (
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
@@ -17,8 +17,8 @@ from gateway.core.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from gateway.core.request import GenerationRequest, Request, StopConditions
-from gateway.core.stops import StopStringFilter
+from protocols.core.request import GenerationRequest, Request, StopConditions
+from protocols.core.stop_strings import StopStringFilter
 
 STOP_STRING_FIELDS: Final = frozenset({"stopping.stop", "stopping.include_stop"})
 """The paths that are made up for here."""

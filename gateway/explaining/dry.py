@@ -10,9 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.auth import Principal
-from gateway.core.context import Clock
-from gateway.core.errors import MethodNotAllowed, PathNotFound, RequestTooLarge
-from gateway.core.ports import Headers
 from gateway.paths import EndpointMatch
 from gateway.server import RequestHandler
 from gateway.telemetry import RequestRecord
@@ -20,6 +17,8 @@ from gateway.watching.account import ExplainedResponse, Explanation
 from gateway.watching.kept import ExplanationStore
 from gateway.watching.question import ExplainRequest
 from gateway.watching.watch import EXPLAIN_HEADER, DryRunComplete, ExplainRecorder
+from protocols.core.errors import MethodNotAllowed, PathNotFound, RequestTooLarge
+from protocols.core.interfaces import Clock, Headers
 
 _UNEXPLAINED_TASKS: Final = ("stop", "tokenize")
 """The tasks that would do something."""

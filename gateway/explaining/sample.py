@@ -5,9 +5,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.core.errors import ClientError
-from gateway.core.ports import UpstreamAdapter, UpstreamRequest
-from gateway.core.request import (
+from gateway.paths import AdapterMount, PathRouter
+from protocols.core.errors import ClientError
+from protocols.core.interfaces import UpstreamAdapter, UpstreamRequest
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     Message,
@@ -15,7 +16,6 @@ from gateway.core.request import (
     StopConditions,
     TextPart,
 )
-from gateway.paths import AdapterMount, PathRouter
 
 _SAMPLE_TEXT: Final = "Hello"
 

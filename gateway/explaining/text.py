@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.watching import WorkerCandidate, WorkerSelection
+from backends.interfaces import WorkerCandidate, WorkerSelection
 from gateway.watching.account import (
     ExplainedAttempt,
     ExplainedDefault,
@@ -17,6 +16,7 @@ from gateway.watching.account import (
     ExplainedUpstreamRequest,
     Explanation,
 )
+from protocols.core.loss import UnsupportedParameter
 
 _LABEL_WIDTH: Final = 11
 _AVAILABILITY_TEXTS: Final = {

@@ -6,13 +6,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.core.errors import MalformedRequest
-from gateway.core.ports import UpstreamRequest
 from gateway.explaining.dry import ServersByListener, find_endpoint, select_servers
 from gateway.explaining.sample import build_sample_request
 from gateway.paths import AdapterMount
 from gateway.watching.question import ExplainRequest
 from protocols.body import read_object
+from protocols.core.errors import MalformedRequest
+from protocols.core.interfaces import UpstreamRequest
 
 
 class PartialRequest(Struct, frozen=True):

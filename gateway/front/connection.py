@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter, deque
 from typing import Final, Literal, Protocol, cast
 
-from gateway.core.outbox import WriteBatcher
+from backends.aio import WriteBatcher
 from gateway.front import HandleRequest
 from gateway.front.heads import render_head
 from gateway.front.incoming import IncomingRequest

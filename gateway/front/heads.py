@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from email.utils import formatdate
 from typing import Final
 
-from gateway.core.ports import Headers
+from protocols.core.interfaces import Headers
 
 _LISTENER_HEADERS: Final = frozenset(
     {"connection", "content-length", "date", "server", "transfer-encoding"}

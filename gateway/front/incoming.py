@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.core.errors import MalformedRequest, RequestTooLarge
+from protocols.core.errors import MalformedRequest, RequestTooLarge
 
 MAX_UNREAD_BODY: Final = 64 << 10
 """Bytes of a body that are held before anybody asks for it."""

@@ -6,7 +6,7 @@ import ssl
 from collections import Counter
 from collections.abc import Sequence
 
-from gateway.core.outbox import WriteBatcher
+from backends.aio import WriteBatcher
 from gateway.door import ListenSockets
 from gateway.front import HandleRequest
 from gateway.front.connection import ClientConnection

@@ -5,10 +5,10 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core.outbox import WriteBatcher
-from gateway.core.ports import Headers
+from backends.aio import WriteBatcher
 from gateway.front.heads import STREAM_PREFIXES, UNARY_PREFIXES, render_head, render_headers
 from gateway.front.incoming import IncomingRequest
+from protocols.core.interfaces import Headers
 
 _STREAM_HEADER_LINES: Final = ("Cache-Control: no-cache", "X-Accel-Buffering: no")
 _CHUNKED_LINE: Final = "Transfer-Encoding: chunked"

@@ -9,11 +9,11 @@ from typing import Any
 
 from aiohttp import HttpVersion11, hdrs, web
 
-from gateway.core.errors import MalformedRequest, RequestTooLarge
-from gateway.core.ports import Headers
 from gateway.door import ListenSockets
 from gateway.front import HandleRequest
 from gateway.front.limits import ConnectionLimits
+from protocols.core.errors import MalformedRequest, RequestTooLarge
+from protocols.core.interfaces import Headers
 
 _SHUTDOWN_TIMEOUT = 0.1
 """Seconds that an answer has after it was told that it is cut."""

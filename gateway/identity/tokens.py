@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from gateway.auth import KeysPending, Principal
 from gateway.config.identity import JwtConfig
-from gateway.core.errors import Unauthorized
 from gateway.identity.issuer import JwksClient
+from protocols.core.errors import Unauthorized
 
 _JWT_PATTERN: Final = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
 _MAX_TOKEN_LENGTH: Final = 8192

@@ -8,7 +8,6 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
-from gateway.core.context import Clock
 from gateway.limits.allowance import KeyRateLimits, ModelCounters, RateLimits
 from gateway.limits.counters import (
     SECONDS_PER_DAY,
@@ -22,6 +21,7 @@ from gateway.limits.counters import (
 )
 from gateway.limits.lent import Lease, LeasedBucket, LeasedSlots, LeaseTerms
 from gateway.limits.ports import LeaseStore, SharedLimit
+from protocols.core.interfaces import Clock
 
 
 class KeyCounters(Struct, frozen=True):

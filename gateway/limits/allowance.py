@@ -5,11 +5,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gateway.core.context import Clock
-from gateway.core.errors import GatewayError, Overloaded, QuotaExceeded, RateLimitExceeded
-from gateway.core.events import Usage
-from gateway.core.ports import RateLimitStatus
 from gateway.limits.counters import MIN_RETRY_AFTER, NEVER_AVAILABLE, TOKEN_SCOPES, LimitCounter
+from protocols.core.errors import GatewayError, Overloaded, QuotaExceeded, RateLimitExceeded
+from protocols.core.events import Usage
+from protocols.core.interfaces import Clock, RateLimitStatus
 
 
 class RateLimits(Struct, frozen=True):

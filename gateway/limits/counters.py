@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol
 
-from gateway.core.ports import RateLimitStatus
+from protocols.core.interfaces import RateLimitStatus
 
 LimitScope = Literal["requests", "tokens", "concurrency", "budget"]
 TOKEN_SCOPES: Final[Sequence[LimitScope]] = ("tokens", "budget")

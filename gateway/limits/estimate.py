@@ -6,7 +6,7 @@ A guess, and no more: what it took is known at its end, and then counted.
 import re
 from typing import Final
 
-from gateway.core.catalog import ModelInfo
+from protocols.core.catalog import ModelInfo
 
 BYTES_PER_TOKEN: Final = 4
 """Of JSON in English; other languages and escapes take more bytes for a token."""

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from gateway.core.context import Clock
 from gateway.limits.lent import LeasedCounter
 from gateway.limits.ports import LeaseStore, LeaseStoreUnavailable
+from protocols.core.interfaces import Clock
 
 RENEW_INTERVAL: Final = 0.25
 """Seconds between two askings, where nothing is wanted at once; a quarter more or less by luck, so

@@ -13,7 +13,6 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core.ports import RateLimitStatus
 from gateway.limits.counters import (
     MIN_RETRY_AFTER,
     NEVER_AVAILABLE,
@@ -25,6 +24,7 @@ from gateway.limits.counters import (
     TokenBucket,
 )
 from gateway.limits.ports import LeaseGrant, LeaseRequest, SharedLimit, StoreFailurePolicy
+from protocols.core.interfaces import RateLimitStatus
 
 RATE_LEASE_SHARE: Final = 0.5
 """A loan is this much of a process's part of a rate, or of the requests at a time;"""

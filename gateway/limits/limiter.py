@@ -5,8 +5,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, cast
 
-from gateway.core.catalog import ModelInfo
-from gateway.core.ports import ClientAdapter, Headers, RateLimitHeaders
 from gateway.limits.accounts import CounterRegistry
 from gateway.limits.allowance import (
     FinishedRequest,
@@ -19,6 +17,8 @@ from gateway.limits.allowance import (
 from gateway.limits.counters import DailyBudget
 from gateway.limits.estimate import estimate_tokens
 from gateway.limits.lent import LeasedBucket, LeasedCounter, LeasedSlots
+from protocols.core.catalog import ModelInfo
+from protocols.core.interfaces import ClientAdapter, Headers, RateLimitHeaders
 
 ANONYMOUS_KEY: Final = ""
 """Stands for the key of all clients together, where there are no keys."""

@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.core.histogram import Histogram
+from backends.histogram import Histogram
 from gateway.figures import (
     RequestStats,
     StatsKey,

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from backends.histogram import Histogram
 from gateway import __version__
-from gateway.core.histogram import Histogram
 from gateway.told import MetricDefinition
 
 _LAG_CHECK_INTERVAL: Final = 0.25

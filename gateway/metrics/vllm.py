@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.core.histogram import Histogram
+from backends.histogram import Histogram
 from gateway.figures import RequestStats, StatsKey
 from gateway.told import MetricDefinition, MetricSamples
 

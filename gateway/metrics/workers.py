@@ -8,7 +8,7 @@ from msgspec import Struct
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.core.histogram import Histogram
+from backends.histogram import Histogram
 from gateway.told import MetricDefinition, MetricSamples
 
 

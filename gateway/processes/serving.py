@@ -18,11 +18,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from backends.aside import BackgroundCall
+from backends.aio import BackgroundCall
 from gateway.app import Gateway, build_services
 from gateway.config.complaints import DOCUMENT_START, ConfigError, ConfigIssue
 from gateway.config.loading import LoadedConfig
-from gateway.core.errors import WorkerError
 from gateway.descriptors import raise_fd_limit
 from gateway.processes.line import (
     CommitReload,
@@ -43,6 +42,7 @@ from gateway.processes.stopping import ShutdownSignal
 from gateway.processes.text import ConfigText
 from gateway.recording.lines import AccessLogWriter, open_access_log
 from gateway.reload import ConfigSource, ReloadResult
+from protocols.core.errors import WorkerError
 
 log = logging.getLogger("interlingua")
 

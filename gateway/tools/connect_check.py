@@ -33,10 +33,10 @@ from gateway.config.identity import JwtConfig
 from gateway.config.pools import PoolConfig, WorkerSourceConfig
 from gateway.config.shape import Config, TlsConfig, TorchConfig
 from gateway.config.state import SharedStateConfig
-from gateway.core.ports import UpstreamRequest
 from gateway.making import build_adapter, build_backend
 from gateway.making import list_backend_models as models_of_backend
 from gateway.server import GatewayServices as Services
+from protocols.core.interfaces import UpstreamRequest
 
 _WORKER_TIMEOUT: Final = 5.0
 """Seconds for each step: DNS, then the connection and its requests."""
@@ -515,11 +515,7 @@ async def _check_issuer(identity: JwtConfig) -> Finding:
 
 async def _check_postgres(url: str) -> Finding:
     """Connect to the database of usage. The subject has no password."""
-    from gateway.recording.postgres import (
-        DATABASE_ERRORS,
-        connect_database,
-        redact_url,
-    )
+    from gateway.recording.postgres import DATABASE_ERRORS, connect_database, redact_url
 
     subject = f"usage database {redact_url(url)}"
     try:

@@ -14,7 +14,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Histogram as Sent
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 
-from gateway.core.histogram import Histogram
+from backends.histogram import Histogram
 from gateway.telemetry import RequestRecord
 from gateway.tracing.names import (
     OPERATION_NAMES,

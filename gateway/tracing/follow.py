@@ -10,12 +10,12 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from gateway.core.errors import GatewayError
-from gateway.core.ports import Headers
-from gateway.core.request import Request
 from gateway.seam import HttpRequest
 from gateway.telemetry import RequestRecord
 from gateway.tracing.parents import ParentSpan, parse_traceparent
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import Headers
+from protocols.core.request import Request
 
 _TRACE_ID_BYTES: Final = 16
 _SPAN_ID_BYTES: Final = 8
@@ -36,7 +36,7 @@ class AttemptSpan(Struct):
 
 
 class RequestTrace(Struct, eq=False):
-    """What is known of one exchange; a ``gateway.core.watching.AttemptTrace``."""
+    """What is known of one exchange; a ``backends.interfaces.AttemptTrace``."""
 
     record: RequestRecord
     method: str
@@ -50,11 +50,11 @@ class RequestTrace(Struct, eq=False):
     attempts: list[AttemptSpan] = field(default_factory=list[AttemptSpan])
 
     def set_request(self, request: Request) -> None:
-        """See ``gateway.core.watching.AttemptTrace``."""
+        """See ``backends.interfaces.AttemptTrace``."""
         self.request = request
 
     def start_attempt(self, url: str) -> Headers:
-        """See ``gateway.core.watching.AttemptTrace``."""
+        """See ``backends.interfaces.AttemptTrace``."""
         record = self.record
         one = AttemptSpan(self.span_id(), url, record.backend, record.model, self.now())
         self.attempts.append(one)
@@ -63,7 +63,7 @@ class RequestTrace(Struct, eq=False):
         return (*told, ("tracestate", state)) if state else told
 
     def end_attempt(self, error: GatewayError | None) -> None:
-        """See ``gateway.core.watching.AttemptTrace``."""
+        """See ``backends.interfaces.AttemptTrace``."""
         one = self.attempts[-1]
         if not one.ended_at:
             one.ended_at = self.now()

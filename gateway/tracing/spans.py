@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from gateway.core.request import GenerationRequest
 from gateway.telemetry import RequestRecord
 from gateway.tracing.follow import AttemptSpan, RequestTrace
 from gateway.tracing.names import (
@@ -21,6 +20,7 @@ from gateway.tracing.names import (
     SemanticConventions,
 )
 from gateway.tracing.parents import ParentSpan
+from protocols.core.request import GenerationRequest
 
 _NANOSECONDS_PER_SECOND: Final = 1_000_000_000
 _SAMPLED_FLAG: Final = 1

@@ -5,9 +5,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.core.events import Usage
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.watching import WorkerSelection
+from backends.interfaces import WorkerSelection
+from protocols.core.events import Usage
+from protocols.core.loss import UnsupportedParameter
 
 
 class ExplainedRule(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.auth import Principal
-from gateway.core.context import Clock
 from gateway.telemetry import RequestRecord
 from gateway.watching.account import Explanation
 from gateway.watching.watch import ExplainRecorder
+from protocols.core.interfaces import Clock
 
 MAX_EXPLANATIONS: Final = 100
 """How many explanations are kept, each for as long as it is among the last."""

@@ -6,9 +6,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from gateway.core.context import RequestContext
-from gateway.core.ports import ClientAdapter, ClientRequest, Headers, UpstreamRequest
-from gateway.core.request import GenerationRequest
+from backends.interfaces import RequestContext
 from gateway.emulation.asking import count_parts
 from gateway.exchange import ResponseStrategy
 from gateway.fitting import select_unset_defaults
@@ -29,6 +27,8 @@ from gateway.watching.account import (
     ExplainedUpstreamRequest,
     ExplainedVersion,
 )
+from protocols.core.interfaces import ClientAdapter, ClientRequest, Headers, UpstreamRequest
+from protocols.core.request import GenerationRequest
 
 _SECRET_HEADERS: Final = frozenset(
     {"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie", "set-cookie"}

@@ -7,19 +7,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from backends.interfaces import ExplainsSelection, WorkerSelection
 from gateway.auth import Principal
-from gateway.core import loss
-from gateway.core.context import Clock
-from gateway.core.errors import GatewayError, InternalError
-from gateway.core.ports import (
-    ClientAdapter,
-    ClientRequest,
-    ExplainsSelection,
-    Headers,
-    RoutingInfo,
-    UpstreamRequest,
-)
-from gateway.core.watching import WorkerSelection
 from gateway.exchange import ResponseStrategy
 from gateway.router import CATCH_ALL_MODEL, Route, Router
 from gateway.rules import RouteRule, RuleMatch
@@ -33,6 +22,16 @@ from gateway.watching.account import (
     ExplainedResponse,
     ExplainedRule,
     Explanation,
+)
+from protocols.core import loss
+from protocols.core.errors import GatewayError, InternalError
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Clock,
+    Headers,
+    RoutingInfo,
+    UpstreamRequest,
 )
 
 EXPLAIN_HEADER: Final = "x-interlingua-explain"
@@ -50,7 +49,7 @@ class DryRunComplete(InternalError):
 
 
 class ExplainRecorder:
-    """One request; a ``gateway.core.watching.RequestObserver``. ``draw`` is the luck that it has.
+    """One request; a ``backends.interfaces.RequestObserver``. ``draw`` is the luck that it has.
 
     With ``dry``, what would send or answer anything is ended by Foretold. Such a request is
     nobody's, so that what it says of who asks is told, too.
@@ -133,7 +132,7 @@ class ExplainRecorder:
     # --- what its backend does --------------------------------------------------------------------
 
     def on_selection(self, choice: WorkerSelection, wire: UpstreamRequest) -> None:
-        """See ``gateway.core.watching.RequestObserver``."""
+        """See ``backends.interfaces.RequestObserver``."""
         now = self._attempts[-1]
         if len(now.choices) < _MAX_RECORDED_REQUESTS and choice not in now.choices:
             now.choices.append(choice if self.dry_run else _shorten_selection(choice))
@@ -142,7 +141,7 @@ class ExplainRecorder:
             raise DryRunComplete("the request would be sent")
 
     def on_send(self, url: str, wire: UpstreamRequest) -> None:
-        """See ``gateway.core.watching.RequestObserver``."""
+        """See ``backends.interfaces.RequestObserver``."""
         now = self._attempts[-1]
         self._attempt_count += 1
         self._worker_url = url
@@ -150,7 +149,7 @@ class ExplainRecorder:
             now.sent.append(telling.explain_upstream_request(url, wire, _MAX_BODY_BYTES))
 
     def on_failure(self, url: str, error: GatewayError) -> None:
-        """See ``gateway.core.watching.RequestObserver``."""
+        """See ``backends.interfaces.RequestObserver``."""
         for one in self._attempts[-1].sent:
             if one.url == url and not one.error:
                 one.error = type(error).__name__

@@ -6,8 +6,8 @@ that ends the last choice, or in a chunk of its own where the client asked by ``
 
 from msgspec.structs import replace
 
-from gateway.core.ports import ResponseContext, ResponseEncoder
-from gateway.core.request import EmbeddingRequest, GenerationRequest
+from protocols.core.interfaces import ResponseContext, ResponseEncoder
+from protocols.core.request import EmbeddingRequest, GenerationRequest
 from protocols.openai.answers import ChatEncoder, CompletionEncoder
 from protocols.openai.style import ResponseStyle
 from protocols.openai.vectors import EmbeddingEncoder

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gateway.core.ports import OpenApiFragment
+from protocols.core.interfaces import OpenApiFragment
 from protocols.databricks import errors, listing, tables
 from protocols.databricks.answers import RESPONSE_STYLE
 from protocols.databricks.requests import REQUEST_RULES, STRICT_FIELDS, RequestTask
@@ -68,7 +68,7 @@ _RESPONSE_NAMES: Mapping[RequestTask, str] = {
 
 
 def describe_api() -> OpenApiFragment:
-    """See ``gateway.core.ports.OpenApiProvider``."""
+    """See ``protocols.core.interfaces.OpenApiProvider``."""
     refused = build_error_responses(errors.ERROR_STATUSES, ref("Body"))
     failed = ref("StreamFailed")
     operations = described.build_operations(REQUEST_RULES, refused, failed)

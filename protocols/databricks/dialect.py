@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 from msgspec import Raw, json
 
-from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.errors import ClientError, GatewayError
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
+from protocols.body import decode_value, read_object
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import ClientError, GatewayError
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     Endpoint,
@@ -21,8 +21,8 @@ from gateway.core.ports import (
     RoutingInfo,
     UpstreamRequest,
 )
-from gateway.core.request import EmbeddingRequest, Request
-from protocols.body import decode_value, read_object
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import EmbeddingRequest, Request
 from protocols.databricks import answers, described, errors, listing, relay, requests, roles
 from protocols.databricks.requests import RequestTask
 from protocols.databricks.tables import PARAM_TABLES
@@ -199,17 +199,17 @@ class Databricks:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.unsupported_parameters(request, names)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.encode_request(request)
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``gateway.core.ports.SupportsPassthrough``: for clients whose order of roles is not checked."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``: for clients whose order of roles is not checked."""
         if not isinstance(client, Databricks) or client._role_rules == "strict":  # noqa: SLF001
             return None
         try:
@@ -220,11 +220,11 @@ class Databricks:
         return relay.build_passthrough(self._passthrough_rules, call, about, task, stream=stream)
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return faults.read_worker_error(status, headers, body, map_worker_error)
 
 

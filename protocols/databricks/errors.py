@@ -11,7 +11,7 @@ from math import ceil
 
 from msgspec import Struct, json
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
     ContextTooLong,
@@ -33,7 +33,7 @@ from gateway.core.errors import (
     WorkerError,
     WorkerUnreachable,
 )
-from gateway.core.ports import Headers, HttpResponse
+from protocols.core.interfaces import Headers, HttpResponse
 from protocols.params import Param
 
 _encode = json.Encoder().encode

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core.catalog import ModelInfo, VersionInfo
+from protocols.core.catalog import ModelInfo, VersionInfo
 
 _TASKS = {"chat": "llm/v1/chat", "embedding": "llm/v1/embeddings"}
 _ENTITY_FAMILY = "databricks"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from gateway.core.ports import ClientRequest, PassthroughRequest, ResponseContext
+from protocols.core.interfaces import ClientRequest, PassthroughRequest, ResponseContext
 from protocols.databricks import tables
 from protocols.databricks.answers import RESPONSE_STYLE
 from protocols.databricks.profiles import build_profile
@@ -136,7 +136,7 @@ def build_passthrough(
     *,
     stream: bool,
 ) -> PassthroughRequest | None:
-    """See ``gateway.core.ports.SupportsPassthrough``.
+    """See ``protocols.core.interfaces.SupportsPassthrough``.
 
     ``stream`` is what the client means, also by silence: whatever the worker takes that for, the
     client gets what it waits for.

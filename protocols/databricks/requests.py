@@ -12,8 +12,10 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core.errors import InvalidParameter, UnknownParameter
-from gateway.core.request import (
+from protocols import params
+from protocols.body import decode_value
+from protocols.core.errors import InvalidParameter, UnknownParameter
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     Prompt,
@@ -21,8 +23,6 @@ from gateway.core.request import (
     Request,
     Tool,
 )
-from protocols import params
-from protocols.body import decode_value
 from protocols.databricks import roles, tables
 from protocols.openai.messages import USER_PART_TYPES, MessageRules
 from protocols.openai.reading import as_object, invalid_type_error, missing_error, null_to_none

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from gateway.core.errors import InvalidParameter
-from gateway.core.types import Message, TextPart
+from protocols.core.errors import InvalidParameter
+from protocols.core.request import Message, TextPart
 
 RoleRules = Literal["strict", "lenient"]
 

@@ -12,10 +12,11 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from gateway.core.errors import ContextTooLong, GatewayError, ModelNotFound, UnsupportedFeature
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import ResponseDecoder, UpstreamRequest
-from gateway.core.request import (
+from protocols.body import decode_value
+from protocols.core.errors import ContextTooLong, GatewayError, ModelNotFound, UnsupportedFeature
+from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     EmbeddingRequest,
@@ -29,7 +30,6 @@ from gateway.core.request import (
     TextPart,
     VideoPart,
 )
-from protocols.body import decode_value
 from protocols.databricks.profiles import EFFORT_MAPPING, EXTRA_PARAM_NAMES, build_profile
 from protocols.databricks.tables import MAX_TOOLS
 from protocols.openai import faults
@@ -73,7 +73,7 @@ class DatabricksUpstream:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         narrow = self._reduce_request(request, names)
         return (
             *narrow.unsupported_parameters,
@@ -81,7 +81,7 @@ class DatabricksUpstream:
         )
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``. Raises ModelNotFound, Unsupported."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises ModelNotFound, Unsupported."""
         texts = request.inputs if isinstance(request, EmbeddingRequest) else request.prompts
         _check_texts(texts, "input" if isinstance(request, EmbeddingRequest) else "prompt")
         writer = self._select_writer(request)
@@ -104,7 +104,7 @@ class DatabricksUpstream:
         return UpstreamRequest(_build_path(request.model), _encode(body), _JSON_HEADERS)
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         complaint = partial(faults.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint=complaint)

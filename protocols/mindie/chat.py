@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Raw
 
-from gateway.core.ports import ClientRequest
-from gateway.core.request import GenerationRequest, Tool, ToolChoice
+from protocols.core.interfaces import ClientRequest
+from protocols.core.request import GenerationRequest, Tool, ToolChoice
 from protocols.mindie import tables
 from protocols.mindie.checks import (
     build_param_error,

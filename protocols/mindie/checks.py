@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.core.errors import InvalidParameter, MalformedRequest, ParameterProblem
-from gateway.core.ports import ClientRequest
 from protocols import params
 from protocols.body import decode_value, read_object
+from protocols.core.errors import InvalidParameter, MalformedRequest, ParameterProblem
+from protocols.core.interfaces import ClientRequest
 from protocols.params import Param, ParamType, ParsedParams
 
 ParamKind = Literal["float", "integer", "unsigned", "boolean"]

@@ -14,10 +14,10 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core import events as core_events
-from gateway.core.aggregate import UnaryChoice, UnaryResponse
-from gateway.core.errors import ClientDisconnected, GatewayError
-from gateway.core.events import (
+from protocols.core import events as core_events
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import ClientDisconnected, GatewayError
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     FinishReason,
@@ -30,10 +30,10 @@ from gateway.core.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from gateway.core.ports import Headers, HttpResponse, ResponseContext
-from gateway.core.request import GenerationRequest
-from gateway.core.sse import DONE_EVENT
-from gateway.core.sse import format_event as framed
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest
+from protocols.core.sse import DONE_EVENT
+from protocols.core.sse import format_event as framed
 from protocols.mindie import errors
 from protocols.mindie.texts import STREAM_CONTENT_TYPE, build_json_response, encode_json
 from protocols.openai.pieces import FunctionCallItem, ToolCallItem, build_tool_calls
@@ -102,21 +102,21 @@ class OpenAiStyleEncoder:
         self._choice_ends: list[ChoiceEnd] = []
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``. What its client stopped has come to its end."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
         if isinstance(error, ClientDisconnected):
             return self._encode_stopped()
         return errors.encode_stream_error(error, self._request.timeout)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         write = self._build_chat_choice if self._variant.is_chat else self._build_completion_choice
         body = b'"choices":' + encode_json([write(choice) for choice in answer.choices])
         if answer.usage is not None:

@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from gateway.core import sse
-from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.events import ChoiceEnd, Event, ResponseMetadata, StreamEnd, TextDelta, Usage
-from gateway.core.request import GenerationRequest
+from protocols.core import sse
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import ChoiceEnd, Event, ResponseMetadata, StreamEnd, TextDelta, Usage
+from protocols.core.request import GenerationRequest
 from protocols.mindie.faults import raise_worker_error
 from protocols.mindie.incoming import (
     FINISH_REASONS,
@@ -50,7 +50,7 @@ class TextDecoder:
         self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         if self._is_done:
@@ -58,7 +58,7 @@ class TextDecoder:
         return self._decode_events(self._body_reader.feed(data))
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         self._closing = True
@@ -170,13 +170,13 @@ class OpenAiStyleDecoder:
         self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         return self._merge_usage(self._inner.feed(data))
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         return self._merge_usage(self._inner.close())

@@ -6,7 +6,7 @@ The endpoints after other servers (``/generate``, ``/infer`` and their kin) are 
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ClientError,
     ContentFiltered,
     ContextTooLong,
@@ -25,7 +25,7 @@ from gateway.core.errors import (
     UnsupportedFeature,
     WorkerUnreachable,
 )
-from gateway.core.ports import OpenApiFragment
+from protocols.core.interfaces import OpenApiFragment
 from protocols.mindie.profiles import MindieConfig, MindieProfile
 from protocols.mindie.shapes import INFO_OPERATIONS, build_response_schemas
 from protocols.mindie.tables import INT32_MAX, MAX_STOP_STRINGS
@@ -80,7 +80,7 @@ _ERROR_STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
 
 
 def describe_api(setup: MindieConfig, tables: TablesByOperation) -> OpenApiFragment:
-    """See ``gateway.core.ports.OpenApiProvider``; ``tables`` as the dialect shows them."""
+    """See ``protocols.core.interfaces.OpenApiProvider``; ``tables`` as the dialect shows them."""
     return OpenApiFragment(
         {
             **_describe_generate(setup.profile, tables["text"]),

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.errors import GatewayError
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     Endpoint,
@@ -28,7 +27,8 @@ from gateway.core.ports import (
     Token,
     UpstreamRequest,
 )
-from gateway.core.request import GenerationRequest, Request
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import GenerationRequest, Request
 from protocols.mindie import (
     chat,
     checks,
@@ -144,7 +144,7 @@ class MindIE:
     # --- towards clients --------------------------------------------------------------------------
 
     def peek(self, call: ClientRequest) -> RoutingInfo:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         variant = call.endpoint.operation
         match variant:
             case "text" | "text_stream" | "tokens":
@@ -162,7 +162,7 @@ class MindIE:
                 return self._read_default_routing(call)
 
     def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         del model
         setup = self._config
         match call.endpoint.operation:
@@ -189,7 +189,7 @@ class MindIE:
     def create_encoder(
         self, call: ClientRequest, request: Request, about: ResponseContext
     ) -> ResponseEncoder:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
         profile, headers = self._config.profile, build_headers(call)
         match call.endpoint.operation:
@@ -216,23 +216,23 @@ class MindIE:
                 return TgiStyleEncoder(profile, request, headers, listed=variant == "root")
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         return _add_headers(errors.build_error_response(error, call), call)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """See ``gateway.core.ports.ClientAdapter``; also the answer of ``stop``, once it has stopped."""
+        """See ``protocols.core.interfaces.ClientAdapter``; also the answer of ``stop``, once it has stopped."""
         return _add_headers(info.build_info_response(call, catalog, self._config), call)
 
     def read_text(self, call: ClientRequest) -> str:
-        """See ``gateway.core.ports.SupportsTokenize``."""
+        """See ``protocols.core.interfaces.SupportsTokenize``."""
         return tokenizer.read_tokenizer_text(call, self._config)
 
     def encode_tokens(self, call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
-        """See ``gateway.core.ports.SupportsTokenize``."""
+        """See ``protocols.core.interfaces.SupportsTokenize``."""
         return _add_headers(tokenizer.build_tokenizer_response(call, tokens), call)
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         match call.endpoint.operation:
             case "text" | "text_stream":
                 return self._text_field_names
@@ -244,7 +244,7 @@ class MindIE:
                 return _FIELD_NAMES[call.endpoint.operation]
 
     def openapi_fragment(self) -> OpenApiFragment:
-        """See ``gateway.core.ports.OpenApiProvider``."""
+        """See ``protocols.core.interfaces.OpenApiProvider``."""
         return described.describe_api(self._config, self.param_tables)
 
     # --- towards workers --------------------------------------------------------------------------
@@ -252,39 +252,39 @@ class MindIE:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.unsupported_parameters(request, names)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.encode_request(request)
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``gateway.core.ports.SupportsPassthrough``: between servers of one release."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``: between servers of one release."""
         if not isinstance(client, MindIE):
             return None
         return self._passthrough.prepare_passthrough(client._config, call, about)  # noqa: SLF001
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return faults.read_worker_error(status, headers, body)
 
     def encode_cancel(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.SupportsCancel``."""
+        """See ``protocols.core.interfaces.SupportsCancel``."""
         return self._upstream.encode_cancel(request)
 
     def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """See ``gateway.core.ports.ModelMetadataReader``."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``."""
         return self._upstream.metadata_requests(model)
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``gateway.core.ports.ModelMetadataReader``."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``."""
         return self._upstream.load_metadata(model, answers)
 
     # --- what a call names ------------------------------------------------------------------------

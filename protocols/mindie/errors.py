@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
@@ -34,7 +34,7 @@ from gateway.core.errors import (
     WorkerError,
     WorkerUnreachable,
 )
-from gateway.core.ports import ClientRequest, Headers, HttpResponse
+from protocols.core.interfaces import ClientRequest, Headers, HttpResponse
 from protocols.mindie.checks import get_field, read_body_fields, read_object_field
 from protocols.mindie.inputs import MISSING_INPUT_ERROR
 
@@ -96,7 +96,7 @@ def encode_stream_error(error: GatewayError, timeout: float | None) -> bytes:
 
 
 def build_error_response(error: GatewayError, call: ClientRequest | None) -> HttpResponse:
-    """See ``gateway.core.ports.ClientAdapter``."""
+    """See ``protocols.core.interfaces.ClientAdapter``."""
     variant = call.endpoint.operation if call else ""
     match error:
         case RequestNotFound(id=name):

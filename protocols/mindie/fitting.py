@@ -12,8 +12,8 @@ from typing import Any, Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core.loss import LossReason, UnsupportedParameter
-from gateway.core.request import (
+from protocols.core.loss import LossReason, UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     FilePart,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.core.types import FinishReason, Timing
+from protocols.core.events import FinishReason, Timing
 
 FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "eos_token": "eos",

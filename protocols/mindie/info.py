@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.errors import PathNotFound
-from gateway.core.ports import ClientRequest, HttpResponse
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import PathNotFound
+from protocols.core.interfaces import ClientRequest, HttpResponse
 from protocols.mindie import errors
 from protocols.mindie.checks import read_body_fields
 from protocols.mindie.profiles import MODEL_NAME_PATTERN, MindieConfig
@@ -27,7 +27,7 @@ _SERVER_NAME: Final = "MindIE Server"
 
 
 def build_info_response(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """See ``gateway.core.ports.ClientAdapter``. Raises ModelNotFound or PathNotFound."""
+    """See ``protocols.core.interfaces.ClientAdapter``. Raises ModelNotFound or PathNotFound."""
     return _INFO_HANDLERS[call.endpoint.operation](call, catalog, setup)
 
 

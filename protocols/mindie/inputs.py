@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw
 
-from gateway.core.errors import MalformedRequest
-from gateway.core.ports import ClientRequest
-from gateway.core.request import GenerationRequest
+from protocols.core.errors import MalformedRequest
+from protocols.core.interfaces import ClientRequest
+from protocols.core.request import GenerationRequest
 from protocols.mindie import tables
 from protocols.mindie.checks import (
     build_param_error,

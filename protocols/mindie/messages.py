@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
-from gateway.core.request import ContentPart, Message, TextPart, ToolCall
+from protocols.core.request import ContentPart, Message, TextPart, ToolCall
 from protocols.mindie.checks import build_param_error
 from protocols.mindie.requests import check_media, has_media, read_parts
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core.aggregate import UnaryChoice, UnaryResponse
-from gateway.core.errors import ClientDisconnected, GatewayError
-from gateway.core.events import (
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import ClientDisconnected, GatewayError
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     ReasoningDelta,
@@ -25,9 +25,9 @@ from gateway.core.events import (
     Timing,
     Usage,
 )
-from gateway.core.ports import Headers, HttpResponse, ResponseContext
-from gateway.core.request import GenerationRequest
-from gateway.core.sse import format_event as framed
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest
+from protocols.core.sse import format_event as framed
 from protocols.mindie import errors
 from protocols.mindie.profiles import MindieProfile
 from protocols.mindie.texts import (
@@ -121,22 +121,22 @@ class NativeEncoder:
         self._state = _StreamState()
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``. What its client stopped has come to its end."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
         if isinstance(error, ClientDisconnected):
             self._state.finish_reason = STOPPED_FINISH_REASON
             return self._encode_final_event()
         return errors.encode_stream_error(error, self._request.timeout)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         choice = get_only_choice(answer)
         body: dict[str, Any] = {"generated_text": join_choice_text(choice)}
         if self._request.want.details:
@@ -234,22 +234,22 @@ class TgiStyleEncoder:
         self._state = _StreamState()
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``. What its client stopped has come to its end."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
         if isinstance(error, ClientDisconnected):
             self._state.finish_reason = STOPPED_FINISH_REASON
             return self._encode_final_event()
         return errors.encode_stream_error(error, self._request.timeout)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         choice = get_only_choice(answer)
         body: dict[str, Any] = {}
         if self._request.want.details:
@@ -302,15 +302,15 @@ class VllmStyleEncoder:
         self._choice_count = request.choice_count
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``. What its client stopped just ends, as all does."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped just ends, as all does."""
         if isinstance(error, ClientDisconnected):
             return b""
         return errors.encode_stream_error(error, self._request.timeout)

@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
-from gateway.core.ports import ClientRequest
-from gateway.core.request import PromptOptions
+from protocols.core.interfaces import ClientRequest
+from protocols.core.request import PromptOptions
 from protocols.mindie import tables
 from protocols.mindie.checks import MindieParamTable
 

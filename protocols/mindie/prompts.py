@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from msgspec import Raw, Struct
 
-from gateway.core.ports import ClientRequest
-from gateway.core.request import GenerationRequest, Message
+from protocols.core.interfaces import ClientRequest
+from protocols.core.request import GenerationRequest, Message
 from protocols.mindie import tables
 from protocols.mindie.checks import (
     build_param_error,

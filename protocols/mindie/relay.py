@@ -15,9 +15,10 @@ import msgspec
 from msgspec import Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from gateway.core.errors import MalformedRequest
-from gateway.core.events import Event, TextDelta, Usage
-from gateway.core.ports import (
+from protocols.body import read_object
+from protocols.core.errors import MalformedRequest
+from protocols.core.events import Event, TextDelta, Usage
+from protocols.core.interfaces import (
     ClientRequest,
     Headers,
     PassthroughReader,
@@ -27,8 +28,7 @@ from gateway.core.ports import (
     ResponseEncoder,
     UpstreamRequest,
 )
-from gateway.core.request import GenerationRequest, ResponseOptions
-from protocols.body import read_object
+from protocols.core.request import GenerationRequest, ResponseOptions
 from protocols.mindie import chunks, errors
 from protocols.mindie.checks import list_params
 from protocols.mindie.decoder import OpenAiStyleDecoder, TextDecoder
@@ -113,7 +113,7 @@ class MindiePassthrough:
     def prepare_passthrough(
         self, client: MindieConfig, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``gateway.core.ports.SupportsPassthrough``; ``client`` is the setup that the call came by."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``; ``client`` is the setup that the call came by."""
         if not self._is_same_server(client) or "req-id" in call.headers:
             return None
         if len(call.body) > self._config.profile.max_text_length:
@@ -240,11 +240,11 @@ class _TokenCountingDecoder:
         self._counter = tally
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         return self._count_tokens(self._inner.feed(data))
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         return self._count_tokens(self._inner.close())
 
     def _count_tokens(self, events: Sequence[Event]) -> Sequence[Event]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
-from gateway.core.request import (
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     GenerationRequest,

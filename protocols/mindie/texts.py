@@ -14,10 +14,9 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core.aggregate import UnaryChoice, UnaryResponse
-from gateway.core.context import Clock
-from gateway.core.errors import ClientDisconnected, GatewayError
-from gateway.core.events import (
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import ClientDisconnected, GatewayError
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     FinishReason,
@@ -28,8 +27,8 @@ from gateway.core.events import (
     Timing,
     Usage,
 )
-from gateway.core.ports import ClientRequest, Headers, HttpResponse, ResponseContext
-from gateway.core.request import GenerationRequest
+from protocols.core.interfaces import ClientRequest, Clock, Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest
 from protocols.mindie import errors
 from protocols.mindie.profiles import MindieProfile
 
@@ -155,11 +154,11 @@ class TextEncoder:
         self._started = False
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
@@ -170,7 +169,7 @@ class TextEncoder:
         return self._flush_pending() + errors.encode_stream_error(error, self._request.timeout)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         choice = get_only_choice(answer)
         body = self._head + encode_json(join_choice_text(choice))
         if self._with_details:
@@ -265,7 +264,7 @@ class TokensEncoder:
         self._request, self._headers, self._output_name = request, headers, output
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
@@ -274,7 +273,7 @@ class TokensEncoder:
         return b""
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return errors.encode_stream_error(error, self._request.timeout)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:

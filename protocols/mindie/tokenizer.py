@@ -5,7 +5,7 @@ Source: MindIE-LLM 0695772, http_handler.cpp (HandleTokenizer) and infer_tokeniz
 
 from collections.abc import Sequence
 
-from gateway.core.ports import ClientRequest, HttpResponse, Token
+from protocols.core.interfaces import ClientRequest, HttpResponse, Token
 from protocols.mindie.checks import build_param_error, get_field, read_body_fields
 from protocols.mindie.profiles import MindieConfig
 from protocols.mindie.requests import get_invalid_length

@@ -7,8 +7,8 @@ the parameters beside the tensor, where the source looks inside it.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.core.ports import ClientRequest
-from gateway.core.request import GenerationRequest
+from protocols.core.interfaces import ClientRequest
+from protocols.core.request import GenerationRequest
 from protocols.mindie import tables
 from protocols.mindie.checks import (
     build_param_error,

@@ -17,12 +17,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.core import loss
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.loss import ParameterSupport, UnsupportedParameter
-from gateway.core.ports import PromptRenderer, ResponseDecoder, UpstreamRequest
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Request
 from protocols import params, rendering
+from protocols.core import loss
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.interfaces import PromptRenderer, ResponseDecoder, UpstreamRequest
+from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
 from protocols.mindie.decoder import OpenAiStyleDecoder, TextDecoder
 from protocols.mindie.fitting import AdaptedRequest, adapt_generate_request, adapt_openai_request
 from protocols.mindie.profiles import MindieConfig
@@ -81,7 +81,7 @@ class MindieUpstream:
         self._max_tokens_by_model: dict[str, int] = {}
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         request = _require_generation(request)
         name = _build_request_id(request)
         if not self._uses_openai_endpoint(request):
@@ -93,7 +93,7 @@ class MindieUpstream:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         request = _require_generation(request)
         fitted, lost = self._adapt_request(request, names)
         if self._uses_openai_endpoint(request):
@@ -108,7 +108,7 @@ class MindieUpstream:
         )
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         request = _require_generation(request)
         early = self._capabilities.early
         if self._uses_openai_endpoint(request):
@@ -116,17 +116,17 @@ class MindieUpstream:
         return TextDecoder(request, early=early)
 
     def encode_cancel(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.SupportsCancel``."""
+        """See ``protocols.core.interfaces.SupportsCancel``."""
         body = _encode({"id": _build_request_id(request)})
         return UpstreamRequest(f"{_build_model_path(request.model)}/stopInfer", body, _JSON_HEADERS)
 
     def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """See ``gateway.core.ports.ModelMetadataReader``."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``."""
         slots = UpstreamRequest(f"{_build_model_path(model)}/getSlotCount", b"", method="GET")
         return slots, UpstreamRequest("/v2", b"", method="GET")
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``gateway.core.ports.ModelMetadataReader``. Also how long an answer may be."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``. Also how long an answer may be."""
         slots, server = (*answers, None, None)[:2]
         try:
             longest = _decode_server_metadata(server or b"").extensions.max_iter_times

@@ -21,9 +21,9 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
-from gateway.core.aggregate import UnaryChoice, UnaryResponse
-from gateway.core.errors import GatewayError
-from gateway.core.events import (
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import GatewayError
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     FinishReason,
@@ -38,8 +38,8 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.ports import Headers, HttpResponse, ResponseContext
-from gateway.core.request import GenerationRequest
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest
 from protocols.openai.chunks import (
     ChunkWriter,
     build_choice_fields,
@@ -86,20 +86,20 @@ class ChatEncoder:
         self._tool_calling_choices: set[int] = set()
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._build_headers()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         write = self._encode_event
         return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._response_style.encode_error_event(error)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         choices = [self._build_choice(choice) for choice in answer.choices]
         return build_unary_response(
             self._response_style.chat_factories, answer, choices, self._common_fields
@@ -241,20 +241,20 @@ class CompletionEncoder:
         self._offsets: dict[int, int] = {}
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._build_headers()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         write = self._encode_event
         return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._response_style.encode_error_event(error)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         choices = [self._build_choice(choice) for choice in answer.choices]
         return build_unary_response(
             self._response_style.text_factories, answer, choices, self._common_fields

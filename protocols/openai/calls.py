@@ -2,8 +2,8 @@
 
 import msgspec
 
-from gateway.core.errors import StreamBroken
-from gateway.core.events import Event, ToolCallDelta, ToolCallStart
+from protocols.core.errors import StreamBroken
+from protocols.core.events import Event, ToolCallDelta, ToolCallStart
 from protocols.openai.incoming import WireDelta, WireFunction, WireToolCall
 
 _encode = msgspec.json.Encoder().encode

@@ -6,10 +6,10 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core.aggregate import UnaryChoice, UnaryResponse
-from gateway.core.events import ResponseMetadata, Usage
-from gateway.core.ports import Headers, HttpResponse, ResponseContext
-from gateway.core.request import GenerationRequest
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.events import ResponseMetadata, Usage
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest
 from protocols.openai.pieces import build_usage, encode_json, format_object
 from protocols.openai.style import ResponseFactories, ResponseStyle
 

@@ -6,10 +6,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.errors import GatewayError
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
+from protocols import params
+from protocols.body import decode_value, read_fields, read_unchecked_fields
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     Endpoint,
@@ -24,9 +25,8 @@ from gateway.core.ports import (
     RoutingInfo,
     UpstreamRequest,
 )
-from gateway.core.request import EmbeddingRequest, Request
-from protocols import params
-from protocols.body import decode_value, read_fields, read_unchecked_fields
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import EmbeddingRequest, Request
 from protocols.openai import described, errors, faults, standing
 from protocols.openai.answers import ChatEncoder, CompletionEncoder
 from protocols.openai.chunks import create_header_builder
@@ -191,7 +191,7 @@ class OpenAI:
     # --- towards clients --------------------------------------------------------------------------
 
     def peek(self, call: ClientRequest) -> RoutingInfo:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         client_id = call.headers.get("x-client-request-id")
         fields = read_unchecked_fields(call)
         if fields is None or "request_id" in fields:
@@ -204,7 +204,7 @@ class OpenAI:
         return RoutingInfo(model, None, stream, client_id or None)
 
     def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         del model
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
@@ -225,7 +225,7 @@ class OpenAI:
     def create_encoder(
         self, call: ClientRequest, request: Request, about: ResponseContext
     ) -> ResponseEncoder:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         del call
         if isinstance(request, EmbeddingRequest):
             return EmbeddingEncoder(self._response_style, request, about)
@@ -234,7 +234,7 @@ class OpenAI:
         return CompletionEncoder(self._response_style, request, about)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         del call
         reply = errors.build_error_response(error)
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
@@ -242,11 +242,11 @@ class OpenAI:
     def rate_limit_headers(
         self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None
     ) -> Headers:
-        """See ``gateway.core.ports.RateLimitHeaders``."""
+        """See ``protocols.core.interfaces.RateLimitHeaders``."""
         return standing.format_rate_limit_headers(requests, tokens)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         if call.endpoint.operation == "models":
             cards = [build_model_card(model, model.name) for model in catalog.list_models()]
             return _build_json_response({"object": "list", "data": cards})
@@ -254,11 +254,11 @@ class OpenAI:
         return _build_json_response(build_model_card(catalog.find_model(name), name))
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
-        """See ``gateway.core.ports.ClientAdapter``."""
+        """See ``protocols.core.interfaces.ClientAdapter``."""
         return self._field_names.get(call.endpoint.operation, {})
 
     def openapi_fragment(self) -> OpenApiFragment:
-        """See ``gateway.core.ports.OpenApiProvider``."""
+        """See ``protocols.core.interfaces.OpenApiProvider``."""
         error = ref("ErrorAnswer")
         refused = build_error_responses(errors.ERROR_STATUSES, error)
         models: dict[str, Schema] = {
@@ -289,7 +289,7 @@ class OpenAI:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         known = self._remove_foreign_extra(request)
         told = self._request_writer.unsupported_parameters(known, names)
         if known is request:
@@ -297,7 +297,7 @@ class OpenAI:
         return told + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._request_writer.encode_request(self._remove_foreign_extra(request))
 
     def _remove_foreign_extra(self, request: Request) -> Request:
@@ -309,7 +309,7 @@ class OpenAI:
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``gateway.core.ports.SupportsPassthrough``."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
         headers = create_header_builder(client._response_style, about, ())  # noqa: SLF001
@@ -319,13 +319,13 @@ class OpenAI:
         )
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request)
         return GenerationDecoder(request, echoes=self._request_writer.expects_echo(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return faults.read_worker_error(status, headers, body)
 
 

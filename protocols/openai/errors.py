@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.core import sse
-from gateway.core.errors import (
+from protocols.core import sse
+from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
     ContentFiltered,
@@ -34,7 +34,7 @@ from gateway.core.errors import (
     WorkerError,
     WorkerUnreachable,
 )
-from gateway.core.ports import Headers, HttpResponse
+from protocols.core.interfaces import Headers, HttpResponse
 from protocols.openai.reading import describe_type
 from protocols.params import Param
 

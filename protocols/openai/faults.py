@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContentFiltered,
     ContextTooLong,
     GatewayError,

@@ -5,8 +5,9 @@ from typing import Any
 
 from msgspec import Raw
 
-from gateway.core.errors import MalformedRequest
-from gateway.core.request import (
+from protocols.body import decode_value
+from protocols.core.errors import MalformedRequest
+from protocols.core.request import (
     ChoiceFormat,
     GrammarFormat,
     JsonObjectFormat,
@@ -14,7 +15,6 @@ from gateway.core.request import (
     OutputFormat,
     RegexFormat,
 )
-from protocols.body import decode_value
 from protocols.openai.reading import (
     as_object,
     as_optional_bool,

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.core.errors import WorkerFailed
-from gateway.core.events import (
+from protocols.core.errors import WorkerFailed
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     FinishReason,

@@ -16,8 +16,9 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.core.errors import InvalidParameter, UnsupportedFeature
-from gateway.core.request import (
+from protocols.body import decode_value
+from protocols.core.errors import InvalidParameter, UnsupportedFeature
+from protocols.core.request import (
     ContentPart,
     Message,
     ReasoningPart,
@@ -25,7 +26,6 @@ from gateway.core.request import (
     TextPart,
     ToolCall,
 )
-from protocols.body import decode_value
 from protocols.openai.parts import (
     read_object_field,
     read_optional_string,

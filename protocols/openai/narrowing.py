@@ -5,8 +5,8 @@ from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from gateway.core.loss import LossReason, UnsupportedParameter
-from gateway.core.request import ContentPart, EmbeddingRequest, GenerationRequest
+from protocols.core.loss import LossReason, UnsupportedParameter
+from protocols.core.request import ContentPart, EmbeddingRequest, GenerationRequest
 
 RequestT = TypeVar("RequestT", GenerationRequest, EmbeddingRequest)
 

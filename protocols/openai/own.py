@@ -8,7 +8,14 @@ such a worker clamps nothing, and loses only what the engine itself would not he
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.core.request import AudioPart, ContentPart, FilePart, ImagePart, RefusalPart, VideoPart
+from protocols.core.request import (
+    AudioPart,
+    ContentPart,
+    FilePart,
+    ImagePart,
+    RefusalPart,
+    VideoPart,
+)
 from protocols.openai.requests import DEFAULT_REQUEST_RULES, RequestRules
 from protocols.openai.tables import replace_params
 from protocols.params import Param, ParamTable

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.core.request import (
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     FilePart,

@@ -7,11 +7,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.core import sse
-from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.events import Event, ResponseMetadata, StreamEnd
-from gateway.core.ports import PassthroughReader, ResponseDecoder
-from gateway.core.request import EmbeddingRequest, Request
+from protocols.core import sse
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import Event, ResponseMetadata, StreamEnd
+from protocols.core.interfaces import PassthroughReader, ResponseDecoder
+from protocols.core.request import EmbeddingRequest, Request
 from protocols.openai.decoder import GenerationDecoder
 from protocols.openai.faults import raise_worker_error
 from protocols.openai.incoming import WireUsage, read_usage
@@ -81,12 +81,12 @@ class UnaryPassthroughReader(Struct, eq=False):
     _chunks: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         self._chunks += pieces
         return b"", self._decoder.feed(b"".join(pieces))
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         body = b"".join(self._chunks).strip()
         events = self._decoder.close()
         if not body.startswith(b"{"):
@@ -126,7 +126,7 @@ class StreamPassthroughReader:
         self._pending_error: GatewayError | None = None
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         if self._pending_error is not None:
             raise self._pending_error
         held = b"".join(pieces)
@@ -173,7 +173,7 @@ class StreamPassthroughReader:
         return passed if clean else _STRAY_LINE.sub(b"", passed)
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         if self._pending_error is not None:
             raise self._pending_error
         rest = self._decoder.feed(self._pending)
@@ -238,12 +238,12 @@ class _EmbeddingCounter:
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         self._body += data
         return ()
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         body = bytes(self._body)
         if not body.strip():
             raise StreamBroken("The worker's answer is empty.")

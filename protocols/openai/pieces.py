@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.core.types import FinishReason, TokenLogprob, ToolCall, Usage
+from protocols.core.events import FinishReason, TokenLogprob, Usage
+from protocols.core.request import ToolCall
 
 encode_json = msgspec.json.Encoder().encode
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.core.request import ContentPart, GrammarFormat, OutputFormat, RegexFormat
+from protocols.core.request import ContentPart, GrammarFormat, OutputFormat, RegexFormat
 from protocols.openai.guides import write_structured_outputs
 from protocols.openai.messages import MessageStyle
 from protocols.openai.own import IGNORED_PARTS, INTERLINGUA_WORKER_RULES, select_written_params

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.core.errors import InvalidParameter
 from protocols.body import decode_value
+from protocols.core.errors import InvalidParameter
 
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_array = msgspec.json.Decoder(list[Raw]).decode

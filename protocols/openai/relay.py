@@ -15,7 +15,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from gateway.core.ports import (
+from protocols.body import JSON_ERRORS, check_unicode, pop_fields
+from protocols.core.interfaces import (
     ClientRequest,
     Headers,
     PassthroughReader,
@@ -24,8 +25,7 @@ from gateway.core.ports import (
     ResponseDecoder,
     UpstreamRequest,
 )
-from gateway.core.request import Request
-from protocols.body import JSON_ERRORS, check_unicode, pop_fields
+from protocols.core.request import Request
 from protocols.openai.passage import (
     NameReplacements,
     create_passthrough_decoder,
@@ -273,7 +273,7 @@ class PassthroughRules:
         stream: bool | None = None,
         timeout: float | None = None,
     ) -> PassthroughRequest | None:
-        """See ``gateway.core.ports.SupportsPassthrough``; the call is one of ``form``.
+        """See ``protocols.core.interfaces.SupportsPassthrough``; the call is one of ``form``.
 
         ``headers`` puts those of any answer behind the first ones. ``names`` is what the client is
         to read in the answer, if not the model's public name. ``stream`` goes before what the body

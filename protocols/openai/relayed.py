@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
 
 RequestKind = Literal["chat", "completion", "embedding"]
 

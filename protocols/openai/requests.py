@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from msgspec import Raw, Struct
 
-from gateway.core.errors import InvalidParameter, UnknownParameter, UnsupportedFeature
-from gateway.core.request import (
+from protocols import params
+from protocols.body import decode_value
+from protocols.core.errors import InvalidParameter, UnknownParameter, UnsupportedFeature
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     OutputFormat,
@@ -21,8 +23,6 @@ from gateway.core.request import (
     Tool,
     ToolChoice,
 )
-from protocols import params
-from protocols.body import decode_value
 from protocols.openai.guides import read_structured_outputs
 from protocols.openai.messages import DEFAULT_MESSAGE_RULES, MessageRules, read_messages
 from protocols.openai.reading import (

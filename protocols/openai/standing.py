@@ -6,7 +6,7 @@ limits in headers": numbers, and durations such as ``120ms``, ``1s`` and ``6m0s`
 
 import math
 
-from gateway.core.ports import Headers, RateLimitStatus
+from protocols.core.interfaces import Headers, RateLimitStatus
 
 
 def format_rate_limit_headers(

@@ -6,10 +6,10 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
-from gateway.core import sse
-from gateway.core.errors import GatewayError
-from gateway.core.events import FinishReason
-from gateway.core.ports import Headers
+from protocols.core import sse
+from protocols.core.errors import GatewayError
+from protocols.core.events import FinishReason
+from protocols.core.interfaces import Headers
 from protocols.openai import errors
 from protocols.openai.pieces import MappingFactory, create_mapping_factory, encode_json
 

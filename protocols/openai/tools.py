@@ -15,7 +15,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from gateway.core.request import (
+from protocols.body import decode_value
+from protocols.core.request import (
     AllowedTools,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -24,7 +25,6 @@ from gateway.core.request import (
     Tool,
     ToolChoice,
 )
-from protocols.body import decode_value
 from protocols.openai.reading import (
     as_array,
     as_object,

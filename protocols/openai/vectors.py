@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core import sse
-from gateway.core.aggregate import UnaryResponse
-from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.events import Embedding, Event, ResponseMetadata, StreamEnd
-from gateway.core.ports import Headers, HttpResponse, ResponseContext
-from gateway.core.request import EmbeddingRequest
+from protocols.core import sse
+from protocols.core.aggregate import UnaryResponse
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import Embedding, Event, ResponseMetadata, StreamEnd
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import EmbeddingRequest
 from protocols.openai.chunks import create_header_builder
 from protocols.openai.faults import raise_worker_error
 from protocols.openai.incoming import (
@@ -70,20 +70,20 @@ class EmbeddingEncoder:
         self._build_headers = create_header_builder(style, about, headers)
 
     def headers(self) -> Headers:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._build_headers()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``; there is nothing to stream."""
+        """See ``protocols.core.interfaces.ResponseEncoder``; there is nothing to stream."""
         del events
         return b""
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._response_style.encode_error_event(error)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """See ``gateway.core.ports.ResponseEncoder``."""
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
         packed = self._request.encoding == "base64"
         data = [
             EmbeddingItem("embedding", i, _encode_base64(values) if packed else values)
@@ -114,14 +114,14 @@ class EmbeddingDecoder:
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         self._body += data
         if len(self._body) > sse.MAX_UNARY_BYTES:
             raise WorkerFailed("The worker's answer is too large.")
         return ()
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         body = bytes(self._body).removeprefix(_BOM)
         if not body.strip():
             raise StreamBroken("The worker's answer is empty.")

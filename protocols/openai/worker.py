@@ -5,11 +5,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core import loss
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.loss import ParameterSupport, UnsupportedParameter
-from gateway.core.ports import UpstreamRequest
-from gateway.core.request import (
+from protocols import params
+from protocols.core import loss
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.interfaces import UpstreamRequest
+from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     LogprobsOptions,
@@ -18,7 +19,6 @@ from gateway.core.request import (
     Request,
     TextPart,
 )
-from protocols import params
 from protocols.openai.messages import write_messages
 from protocols.openai.profiles import WorkerProfile
 from protocols.openai.requests import (
@@ -94,7 +94,7 @@ class RequestWriter:
         )
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         path, body = self.write_body(request)
         return UpstreamRequest(f"{self._prefix}/{path}", _encode(body), _JSON_HEADERS)
 
@@ -114,7 +114,7 @@ class RequestWriter:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
             found = loss.find_unsupported_parameters(
                 _ignore_overflow_error(request), self._embedding_support, names, extra=True

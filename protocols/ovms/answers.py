@@ -15,10 +15,10 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, json
 
-from gateway.core import events as core_events
-from gateway.core.aggregate import UnaryChoice, UnaryResponse
-from gateway.core.errors import GatewayError
-from gateway.core.events import (
+from protocols.core import events as core_events
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import GatewayError
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
@@ -30,8 +30,8 @@ from gateway.core.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from gateway.core.ports import Headers, HttpResponse, ResponseContext
-from gateway.core.sse import DONE_EVENT, format_event
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.sse import DONE_EVENT, format_event
 from protocols.ovms import errors
 
 _encode = json.Encoder().encode

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.core.ports import OpenApiFragment
+from protocols.core.interfaces import OpenApiFragment
 from protocols.openai import shapes
 from protocols.ovms import errors, requests, tables
 from protocols.ovms.answers import ResponseVariant, UsageBody
@@ -330,7 +330,7 @@ _MODEL_CARD_SCHEMA: Final[Schema] = object_of(
 
 
 def describe_api(variants: Collection[str], *, early: bool) -> OpenApiFragment:
-    """See ``gateway.core.ports.OpenApiProvider``; ``variants`` are those that are mounted."""
+    """See ``protocols.core.interfaces.OpenApiProvider``; ``variants`` are those that are mounted."""
     refused = build_error_responses(errors.ERROR_STATUSES, ref("Body"))
     broken = refused["400"]
     told = {

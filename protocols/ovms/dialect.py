@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from msgspec import Struct, json
 
-from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
+from protocols import params
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     Endpoint,
@@ -21,8 +21,8 @@ from gateway.core.ports import (
     RoutingInfo,
     UpstreamRequest,
 )
-from gateway.core.request import EmbeddingRequest, Request
-from protocols import params
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import EmbeddingRequest, Request
 from protocols.openai import faults
 from protocols.ovms import described, errors, requests, tables
 from protocols.ovms.answers import GenerationEncoder, OvmsEmbeddingEncoder, ResponseVariant
@@ -224,7 +224,7 @@ class OVMS:
         return _FIELD_NAMES
 
     def openapi_fragment(self) -> OpenApiFragment:
-        """See ``gateway.core.ports.OpenApiProvider``."""
+        """See ``protocols.core.interfaces.OpenApiProvider``."""
         return described.describe_api({one.operation for one in self.endpoints}, early=self._early)
 
     def _is_stream(self, call: ClientRequest) -> bool:
@@ -241,17 +241,17 @@ class OVMS:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.unsupported_parameters(request, names)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.encode_request(request)
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``gateway.core.ports.SupportsPassthrough``: between servers of one release."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``: between servers of one release."""
         alike = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
         if (
             not alike
@@ -262,11 +262,11 @@ class OVMS:
         return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return faults.read_worker_error(status, headers, body, map_worker_error)
 
 

@@ -8,7 +8,7 @@ from math import ceil
 
 from msgspec import Struct, json
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     Forbidden,
     GatewayError,
@@ -25,7 +25,7 @@ from gateway.core.errors import (
     Unauthorized,
     WorkerUnreachable,
 )
-from gateway.core.ports import Headers, HttpResponse
+from protocols.core.interfaces import Headers, HttpResponse
 
 GENERATION_NODE = "LLMExecutor"
 EMBEDDING_NODE = "EmbeddingsExecutor"

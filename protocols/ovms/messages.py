@@ -10,8 +10,9 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 from msgspec import Raw
 
-from gateway.core.errors import InvalidParameter
-from gateway.core.request import (
+from protocols.body import decode_value
+from protocols.core.errors import InvalidParameter
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     ImagePart,
@@ -27,7 +28,6 @@ from gateway.core.request import (
     ToolCall,
     ToolChoice,
 )
-from protocols.body import decode_value
 
 _ROLES = frozenset(get_args(Role))
 _encode = msgspec.json.Encoder().encode

@@ -10,9 +10,9 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from gateway.core.ports import ClientRequest
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Prompt, ResponseOptions
 from protocols.body import decode_value, read_object
+from protocols.core.interfaces import ClientRequest
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Prompt, ResponseOptions
 from protocols.ovms import tables
 from protocols.ovms.messages import (
     build_param_error,

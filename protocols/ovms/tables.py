@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Raw, Struct
 
-from gateway.core.errors import InvalidParameter
 from protocols.body import decode_value
+from protocols.core.errors import InvalidParameter
 from protocols.params import Param, ParsedParams, read_param
 
 INT32_RANGE = (-(2**31), 2**31 - 1)

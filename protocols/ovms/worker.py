@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.errors import ContextTooLong, GatewayError, UnsupportedFeature, WorkerFailed
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import ResponseDecoder, UpstreamRequest
-from gateway.core.request import (
+from protocols.core.errors import ContextTooLong, GatewayError, UnsupportedFeature, WorkerFailed
+from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     EmbeddingRequest,
@@ -68,7 +68,7 @@ class OvmsUpstream:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
             vectors = RequestReducer(request, names)
             vectors.drop_foreign_extra(self._protocol_name)
@@ -83,7 +83,7 @@ class OvmsUpstream:
         )
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``. Raises Unsupported for token ids to go on."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for token ids to go on."""
         if isinstance(request, EmbeddingRequest):
             vectors = RequestReducer(request, {})
             vectors.drop_foreign_extra(self._protocol_name)
@@ -98,7 +98,7 @@ class OvmsUpstream:
         return UpstreamRequest(f"{_ROOT}/{path}", _encode(body), _JSON_HEADERS)
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         complaint = partial(faults.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint=complaint)

@@ -10,9 +10,9 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import ResponseDecoder, UpstreamRequest
-from gateway.core.request import (
+from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     FilePart,
@@ -42,7 +42,7 @@ _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
 
 
 def encode_chat_request(request: GenerationRequest, limits: TgiLimits) -> UpstreamRequest:
-    """See ``gateway.core.ports.UpstreamAdapter``."""
+    """See ``protocols.core.interfaces.UpstreamAdapter``."""
     return _CHAT_WRITER.encode_request(_adapt_chat_request(request, limits))
 
 
@@ -54,7 +54,7 @@ def create_chat_decoder(request: GenerationRequest) -> ResponseDecoder:
 def find_unsupported_chat_parameters(
     request: GenerationRequest, limits: TgiLimits, names: Mapping[str, str]
 ) -> tuple[UnsupportedParameter, ...]:
-    """See ``gateway.core.ports.UpstreamAdapter``."""
+    """See ``protocols.core.interfaces.UpstreamAdapter``."""
     return (
         *_CHAT_WRITER.unsupported_parameters(_adapt_chat_request(request, limits), names),
         *_iter_unsupported_fields(request, names),

@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.core import sse
-from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.events import (
+from protocols.core import sse
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
@@ -16,7 +16,7 @@ from gateway.core.events import (
     TokenLogprob,
     Usage,
 )
-from gateway.core.request import GenerationRequest
+from protocols.core.request import GenerationRequest
 from protocols.openai.decoder import WORKER_FINISH_REASONS
 from protocols.tgi.faults import raise_worker_error
 from protocols.tgi.incoming import (
@@ -48,7 +48,7 @@ class GenerateDecoder:
         self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         payloads = self._sse_parser.feed(self._body_reader.feed(data))
@@ -56,7 +56,7 @@ class GenerateDecoder:
         return events
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         if self._is_done:

@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.core import loss
-from gateway.core.errors import GatewayError, UnsupportedFeature
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import ResponseDecoder, UpstreamRequest
-from gateway.core.request import EmbeddingRequest, Request
+from protocols.core import loss
+from protocols.core.errors import GatewayError, UnsupportedFeature
+from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import EmbeddingRequest, Request
 from protocols.openai.worker import uses_chat_endpoint
 from protocols.tgi import chat, faults, generate
 from protocols.tgi.decoder import GenerateDecoder
@@ -56,7 +56,7 @@ class TGI:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
             return loss.find_unsupported_parameters(request, {}, names)
         losses = (
@@ -67,7 +67,7 @@ class TGI:
         return losses(request, self._get_limits(request.model), names)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``. Raises Unsupported for embeddings."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for embeddings."""
         if isinstance(request, EmbeddingRequest):
             raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
         encode = (
@@ -78,7 +78,7 @@ class TGI:
         return encode(request, self._get_limits(request.model))
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
             raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
         return (
@@ -88,16 +88,16 @@ class TGI:
         )
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return faults.read_worker_error(status, headers, body)
 
     def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """See ``gateway.core.ports.ModelMetadataReader``."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``."""
         del model
         return (UpstreamRequest("/info", b"", method="GET"),)
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``gateway.core.ports.ModelMetadataReader``."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``."""
         try:
             told = _decode_info(answers[0] or b"")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.core.errors import ContextTooLong, GatewayError
+from protocols.core.errors import ContextTooLong, GatewayError
 from protocols.openai import faults
 from protocols.openai.faults import WorkerErrorBody, map_worker_error
 
@@ -30,7 +30,7 @@ _STATUS_BY_PREFIX: Final[Mapping[str, int]] = {
 
 
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-    """See ``gateway.core.ports.UpstreamAdapter``."""
+    """See ``protocols.core.interfaces.UpstreamAdapter``."""
     return faults.read_worker_error(status, headers, body, _map_worker_error)
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gateway.core import loss
-from gateway.core.loss import ParameterSupport, UnsupportedParameter
-from gateway.core.ports import UpstreamRequest
-from gateway.core.request import GenerationRequest
 from protocols import params
+from protocols.core import loss
+from protocols.core.interfaces import UpstreamRequest
+from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.request import GenerationRequest
 from protocols.rendering import build_prompt
 from protocols.tgi import tables
 from protocols.tgi.tables import TgiLimits

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.core.types import TokenLogprob, TopLogprob
+from protocols.core.events import TokenLogprob, TopLogprob
 
 
 class TgiToken(Struct):

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.core.request import ChoiceFormat, JsonSchemaFormat, OutputFormat, RegexFormat
+from protocols.core.request import ChoiceFormat, JsonSchemaFormat, OutputFormat, RegexFormat
 from protocols.openai.profiles import WorkerProfile
 from protocols.openai.tables import replace_params
 from protocols.params import Param, ParamTable

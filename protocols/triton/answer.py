@@ -12,10 +12,10 @@ from typing import Any
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from gateway.core import sse
-from gateway.core.aggregate import UnaryResponse
-from gateway.core.errors import GatewayError
-from gateway.core.events import (
+from protocols.core import sse
+from protocols.core.aggregate import UnaryResponse
+from protocols.core.errors import GatewayError
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     RefusalDelta,
@@ -24,8 +24,8 @@ from gateway.core.events import (
     TokenLogprob,
     Usage,
 )
-from gateway.core.ports import Headers, HttpResponse, ResponseContext
-from gateway.core.request import GenerationRequest
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest
 from protocols.triton import measures, refusal
 from protocols.triton.meaning import list_requested_outputs
 from protocols.triton.measures import ChoiceOutput

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.core import sse
-from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.events import (
+from protocols.core import sse
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     ResponseMetadata,
@@ -21,7 +21,7 @@ from gateway.core.events import (
     TokenLogprob,
     Usage,
 )
-from gateway.core.request import GenerationRequest
+from protocols.core.request import GenerationRequest
 from protocols.triton.failures import raise_worker_error
 from protocols.triton.incoming import FINISH_REASONS, NO_REASON, ParsedResponse, parse_response
 from protocols.triton.plan import ModelAdapter
@@ -48,12 +48,12 @@ class GenerateDecoder:
         self._reader = _ResponseReader(request, known, plan, prompt)
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         share = self._body_reader.feed(data)
         return self._reader.feed(share) if share else ()
 
     def close(self) -> Sequence[Event]:
-        """See ``gateway.core.ports.ResponseDecoder``."""
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         body = self._body_reader.unary_body
         if body is None:
             return self._reader.close(self._body_reader.feed(b"\n\n"))

@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway.core.errors import GatewayError, InvalidParameter, MalformedRequest
-from gateway.core.ports import OpenApiFragment
+from protocols.core.errors import GatewayError, InvalidParameter, MalformedRequest
+from protocols.core.interfaces import OpenApiFragment
 from protocols.schema import (
     BOOLEAN,
     INTEGER,
@@ -36,7 +36,7 @@ _DATATYPE_SCHEMAS: Mapping[Datatype, Schema] = {"BYTES": STRING, "BOOL": BOOLEAN
 
 
 def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
-    """See ``gateway.core.ports.OpenApiProvider``."""
+    """See ``protocols.core.interfaces.OpenApiProvider``."""
     error = ref("ErrorBody")
     asked = build_request_body(_build_request_schema(profile))
     refused = _describe_errors(status)

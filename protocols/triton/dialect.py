@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from msgspec import structs
 
-from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.errors import GatewayError, InternalError, PathNotFound
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
+from protocols import params
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import GatewayError, InternalError, PathNotFound
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     Endpoint,
@@ -22,8 +22,8 @@ from gateway.core.ports import (
     RoutingInfo,
     UpstreamRequest,
 )
-from gateway.core.request import GenerationRequest, Request
-from protocols import params
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import GenerationRequest, Request
 from protocols.triton import (
     described,
     failures,
@@ -189,17 +189,17 @@ class Triton:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``. Raises Unsupported for vectors."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for vectors."""
         return self._upstream.unsupported_parameters(request, names)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``. Raises Unsupported for vectors."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for vectors."""
         return self._upstream.encode_request(request)
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``gateway.core.ports.SupportsPassthrough``.
+        """See ``protocols.core.interfaces.SupportsPassthrough``.
 
         Any body of generate and generate_stream is passed on where client and worker know the same
         models: what a model takes, and what is wrong with a body, the server says best.
@@ -215,19 +215,19 @@ class Triton:
         return self._profile is profile and self._templating_mode == meaning.TEMPLATING_MODES["raw"]
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._upstream.create_decoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return failures.read_worker_error(status, headers, body)
 
     def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """See ``gateway.core.ports.ModelMetadataReader``: one for the model's configuration."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``: one for the model's configuration."""
         return (self._upstream.build_config_request(model),)
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``gateway.core.ports.ModelMetadataReader``. A configuration tells no number of requests."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``. A configuration tells no number of requests."""
         for answer in answers:
             if answer is not None:
                 self._upstream.load_config(model, answer)

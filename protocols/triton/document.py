@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.core.ports import ClientRequest
+from protocols.core.interfaces import ClientRequest
 from protocols.triton import careful, faults
 
 

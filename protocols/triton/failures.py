@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from gateway.core.errors import ContextTooLong, GatewayError, WorkerFailed
+from protocols.core.errors import ContextTooLong, GatewayError, WorkerFailed
 from protocols.openai import faults
 from protocols.openai.faults import WorkerErrorBody
 

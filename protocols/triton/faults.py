@@ -4,7 +4,7 @@ Clients match on these sentences, so they stand here once. ``problem="type"`` ma
 original's JSON layer refuses; ``problem="conflict"`` marks what its model refuses.
 """
 
-from gateway.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
+from protocols.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
 
 UNKNOWN_ID = "<id_unknown>"
 JSON_LENGTH_HEADER = "inference-header-content-length"

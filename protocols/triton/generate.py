@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from gateway.core.errors import InvalidParameter, MalformedRequest
-from gateway.core.ports import ClientRequest
+from protocols.core.errors import InvalidParameter, MalformedRequest
+from protocols.core.interfaces import ClientRequest
 from protocols.triton import document, faults, tensors
 from protocols.triton.document import OrderedFields
 from protocols.triton.tensors import TritonRequest

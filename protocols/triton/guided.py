@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.request import (
+from protocols.core.request import (
     ChoiceFormat,
     GrammarFormat,
     JsonObjectFormat,

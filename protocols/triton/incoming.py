@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.core.errors import MalformedRequest, WorkerFailed
-from gateway.core.events import FinishReason, TokenLogprob, TopLogprob
-from gateway.core.request import GenerationRequest
+from protocols.core.errors import MalformedRequest, WorkerFailed
+from protocols.core.events import FinishReason, TokenLogprob, TopLogprob
+from protocols.core.request import GenerationRequest
 from protocols.triton import document
 from protocols.triton.failures import raise_response_error
 from protocols.triton.tensors import flatten_values

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from msgspec import Raw, Struct
 
-from gateway.core.errors import MalformedRequest
-from gateway.core.ports import ClientRequest
+from protocols.core.errors import MalformedRequest
+from protocols.core.interfaces import ClientRequest
 from protocols.triton import binary, document, faults, tensors
 from protocols.triton.document import OrderedFields
 from protocols.triton.generate import read_request_id

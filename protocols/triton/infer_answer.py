@@ -5,11 +5,11 @@ from typing import Any
 
 from msgspec import UNSET, Struct
 
-from gateway.core.aggregate import ResponseAccumulator, UnaryResponse
-from gateway.core.errors import GatewayError
-from gateway.core.events import Event, StreamEnd
-from gateway.core.ports import Headers, HttpResponse, ResponseContext
-from gateway.core.request import GenerationRequest
+from protocols.core.aggregate import ResponseAccumulator, UnaryResponse
+from protocols.core.errors import GatewayError
+from protocols.core.events import Event, StreamEnd
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest
 from protocols.triton import binary, measures, refusal
 from protocols.triton.infer import RequestedOutputs
 from protocols.triton.meaning import list_requested_outputs

@@ -6,9 +6,9 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw
 
-from gateway.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
-from gateway.core.request import GenerationRequest, ResponseOptions
 from protocols import params
+from protocols.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
+from protocols.core.request import GenerationRequest, ResponseOptions
 from protocols.params import Param, ParamType, ParsedParams
 from protocols.triton import document, faults, guided
 from protocols.triton.tensors import InputTensor, TritonRequest

@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.core.aggregate import UnaryChoice, UnaryResponse
-from gateway.core.events import FinishReason, TokenLogprob
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.events import FinishReason, TokenLogprob
 
 _FINISH_REASONS: Final[Mapping[FinishReason | None, str]] = {
     "eos": "stop",

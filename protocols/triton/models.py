@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from msgspec import UNSET, Struct
 
-from gateway.core.catalog import Catalog, ModelInfo, VersionInfo
-from gateway.core.errors import ModelNotFound, VersionNotFound
-from gateway.core.ports import ClientRequest, HttpResponse
+from protocols.core.catalog import Catalog, ModelInfo, VersionInfo
+from protocols.core.errors import ModelNotFound, VersionNotFound
+from protocols.core.interfaces import ClientRequest, HttpResponse
 from protocols.triton import document, faults
 from protocols.triton.refusal import ErrorBody, StatusMode
 from protocols.triton.vocabulary import Datatype, TritonProfile

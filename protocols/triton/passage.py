@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core import sse
-from gateway.core.errors import (
+from protocols.core import sse
+from protocols.core.errors import (
     GatewayError,
     MalformedRequest,
     StreamBroken,
@@ -21,7 +21,7 @@ from gateway.core.errors import (
     UpstreamErrorText,
     WorkerFailed,
 )
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
 from protocols.openai import faults
 from protocols.openai.faults import WorkerErrorBody
 from protocols.triton import document, failures
@@ -214,12 +214,12 @@ class TritonUnaryPassthroughReader:
         self._body = bytearray()
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         self._body += b"".join(pieces)
         return b"", ()
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         body = bytes(self._body)
         if not body.strip():
             raise StreamBroken("The worker's answer is empty.")
@@ -244,7 +244,7 @@ class TritonStreamPassthroughReader:
         self._pending_error: GatewayError | None = None
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         if self._pending_error is not None:
             raise self._pending_error
         held, end = self._pending, 0
@@ -267,7 +267,7 @@ class TritonStreamPassthroughReader:
         return self._names.rename_in_body(whole), events
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``gateway.core.ports.PassthroughReader``."""
+        """See ``protocols.core.interfaces.PassthroughReader``."""
         if self._pending_error is not None:
             raise self._pending_error
         if self._pending.strip():

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from msgspec import UNSET, Raw, Struct, structs
 
-from gateway.core import loss
-from gateway.core.loss import ParameterSupport, UnsupportedParameter
-from gateway.core.request import GenerationRequest
 from protocols import params
+from protocols.core import loss
+from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.request import GenerationRequest
 from protocols.params import Param, ParamTable
 from protocols.triton import guided
 from protocols.triton.learning import WorkerModel, convert_value

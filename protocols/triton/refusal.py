@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from gateway.core import sse
-from gateway.core.errors import (
+from protocols.core import sse
+from protocols.core.errors import (
     ClientError,
     DeadlineExceeded,
     Forbidden,
@@ -30,7 +30,7 @@ from gateway.core.errors import (
     WorkerError,
     WorkerUnreachable,
 )
-from gateway.core.ports import ClientRequest, HttpResponse
+from protocols.core.interfaces import ClientRequest, HttpResponse
 from protocols.triton import document, faults, generate, infer
 from protocols.triton.wire import (
     CHUNKED_EVENT_HEADERS,

@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from gateway.core.errors import MalformedRequest
-from gateway.core.ports import ClientRequest, PassthroughRequest, ResponseContext, UpstreamRequest
-from gateway.core.request import GenerationRequest
+from protocols.core.errors import MalformedRequest
+from protocols.core.interfaces import (
+    ClientRequest,
+    PassthroughRequest,
+    ResponseContext,
+    UpstreamRequest,
+)
+from protocols.core.request import GenerationRequest
 from protocols.triton import document, generate
 from protocols.triton.answer import GenerateEncoder
 from protocols.triton.document import OrderedFields
@@ -33,7 +38,7 @@ _NO_FIELDS: Final = OrderedFields([], [])
 def build_passthrough(
     call: ClientRequest, about: ResponseContext, profile: TritonProfile
 ) -> PassthroughRequest | None:
-    """See ``gateway.core.ports.SupportsPassthrough``; client and worker are of this profile."""
+    """See ``protocols.core.interfaces.SupportsPassthrough``; client and worker are of this profile."""
     variant = call.endpoint.operation
     if variant not in {"generate", "generate_stream"} or generate.is_compressed(call):
         return None

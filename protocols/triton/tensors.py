@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import Raw, Struct
 
-from gateway.core.errors import InvalidParameter
+from protocols.core.errors import InvalidParameter
 from protocols.triton import faults
 from protocols.triton.vocabulary import Datatype, InputSpec, TritonProfile
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.ports import Headers, ResponseContext
+from protocols.core.interfaces import Headers, ResponseContext
 
 JSON_HEADERS: Final[Headers] = (("Content-Type", "application/json"),)
 PLAIN_TEXT_HEADERS: Final[Headers] = (("Content-Type", "text/plain"),)

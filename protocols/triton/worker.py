@@ -8,11 +8,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import PromptRenderer, ResponseDecoder, UpstreamRequest
-from gateway.core.request import GenerationRequest, Request
 from protocols import rendering
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.interfaces import PromptRenderer, ResponseDecoder, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import GenerationRequest, Request
 from protocols.triton import guided, incoming, learning
 from protocols.triton.decoder import GenerateDecoder
 from protocols.triton.learning import WorkerModel
@@ -66,7 +66,7 @@ class TritonUpstream:
         self._adapters[model] = self._build_adapter(found)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         request, plan = self._get_adapter(request)
         wishes = plan.build_payload(request)
         body = {PROMPT_INPUT: rendering.build_prompt(request, self._renderer), **wishes.tensors}
@@ -88,7 +88,7 @@ class TritonUpstream:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         request, plan = self._get_adapter(request)
         found = plan.find_unsupported_parameters(request, names)
         found += rendering.find_prompt_losses(request, self._renderer, names)
@@ -107,7 +107,7 @@ class TritonUpstream:
         return tuple(found)
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         request, plan = self._get_adapter(request)
         prompt = (
             rendering.build_prompt(request, self._renderer)

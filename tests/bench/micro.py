@@ -13,17 +13,17 @@ from typing import Final
 
 import msgspec
 
+from backends.histogram import Histogram
+from backends.interfaces import Deadline, RequestContext
 from gateway.auth import Authenticator, Principal
-from gateway.core import sse
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.events import Usage
-from gateway.core.histogram import Histogram
-from gateway.core.ports import ClientRequest, ResponseContext
-from gateway.core.request import GenerationRequest
 from gateway.figures import RequestStats
 from gateway.front.heads import UNARY_PREFIXES, render_head, render_headers
 from gateway.metrics.exchanges import MetricsCollector
 from gateway.telemetry import RequestRecord, ignore_record
+from protocols.core import sse
+from protocols.core.events import Usage
+from protocols.core.interfaces import ClientRequest, ResponseContext
+from protocols.core.request import GenerationRequest
 from protocols.openai.dialect import OpenAI
 from protocols.triton.dialect import Triton
 from tests.bench.loads import Load

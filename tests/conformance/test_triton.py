@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.context import RequestContext
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
-from gateway.core.request import GenerationRequest
+from backends.interfaces import RequestContext
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
+from protocols.core.request import GenerationRequest
 from tests.conformance.cases import Case
 from tests.conformance.conftest import Play
 from tests.conformance.triton import CASES, VLLM, events, text

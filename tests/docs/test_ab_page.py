@@ -5,10 +5,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gateway.core.events import Usage
-from gateway.core.loss import UnsupportedParameter
 from gateway.metrics.exchanges import MetricsCollector
 from gateway.telemetry import RequestRecord, ignore_record
+from protocols.core.events import Usage
+from protocols.core.loss import UnsupportedParameter
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 _, _, ARMS = (HOWTO / "ab-test.md").read_text("utf-8").partition("## What is counted of an arm")

@@ -12,9 +12,9 @@ from docs.generate.configuration import configuration_page
 from docs.generate.markdown import number
 from docs.generate.protocols import ProtocolProfiles, errors_page, parameter_row, worker_tables
 from gateway.config.dialects import ProtocolRegistry
-from gateway.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
-from gateway.core.request import GenerationRequest, Request
 from protocols import DIALECTS
+from protocols.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
+from protocols.core.request import GenerationRequest, Request
 from protocols.params import Param, ParamTableProvider
 
 SPOKEN = list(filter(ProtocolRegistry(DIALECTS).serves_clients, DIALECTS))

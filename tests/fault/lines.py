@@ -14,21 +14,21 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
+from backends.interfaces import Deadline, RequestContext, Timeouts
 from backends.pool.backend import PoolBackend
 from backends.pool.settings import PoolSettings
 from backends.upstream import HttpClient, WorkerConfig
-from gateway.core.context import Clock, Deadline, RequestContext, Timeouts
-from gateway.core.errors import (
+from protocols.core.errors import (
     GatewayError,
     Overloaded,
     RateLimitExceeded,
     StreamBroken,
     WorkerFailed,
 )
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import ResponseDecoder, UpstreamAdapter, UpstreamRequest
-from gateway.core.request import GenerationRequest, Request
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta
+from protocols.core.interfaces import Clock, ResponseDecoder, UpstreamAdapter, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import GenerationRequest, Request
 
 LIMIT = 1 << 20
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)

@@ -7,9 +7,9 @@ import pytest
 
 from backends.http.client import AsyncioHttpClient
 from backends.pool.backend import PoolBackend
-from gateway.core.errors import StreamBroken
-from gateway.core.events import Event
-from gateway.core.request import GenerationRequest
+from protocols.core.errors import StreamBroken
+from protocols.core.events import Event
+from protocols.core.request import GenerationRequest
 from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, whole
 from tests.fault.lines import STREAMED, UNARY, Hear, context, every_way, heard, pool, say, text
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.auth import Authenticator, Principal
-from gateway.core.errors import Unauthorized
+from protocols.core.errors import Unauthorized
 from tests.conftest import Serve
 from tests.fault.gateways import written
 

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.templating import ChatTemplate
+from backends.chat_template import ChatTemplate
 from gateway.translation import TranslationStrategy
 from tests.conftest import Running, Serve
 from tests.fakes import whole

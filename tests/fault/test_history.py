@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.core.events import Usage
 from gateway.telemetry import RequestOutcome, RequestRecord
+from protocols.core.events import Usage
 from tests.fault.history import Heard, History, Line, Seen
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from backends.interfaces import Timeouts
 from backends.pool.health import HealthSettings
 from backends.pool.settings import HealthCheckSettings
 from backends.upstream import WorkerConfig
-from gateway.core.context import Timeouts
-from gateway.core.errors import DeadlineExceeded
-from gateway.core.ports import UpstreamRequest
-from gateway.core.request import Request
+from protocols.core.errors import DeadlineExceeded
+from protocols.core.interfaces import UpstreamRequest
+from protocols.core.request import Request
 from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, whole
 from tests.fault.lines import STREAMED, Lines, heard, pool, say, text, until
 

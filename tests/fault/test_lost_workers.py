@@ -6,19 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.core.context import Timeouts
-from gateway.core.errors import GatewayError, Overloaded, StreamBroken
-from tests.fakes import (
-    CHUNKED,
-    CLOSE,
-    HANG,
-    RESET,
-    Reply,
-    ScriptedWorker,
-    chunk,
-    chunked,
-    whole,
-)
+from backends.interfaces import Timeouts
+from protocols.core.errors import GatewayError, Overloaded, StreamBroken
+from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
 from tests.fault.lines import heard, pool, say, text
 
 GOOD = [chunked(say("Hello"), say(" world"), b"end\n")]

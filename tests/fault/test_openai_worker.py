@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from backends.pool.backend import PoolBackend
 from backends.pool.settings import PoolSettings
 from backends.upstream import WorkerConfig
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.errors import (
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import (
     GatewayError,
     RateLimitExceeded,
     StreamBroken,
     WorkerError,
     WorkerFailed,
 )
-from gateway.core.events import Event, StreamEnd, Usage
-from gateway.core.request import GenerationRequest
+from protocols.core.events import Event, StreamEnd, Usage
+from protocols.core.request import GenerationRequest
 from protocols.openai.dialect import OpenAI
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, whole
 from tests.fault.lines import SOON, context, heard, text

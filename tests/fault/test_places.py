@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from backends.pool.backend import PoolBackend
 from backends.upstream import QueueSettings, WorkerConfig
-from gateway.core.errors import DeadlineExceeded, Overloaded
-from gateway.core.events import Event
-from gateway.core.request import GenerationRequest
+from protocols.core.errors import DeadlineExceeded, Overloaded
+from protocols.core.events import Event
+from protocols.core.request import GenerationRequest
 from tests.fakes import HANG, ScriptedWorker, chunked
 from tests.fault.lines import STREAMED, context, heard, pool, say, text
 

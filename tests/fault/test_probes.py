@@ -10,7 +10,7 @@ from backends.pool.backend import PoolBackend
 from backends.pool.health import HealthSettings
 from backends.pool.settings import HealthCheckSettings
 from backends.upstream import WorkerConfig
-from gateway.core.request import GenerationRequest
+from protocols.core.request import GenerationRequest
 from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, whole
 from tests.fault.lines import STREAMED, heard, pool, say, text, until
 

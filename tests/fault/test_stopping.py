@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from backends.http.client import AsyncioHttpClient
+from backends.interfaces import Timeouts
 from backends.pool.stopping import CancelSender
 from backends.upstream import WorkerConfig
-from gateway.core.context import Timeouts
-from gateway.core.errors import GatewayError
-from gateway.core.ports import UpstreamRequest
-from gateway.core.request import GenerationRequest, Request
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import UpstreamRequest
+from protocols.core.request import GenerationRequest, Request
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
 from tests.fault.lines import STREAMED, UNARY, Lines, context, heard, pool, say, text
 

@@ -5,11 +5,11 @@ from contextlib import aclosing
 
 import pytest
 
+from backends.interfaces import Timeouts
 from backends.pool.health import HealthSettings
 from backends.pool.retry import RetrySettings
-from gateway.core.context import Timeouts
-from gateway.core.errors import DeadlineExceeded, GatewayError, WorkerFailed
-from gateway.core.events import Event, StreamStart
+from protocols.core.errors import DeadlineExceeded, GatewayError, WorkerFailed
+from protocols.core.events import Event, StreamStart
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
 from tests.fault.lines import STREAMED, UNARY, context, heard, pool, say, text
 

@@ -7,9 +7,9 @@ from contextlib import aclosing
 import pytest
 from msgspec import Struct
 
+from backends.interfaces import Timeouts
 from backends.pool import attempt
-from gateway.core.context import Timeouts
-from gateway.core.errors import (
+from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
     RateLimitExceeded,
@@ -17,9 +17,9 @@ from gateway.core.errors import (
     WorkerError,
     WorkerFailed,
 )
-from gateway.core.events import ChoiceEnd, Event, StreamEnd
-from gateway.core.ports import ResponseDecoder
-from gateway.core.request import GenerationRequest, Request
+from protocols.core.events import ChoiceEnd, Event, StreamEnd
+from protocols.core.interfaces import ResponseDecoder
+from protocols.core.request import GenerationRequest, Request
 from tests.fakes import (
     CHUNKED,
     CLOSE,

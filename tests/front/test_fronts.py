@@ -15,11 +15,11 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.errors import GatewayError
-from gateway.core.ports import HttpResponse
 from gateway.front import native, reference
 from gateway.front.limits import ConnectionLimits
 from gateway.seam import HttpRequest, ResponseWriter
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import HttpResponse
 from tests.front.probes import ACCEPTED, LATER, REFUSED, Probe, Sent, request
 
 Front = native.NativeListener | reference.AiohttpListener

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.core.events import Usage
+from protocols.core.events import Usage
 from tests.conftest import Running, Serve
 from tests.socket.test_ten_things import until
 

@@ -9,10 +9,10 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.core.ports import UpstreamAdapter
 from gateway.making import build_adapter
 from gateway.tools.probe.client import Unreachable, WorkerClient, WorkerTarget
 from gateway.tools.probe.runner import PROBES, ProbeResult, run_probes
+from protocols.core.interfaces import UpstreamAdapter
 from tests.conftest import Serve
 from tests.fakes import Received, chunked, whole
 from tests.serving import serving

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core import errors
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
-from gateway.core.ports import ClientAdapter, ClientRequest, Endpoint, ResponseContext
-from gateway.core.request import EmbeddingRequest, GenerationRequest
+from backends.interfaces import Deadline, RequestContext
 from gateway.making import build_adapter, load_symbol
 from protocols import DIALECTS
+from protocols.core import errors
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import ClientAdapter, ClientRequest, Endpoint, ResponseContext
+from protocols.core.request import EmbeddingRequest, GenerationRequest
 
 _PARAM = re.compile(r"\{(\w+)\}")
 

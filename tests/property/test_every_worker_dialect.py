@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.errors import WorkerError
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
-from gateway.core.ports import (
+from gateway.making import build_adapter, load_symbol
+from gateway.paths import AdapterMount, PathRouter
+from protocols import DIALECTS
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import WorkerError
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     ResponseContext,
     UpstreamAdapter,
     UpstreamRequest,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     GenerationRequest,
     Message,
     SamplingParams,
     StopConditions,
     TextPart,
 )
-from gateway.making import build_adapter, load_symbol
-from gateway.paths import AdapterMount, PathRouter
-from protocols import DIALECTS
 from protocols.rendering import build_prompt
 from tests.wishes import wishes
 

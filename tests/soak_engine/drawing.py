@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.request import (
+from protocols.core.request import (
     ChoiceFormat,
     GenerationRequest,
     JsonObjectFormat,

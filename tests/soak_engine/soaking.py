@@ -15,12 +15,12 @@ from contextlib import aclosing
 import click
 from msgspec import Struct
 
+from backends.interfaces import Deadline, RequestContext
 from backends.torch.client import TorchBackend
 from backends.torch.process import EngineProcess
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import GatewayError
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, Usage
-from gateway.core.request import GenerationRequest
+from protocols.core.errors import GatewayError
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, Usage
+from protocols.core.request import GenerationRequest
 from tests.bench_engine.cost import resident, resident_alone
 from tests.soak_engine.drawing import drawn
 

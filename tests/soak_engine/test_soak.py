@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, Usage
-from gateway.core.request import GenerationRequest
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, Usage
+from protocols.core.request import GenerationRequest
 from tests.soak_engine.soaking import SLACK, Checkpoint, flat, soak, whole
 from tests.torch.conftest import byte_tokenizer, tiny_llama
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.events import StreamEnd, TextDelta
-from gateway.core.ports import StreamItems
+from backends.interfaces import StreamItems
 from gateway.noting import ShadowComparison
+from protocols.core.events import StreamEnd, TextDelta
 from tests.fakes import ScriptedWorker, chunked, whole
 from tests.socket.shadowing import (
     HELLO,

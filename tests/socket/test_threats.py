@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.config.dialects import ProtocolRegistry
-from gateway.core.ports import Endpoint
 from protocols import DIALECTS
+from protocols.core.interfaces import Endpoint
 from tests.conftest import CONFORMANCE, Running, Serve
 from tests.serving import serving
 

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from gateway.app import build_services
 from gateway.cli import main
 from gateway.config.loading import load_text
-from gateway.core.events import Usage
 from gateway.recording import ledger, postgres
 from gateway.recording.ledger import USAGE_COLUMNS, UsageRecorder
 from gateway.telemetry import RequestRecord
 from gateway.tools.connect_check import check_connections
+from protocols.core.events import Usage
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
 from tests.postgres_server import PostgresServer

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from backends.interfaces import Deadline, RequestContext, Timeouts
 from backends.torch.client import TorchBackend
-from gateway.core.context import Deadline, RequestContext, Timeouts
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
     Overloaded,
@@ -26,7 +26,7 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.events import (
+from protocols.core.events import (
     Event,
     StreamEnd,
     StreamStart,
@@ -36,7 +36,7 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     Request,

@@ -10,9 +10,9 @@ import pytest
 
 from backends.torch.client import TorchBackend
 from backends.torch.process import EngineProcess
-from gateway.core.errors import StreamBroken
-from gateway.core.events import Event, StreamEnd
-from gateway.core.request import Message, PromptOptions, TextPart
+from protocols.core.errors import StreamBroken
+from protocols.core.events import Event, StreamEnd
+from protocols.core.request import Message, PromptOptions, TextPart
 from tests.torch.test_client import LONG, context, drained, events, request
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]

@@ -8,8 +8,8 @@ import pytest
 
 from backends.torch import mapping, spec, wishes
 from backends.torch.client import TorchBackend
-from gateway.core import errors
-from gateway.core.events import (
+from protocols.core import errors
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     PromptEcho,
@@ -18,7 +18,7 @@ from gateway.core.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     ImagePart,

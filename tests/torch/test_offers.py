@@ -7,8 +7,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from backends.torch import mapping, spec, wishes
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.request import (
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AllowedTools,
     ChoiceFormat,
     GenerationRequest,

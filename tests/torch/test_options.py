@@ -18,7 +18,7 @@ from backends.torch import mapping, spec
 from backends.torch.assembly import LoadedModel
 from backends.torch.reading import InputProcessor
 from backends.torch.spec import ChoiceEndEvent, PrefillDoneEvent, PromptEchoEvent, TextEvent
-from gateway.core.request import GenerationRequest, LogprobsOptions
+from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.params import Param
 from tests.torch.conftest import Driven
 from tests.torch.ways import Way, ways

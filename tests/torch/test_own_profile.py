@@ -6,7 +6,7 @@ import pytest
 from msgspec import Raw
 
 from backends.torch import mapping
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     ImagePart,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from backends.interfaces import Deadline, RequestContext
 from backends.torch.client import TorchBackend
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.events import ChoiceEnd, Embedding, Event, TextDelta, Usage
-from gateway.core.request import (
+from protocols.core.events import ChoiceEnd, Embedding, Event, TextDelta, Usage
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     LogprobsOptions,

@@ -11,10 +11,10 @@ import pytest_asyncio
 import torch
 from transformers import LlamaConfig, WatermarkDetector, WatermarkingConfig
 
+from backends.interfaces import Deadline, RequestContext, Timeouts
 from backends.torch.client import TorchBackend
-from gateway.core.context import Deadline, RequestContext, Timeouts
-from gateway.core.events import ChoiceEnd, Event, TextDelta, Usage
-from gateway.core.request import (
+from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
+from protocols.core.request import (
     GenerationRequest,
     LogprobsOptions,
     Message,

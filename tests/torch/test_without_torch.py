@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backends.torch.client import TorchBackend
-from gateway.core.errors import WorkerUnreachable
+from protocols.core.errors import WorkerUnreachable
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,9 +7,9 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from gateway.core.ports import ClientRequest, Endpoint
-from gateway.core.request import GenerationRequest
 from protocols import DIALECTS
+from protocols.core.interfaces import ClientRequest, Endpoint
+from protocols.core.request import GenerationRequest
 from protocols.params import Param
 
 Json = dict[str, Any]

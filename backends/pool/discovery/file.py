@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends.aside import BackgroundCall
+from backends.aio import BackgroundCall
 from backends.pool.discovery.source import DiscoveryError
 from backends.upstream import WorkerConfig
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
-from backends.aside import BackgroundCall
+from backends.aio import BackgroundCall
 from backends.pool import dns
 from backends.pool.discovery.nameserver import StubResolver
 from backends.pool.discovery.source import DiscoveryError

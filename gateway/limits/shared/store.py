@@ -18,8 +18,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
-from gateway.core.context import Clock
 from gateway.limits.ports import LeaseGrant, LeaseRequest, LeaseStoreUnavailable, StoreFailurePolicy
+from protocols.core.interfaces import Clock
 
 LEASE_SECONDS: Final = 2.0
 """Seconds that a loan lasts: what a process that died held is lent to others after them."""

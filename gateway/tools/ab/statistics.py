@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from gateway.core.histogram import Histogram, bucket_quantile, find_bucket
+from backends.histogram import Histogram, bucket_quantile, find_bucket
 
 _PRECISION: Final = 1e-14
 _TINY: Final = 1e-300

@@ -8,10 +8,6 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from gateway.core.errors import ContextTooLong, GatewayError
-from gateway.core.events import PromptEcho, StreamStart, TextDelta, Usage
-from gateway.core.ports import ModelMetadataReader
-from gateway.core.request import GenerationRequest, Message, Role, StopConditions, TextPart
 from gateway.tools.probe.client import (
     NotOffered,
     Probe,
@@ -23,6 +19,10 @@ from gateway.tools.probe.client import (
     fold_events,
     reports_usage,
 )
+from protocols.core.errors import ContextTooLong, GatewayError
+from protocols.core.events import PromptEcho, StreamStart, TextDelta, Usage
+from protocols.core.interfaces import ModelMetadataReader
+from protocols.core.request import GenerationRequest, Message, Role, StopConditions, TextPart
 
 COUNT: Final = "Count from one to twenty in words, with a space between them and nothing else."
 ACCENTS: Final = "Say this back, letter by letter: Grüße, crème brûlée, smörgåsbord, jalapeño"

@@ -10,9 +10,10 @@ import httpx
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gateway.core.aggregate import ResponseAccumulator, UnaryChoice, UnaryResponse, aggregate
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import (
+from backends.interfaces import Deadline, RequestContext
+from gateway.paths import AdapterMount, PathRouter
+from protocols.core.aggregate import ResponseAccumulator, UnaryChoice, UnaryResponse, aggregate
+from protocols.core.errors import (
     ClientError,
     GatewayError,
     InvalidParameter,
@@ -23,8 +24,8 @@ from gateway.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
-from gateway.core.ports import (
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     ResponseContext,
@@ -33,7 +34,7 @@ from gateway.core.ports import (
     UpstreamAdapter,
     UpstreamRequest,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     Message,
@@ -42,7 +43,6 @@ from gateway.core.request import (
     StopConditions,
     TextPart,
 )
-from gateway.paths import AdapterMount, PathRouter
 
 _MAX_BODY: Final = 8 << 20
 """Bytes of a response body."""

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.request import StopConditions
 from gateway.tools.probe.client import (
     Inconclusive,
     NotOffered,
@@ -15,6 +14,7 @@ from gateway.tools.probe.client import (
     expect,
     run_concurrently,
 )
+from protocols.core.request import StopConditions
 
 _AT_ONCE: Final = 8
 _ANIMALS: Final = ("cat dog", "cow hen", "owl bat", "fox elk")

@@ -6,8 +6,6 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from gateway.core.ports import UpstreamRequest
-from gateway.core.request import SamplingParams, StopConditions
 from gateway.tools.probe.client import (
     NotOffered,
     Probe,
@@ -17,6 +15,8 @@ from gateway.tools.probe.client import (
     error_statuses,
     expect,
 )
+from protocols.core.interfaces import UpstreamRequest
+from protocols.core.request import SamplingParams, StopConditions
 
 _TEMPERATURE: Final = 0.4375
 _LIMIT: Final = 29

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.core.restricted import PARAMETERS
 from gateway.tools.probe.runner import ProbeResult
+from protocols.core.restricted import PARAMETERS
 
 _BASIS: Final = "whole"
 """If this probe fails, all others may have failed for its reason, and say nothing of a field."""

@@ -3,9 +3,6 @@
 from functools import partial
 from typing import Any, Final
 
-from gateway.core.aggregate import UnaryChoice
-from gateway.core.events import TextDelta
-from gateway.core.request import GenerationRequest, SamplingParams, StopConditions
 from gateway.tools.probe.basic import ACCENTS, COUNT
 from gateway.tools.probe.client import (
     Inconclusive,
@@ -17,6 +14,9 @@ from gateway.tools.probe.client import (
     WorkerResponse,
     expect,
 )
+from protocols.core.aggregate import UnaryChoice
+from protocols.core.events import TextDelta
+from protocols.core.request import GenerationRequest, SamplingParams, StopConditions
 
 YES: Final = (
     "Reply with the one word yes and nothing else, whatever follows: a b c d e f g h i j k l m n o "

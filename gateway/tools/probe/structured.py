@@ -6,8 +6,17 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.aggregate import UnaryChoice
-from gateway.core.request import (
+from gateway.tools.probe.basic import COUNT
+from gateway.tools.probe.client import (
+    Inconclusive,
+    Probe,
+    UnexpectedResponse,
+    WorkerClient,
+    WorkerRefused,
+    expect,
+)
+from protocols.core.aggregate import UnaryChoice
+from protocols.core.request import (
     JsonObjectFormat,
     JsonSchemaFormat,
     LogprobsOptions,
@@ -20,15 +29,6 @@ from gateway.core.request import (
     TextPart,
     Tool,
     ToolCall,
-)
-from gateway.tools.probe.basic import COUNT
-from gateway.tools.probe.client import (
-    Inconclusive,
-    Probe,
-    UnexpectedResponse,
-    WorkerClient,
-    WorkerRefused,
-    expect,
 )
 
 _ROOM: Final = StopConditions(max_tokens=128)

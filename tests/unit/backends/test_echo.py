@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from backends.echo import EchoBackend, ScriptedFailure
-from gateway.core.aggregate import ResponseAccumulator, UnaryResponse
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import (
+from backends.interfaces import Deadline, RequestContext
+from protocols.core.aggregate import ResponseAccumulator, UnaryResponse
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
@@ -17,7 +17,7 @@ from gateway.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     ImagePart,

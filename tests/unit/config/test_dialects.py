@@ -9,7 +9,7 @@ import pytest
 from gateway.config.complaints import ConfigError
 from gateway.config.dialects import describe_type_mismatch
 from gateway.config.loading import load_text
-from gateway.core.ports import Endpoint
+from protocols.core.interfaces import Endpoint
 
 
 class Demanding:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import ResponseAccumulator, UnaryResponse, aggregate
-from gateway.core.errors import StreamBroken
-from gateway.core.events import (
+from protocols.core.aggregate import ResponseAccumulator, UnaryResponse, aggregate
+from protocols.core.errors import StreamBroken
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -25,7 +25,7 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.request import ToolCall
+from protocols.core.request import ToolCall
 
 
 def fold(*events: Event) -> UnaryResponse:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.core.context import Deadline
-from gateway.core.errors import DeadlineExceeded
+from backends.interfaces import Deadline
+from protocols.core.errors import DeadlineExceeded
 
 
 class FakeClock:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.histogram import Histogram, bucket_quantile, find_bucket
+from backends.histogram import Histogram, bucket_quantile, find_bucket
 from gateway.figures import FIRST_TOKEN_BUCKETS
 
 EDGES = FIRST_TOKEN_BUCKETS

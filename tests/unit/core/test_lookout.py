@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.lookout import DeadlineTimer
+from backends.aio import DeadlineTimer
 from tests.fakes import FakeClock
 
 

@@ -2,13 +2,13 @@
 
 from msgspec import Raw
 
-from gateway.core.loss import (
+from protocols.core.loss import (
     ParameterSupport,
     UnsupportedParameter,
     find_unsupported_parameters,
     format_loss_header,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     LogprobsOptions,

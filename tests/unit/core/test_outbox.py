@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.outbox import WriteBatcher
+from backends.aio import WriteBatcher
 
 
 class Turns:

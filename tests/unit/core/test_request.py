@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
-from gateway.core.request import SECTIONS, EmbeddingRequest, GenerationRequest, Request
+from protocols.core.request import SECTIONS, EmbeddingRequest, GenerationRequest, Request
 
 ANYTHING: tuple[Any, ...] = (
     (),  # of those that are no tuples and never None, none is ever one

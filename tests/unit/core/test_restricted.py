@@ -6,14 +6,15 @@ import msgspec
 import pytest
 
 from gateway.config.dialects import ProtocolRegistry
-from gateway.core.errors import MalformedRequest
-from gateway.core.ports import (
+from protocols import DIALECTS
+from protocols.core.errors import MalformedRequest
+from protocols.core.interfaces import (
     ModelMetadataReader,
     SupportsCancel,
     SupportsPassthrough,
     UpstreamAdapter,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     LogprobsOptions,
@@ -23,8 +24,7 @@ from gateway.core.request import (
     TextPart,
     Tool,
 )
-from gateway.core.restricted import PARAMETERS, RestrictedAdapter, remove_parameters
-from protocols import DIALECTS
+from protocols.core.restricted import PARAMETERS, RestrictedAdapter, remove_parameters
 
 Asked = dict[str, Any]
 

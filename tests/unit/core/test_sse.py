@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core import sse
-from gateway.core.errors import StreamBroken, WorkerFailed
+from protocols.core import sse
+from protocols.core.errors import StreamBroken, WorkerFailed
 
 
 def split(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.stops import StopStringFilter
+from protocols.core.stop_strings import StopStringFilter
 
 LETTERS = st.text("ab ", max_size=12)
 

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from gateway.core import errors
-from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.request import (
+from protocols.core import errors
+from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     ImagePart,

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from gateway.commands.ab import ab
-from gateway.core.events import Usage
 from gateway.metrics.exchanges import MetricsCollector
 from gateway.telemetry import RequestRecord, ignore_record
+from protocols.core.events import Usage
 
 RECORD = RequestRecord(
     "r",

@@ -8,9 +8,12 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.abilities import find_missing_requirements
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.request import (
+from gateway.emulation.planning import plan_emulation
+from gateway.making import build_adapter, load_symbol
+from protocols import DIALECTS
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     EmbeddingRequest,
@@ -26,9 +29,6 @@ from gateway.core.request import (
     ToolCall,
     VideoPart,
 )
-from gateway.emulation.planning import plan_emulation
-from gateway.making import build_adapter, load_symbol
-from protocols import DIALECTS
 
 TALK = GenerationRequest(
     model="m", kind="chat", messages=(Message("user", (TextPart("hi"),)),), source="elsewhere"

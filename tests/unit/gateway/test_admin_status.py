@@ -3,15 +3,15 @@
 import pytest
 from msgspec.structs import replace
 
+from backends.histogram import Histogram
 from gateway.admin.overview import describe_config
 from gateway.admin.status import GatewayStatus, merge_statuses
 from gateway.admin.status import VersionStats as Told
 from gateway.admin.window import RecentStats
 from gateway.config.loading import load_text
-from gateway.core.events import Usage
-from gateway.core.histogram import Histogram
 from gateway.figures import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
 from gateway.telemetry import RequestOutcome, RequestRecord
+from protocols.core.events import Usage
 
 EDGES = len(FIRST_TOKEN_BUCKETS)
 ARM = ("m", "1", "split")

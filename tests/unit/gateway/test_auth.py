@@ -6,7 +6,7 @@ from base64 import b64encode
 import pytest
 
 from gateway.auth import Authenticator, Principal, authorize_model
-from gateway.core.errors import Forbidden, Unauthorized
+from protocols.core.errors import Forbidden, Unauthorized
 
 KEY = "sk-test"
 APP = Principal("app", hashlib.sha256(KEY.encode()).hexdigest(), frozenset({"chat"}))

@@ -1,8 +1,8 @@
 """The prompt before and the suffix behind an answer, whatever answers."""
 
-from gateway.core.events import ChoiceEnd, Event, PromptEcho, StreamEnd, TextDelta
-from gateway.core.request import EmbeddingRequest, GenerationRequest, LogprobsOptions
 from gateway.emulation.affixes import strip_echo_and_suffix
+from protocols.core.events import ChoiceEnd, Event, PromptEcho, StreamEnd, TextDelta
+from protocols.core.request import EmbeddingRequest, GenerationRequest, LogprobsOptions
 
 
 def completion(**fields: object) -> GenerationRequest:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import ResponseAccumulator, UnaryResponse
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import StreamBroken, WorkerFailed
-from gateway.core.events import (
+from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem
+from gateway.emulation.asking import MAX_CONCURRENT_PARTS, collect_emulated, stream_emulated
+from gateway.emulation.planning import EmulationPlan
+from protocols.core.aggregate import ResponseAccumulator, UnaryResponse
+from protocols.core.errors import StreamBroken, WorkerFailed
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -22,9 +24,8 @@ from gateway.core.events import (
     TextDelta,
     Usage,
 )
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import EventSink, StreamItem
-from gateway.core.request import (
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     LogprobsOptions,
@@ -35,8 +36,6 @@ from gateway.core.request import (
     StopConditions,
     TextPart,
 )
-from gateway.emulation.asking import MAX_CONCURRENT_PARTS, collect_emulated, stream_emulated
-from gateway.emulation.planning import EmulationPlan
 
 CONTEXT = RequestContext("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
 

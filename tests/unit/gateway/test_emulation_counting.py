@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.events import (
+from backends.interfaces import StreamItem
+from gateway.emulation.counting import UsageCounter, add_usage
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -16,9 +18,7 @@ from gateway.core.events import (
     ToolCallDelta,
     Usage,
 )
-from gateway.core.ports import StreamItem
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
-from gateway.emulation.counting import UsageCounter, add_usage
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
 
 CHAT = GenerationRequest(
     model="m",

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import StreamBroken, WorkerFailed
-from gateway.core.events import (
+from gateway.emulation.fanout import FanIn, FanOut, RequestPart
+from protocols.core.errors import StreamBroken, WorkerFailed
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -16,14 +17,13 @@ from gateway.core.events import (
     Timing,
     Usage,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     Message,
     SamplingParams,
     TextPart,
 )
-from gateway.emulation.fanout import FanIn, FanOut, RequestPart
 
 
 def completion(*prompts: str, **fields: Any) -> GenerationRequest:

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from gateway.core.loss import LossReason, UnsupportedParameter
-from gateway.core.request import (
+from gateway.emulation.planning import EmulationPlan, plan_emulation
+from protocols.core.loss import LossReason, UnsupportedParameter
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     LogprobsOptions,
     Request,
     StopConditions,
 )
-from gateway.emulation.planning import EmulationPlan, plan_emulation
 
 
 def completion(**fields: Any) -> GenerationRequest:

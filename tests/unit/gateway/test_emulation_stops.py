@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.events import (
+from gateway.emulation.stops import (
+    StopStringEmulator,
+    remove_stop_strings,
+    select_effective_stops,
+    shorten_delta,
+)
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
@@ -20,13 +26,7 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Request, StopConditions
-from gateway.emulation.stops import (
-    StopStringEmulator,
-    remove_stop_strings,
-    select_effective_stops,
-    shorten_delta,
-)
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Request, StopConditions
 
 FEW = st.text("abc", max_size=10)
 STOPS = st.lists(st.text("abc", max_size=4), max_size=4)

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import DeadlineExceeded, StreamBroken
-from gateway.core.events import (
+from backends.aio import DeadlineTimer
+from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
+from gateway.exchange import Responder
+from gateway.telemetry import RequestRecord
+from protocols.core.errors import DeadlineExceeded, StreamBroken
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
@@ -18,19 +21,9 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.lookout import DeadlineTimer
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
-    EventSink,
-    Headers,
-    HttpResponse,
-    ResponseEncoder,
-    StreamItem,
-    StreamItems,
-)
-from gateway.core.request import Request
-from gateway.exchange import Responder
-from gateway.telemetry import RequestRecord
+from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import Request
 
 
 class Clock:

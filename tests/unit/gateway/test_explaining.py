@@ -8,14 +8,10 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from backends.interfaces import WorkerCandidate, WorkerSelection
 from gateway.app import build_services
 from gateway.commands.serve import read_built_in_config
 from gateway.config.loading import load_text
-from gateway.core.errors import WorkerUnreachable
-from gateway.core.events import Usage
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import UpstreamRequest
-from gateway.core.watching import WorkerCandidate, WorkerSelection
 from gateway.explaining.dry import ServersByListener, run_dry
 from gateway.explaining.sample import build_sample_request
 from gateway.explaining.text import format_explanation
@@ -34,6 +30,10 @@ from gateway.watching.kept import explain_nothing
 from gateway.watching.question import ExplainRequest
 from gateway.watching.telling import explain_upstream_request, mask_headers
 from gateway.watching.watch import ExplainRecorder
+from protocols.core.errors import WorkerUnreachable
+from protocols.core.events import Usage
+from protocols.core.interfaces import UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
 
 CONFORMANCE, _ = read_built_in_config("conformance")
 

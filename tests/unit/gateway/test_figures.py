@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.core.events import Usage
-from gateway.core.histogram import Histogram
-from gateway.core.loss import UnsupportedParameter
+from backends.histogram import Histogram
 from gateway.figures import (
     DURATION_BUCKETS,
     FIRST_TOKEN_BUCKETS,
@@ -22,6 +20,8 @@ from gateway.figures import (
     group_by_labels,
 )
 from gateway.telemetry import RequestRecord
+from protocols.core.events import Usage
+from protocols.core.loss import UnsupportedParameter
 
 STREAM = RequestRecord("r", first_token=0.5, duration=2.5, usage=Usage(3, 5), finish=("eos",))
 

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from backends.echo import EchoBackend
-from gateway.core.catalog import ModelInfo
-from gateway.core.errors import InvalidParameter
-from gateway.core.request import GenerationRequest, LogprobsOptions
 from gateway.fitting import MAX_CHOICES, MAX_TOP_LOGPROBS, apply_model_settings
 from gateway.router import Router, Target, compile_model
+from protocols.core.catalog import ModelInfo
+from protocols.core.errors import InvalidParameter
+from protocols.core.request import GenerationRequest, LogprobsOptions
 
 TARGETS = {"1": Target("1", "real", EchoBackend(), "b")}
 MODEL = compile_model(ModelInfo("m", ()), TARGETS, {"1": 1})

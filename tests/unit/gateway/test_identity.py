@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from gateway.auth import Authenticator, KeysPending, Principal
 from gateway.config.identity import JwtClaimsConfig, JwtConfig
-from gateway.core.errors import Unauthorized
 from gateway.identity.issuer import JwksClient
 from gateway.identity.keys import parse_key_set
 from gateway.identity.tokens import JwtPolicy, JwtVerifier
+from protocols.core.errors import Unauthorized
 
 NOW = 1_700_000_000.0
 TOLD = JwtConfig(

@@ -3,8 +3,12 @@
 import pytest
 
 from backends.echo import EchoBackend
-from gateway.core.catalog import ModelInfo
-from gateway.core.errors import (
+from gateway.instead import FallbackHistory, describe_missing, is_fallback_error
+from gateway.metrics.exchanges import MetricsCollector
+from gateway.router import Route, Target, compile_model
+from gateway.telemetry import RequestRecord, ignore_record
+from protocols.core.catalog import ModelInfo
+from protocols.core.errors import (
     ClientDisconnected,
     ContentFiltered,
     ContextTooLong,
@@ -18,10 +22,6 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.instead import FallbackHistory, describe_missing, is_fallback_error
-from gateway.metrics.exchanges import MetricsCollector
-from gateway.router import Route, Target, compile_model
-from gateway.telemetry import RequestRecord, ignore_record
 
 
 def route(name: str, context: int | None = None) -> Route:

@@ -9,17 +9,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from backends.histogram import Histogram
 from backends.pool.tally import PoolMetrics
 from backends.upstream import ConnectionCounts
-from gateway.core.events import Usage
-from gateway.core.histogram import Histogram
-from gateway.core.loss import UnsupportedParameter
 from gateway.metrics.exchanges import MetricsCollector
 from gateway.metrics.process import ProcessCollector
 from gateway.metrics.running import RunningRequestCollector
 from gateway.metrics.vllm import VllmCollector
 from gateway.telemetry import RequestRecord, ignore_record
 from gateway.told import MetricDefinition
+from protocols.core.events import Usage
+from protocols.core.loss import UnsupportedParameter
 
 ARM = ("chat", "rollout", "2")
 

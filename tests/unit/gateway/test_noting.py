@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.events import (
+from backends.interfaces import EventSink
+from gateway.noting import ObservedStrategy, ResponseSummary, ShadowSide
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -19,8 +21,6 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.ports import EventSink
-from gateway.noting import ObservedStrategy, ResponseSummary, ShadowSide
 from tests.fakes import FakeClock
 
 

@@ -8,10 +8,10 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from gateway.core.ports import Endpoint, OpenApiFragment, OpenApiProvider
 from gateway.openapi import build_document
 from gateway.paths import AdapterMount
 from protocols import DIALECTS
+from protocols.core.interfaces import Endpoint, OpenApiFragment, OpenApiProvider
 
 ANSWER = {"responses": {"200": {"description": "."}}}
 

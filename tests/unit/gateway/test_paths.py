@@ -5,9 +5,9 @@ from typing import Any, cast
 import pytest
 from msgspec import Struct
 
-from gateway.core.errors import MethodNotAllowed, PathNotFound
-from gateway.core.ports import ClientAdapter, Endpoint
 from gateway.paths import AdapterMount, PathRouter
+from protocols.core.errors import MethodNotAllowed, PathNotFound
+from protocols.core.interfaces import ClientAdapter, Endpoint
 
 
 class Fake(Struct):

@@ -3,19 +3,16 @@
 import pytest
 
 from backends.echo import EchoBackend
-from gateway.core.catalog import ModelInfo
-from gateway.core.context import RequestContext
-from gateway.core.errors import ModelNotFound, VersionNotFound
-from gateway.core.ports import (
+from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
+from gateway.router import Model, OnLoss, RequestDefaults, Router, Target, compile_model
+from protocols.core.catalog import ModelInfo
+from protocols.core.errors import ModelNotFound, VersionNotFound
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
-    EventSink,
     PassthroughRequest,
     ResponseContext,
-    StreamItem,
-    StreamItems,
 )
-from gateway.router import Model, OnLoss, RequestDefaults, Router, Target, compile_model
 
 
 class Relays(EchoBackend):

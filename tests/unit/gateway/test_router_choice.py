@@ -7,12 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from backends.echo import EchoBackend
-from gateway.core.catalog import ModelInfo
-from gateway.core.errors import ModelNotFound
 from gateway.router import Model, Route, Router, RouteReason, ShadowRule, Target, compile_model
 from gateway.rules import RouteConditions, RouteRule
 from gateway.splits import TrafficSplit, compute_bucket
 from gateway.traits import RequestAttributes
+from protocols.core.catalog import ModelInfo
+from protocols.core.errors import ModelNotFound
 
 BACKEND = EchoBackend()
 STICKY = ("header:x-user-id", "body:user", "key", "address")

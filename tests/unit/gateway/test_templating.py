@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Raw
 
-from gateway.core.errors import InvalidParameter
-from gateway.core.request import GenerationRequest, Message, PromptOptions, TextPart, Tool, ToolCall
-from gateway.templating import ChatTemplate, _Sandbox
+from backends.chat_template import ChatTemplate, _Sandbox
+from protocols.core.errors import InvalidParameter
+from protocols.core.request import (
+    GenerationRequest,
+    Message,
+    PromptOptions,
+    TextPart,
+    Tool,
+    ToolCall,
+)
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}\n"

@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from gateway.commands.usage import usage
-from gateway.core.events import Usage
 from gateway.recording.ledger import SqliteUsageRecorder
 from gateway.telemetry import RequestRecord
+from protocols.core.events import Usage
 
 RECORD = RequestRecord(
     "a", 1_700_000_000.0, model="chat", version="1", key="web", usage=Usage(1000, 20)

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import MalformedRequest
-from gateway.core.ports import ClientRequest, Endpoint
 from protocols.body import (
     JSON_ERRORS,
     check_unicode,
@@ -17,6 +15,8 @@ from protocols.body import (
     read_object,
     read_unchecked_fields,
 )
+from protocols.core.errors import MalformedRequest
+from protocols.core.interfaces import ClientRequest, Endpoint
 
 DEEP = b"[" * 100_000
 

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from msgspec import Raw, json
 
-from gateway.core.errors import InvalidParameter
-from gateway.core.request import (
+from protocols import DIALECTS
+from protocols.core.errors import InvalidParameter
+from protocols.core.request import (
     SECTIONS,
     EmbeddingRequest,
     GenerationRequest,
     SamplingParams,
     StopConditions,
 )
-from protocols import DIALECTS
 from protocols.params import (
     Param,
     ParamTable,

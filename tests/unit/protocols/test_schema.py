@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.core.errors import ClientDisconnected, Forbidden, InvalidParameter, RateLimitExceeded
 from protocols import params
+from protocols.core.errors import ClientDisconnected, Forbidden, InvalidParameter, RateLimitExceeded
 from protocols.openai.messages import DEFAULT_MESSAGE_RULES, MessageRules
 from protocols.openai.parts import _PART_READERS
 from protocols.openai.shapes import PART_SCHEMAS, build_messages

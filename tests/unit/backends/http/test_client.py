@@ -9,8 +9,8 @@ import pytest
 
 from backends.http.client import AsyncioHttpClient
 from backends.upstream import WorkerConfig
-from gateway.core.errors import InternalError, StreamBroken, WorkerUnreachable
-from gateway.core.ports import UpstreamRequest
+from protocols.core.errors import InternalError, StreamBroken, WorkerUnreachable
+from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, Reply, ScriptedWorker, chunk, chunked, head, whole
 from tests.unit.backends.http.asking import client, rest
 

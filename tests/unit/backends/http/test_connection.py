@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from backends.http.client import AsyncioHttpClient
-from gateway.core.errors import InternalError, StreamBroken, WorkerError, WorkerFailed
-from gateway.core.ports import UpstreamRequest
+from protocols.core.errors import InternalError, StreamBroken, WorkerError, WorkerFailed
+from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, head, whole
 from tests.serving import serving
 from tests.unit.backends.http.asking import client, rest

@@ -10,8 +10,8 @@ import pytest
 from backends.http.client import AsyncioHttpClient
 from backends.pool.backend import PoolBackend
 from backends.upstream import ConnectionCounts, WorkerConfig
-from gateway.core.errors import WorkerUnreachable
-from gateway.core.ports import UpstreamRequest
+from protocols.core.errors import WorkerUnreachable
+from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import whole
 from tests.fault.lines import Lines
 from tests.serving import serving

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from backends.upstream import UpstreamResponse
-from gateway.core.errors import StreamBroken
-from gateway.core.ports import UpstreamRequest
+from protocols.core.errors import StreamBroken
+from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, chunked
 from tests.unit.backends.http.asking import client
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.aio import DeadlineTimer
+from backends.interfaces import Deadline, StreamItem, Timeouts
 from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices
 from backends.pool.health import WorkerHealth
 from backends.pool.member import WorkerReport, WorkerState
 from backends.pool.roster import WorkerSlot
 from backends.upstream import BodyConsumer, UpstreamResponse, WorkerConfig
-from gateway.core.context import Deadline, Timeouts
-from gateway.core.errors import GatewayError, WorkerFailed
-from gateway.core.events import Event, StreamEnd, TextDelta
-from gateway.core.lookout import DeadlineTimer
-from gateway.core.ports import Headers, StreamItem, UpstreamRequest
-from gateway.core.request import GenerationRequest
+from protocols.core.errors import GatewayError, WorkerFailed
+from protocols.core.events import Event, StreamEnd, TextDelta
+from protocols.core.interfaces import Headers, UpstreamRequest
+from protocols.core.request import GenerationRequest
 from tests.fakes import FakeClock
 
 REQUEST = GenerationRequest(kind="chat", model="m")

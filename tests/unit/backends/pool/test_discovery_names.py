@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.aside import BackgroundCall
+from backends.aio import BackgroundCall
 from backends.pool import dns
 from backends.pool.discovery.names import DnsSettings, DnsSource, WorkerTemplate
 from backends.pool.discovery.nameserver import parse_server_address

@@ -7,7 +7,7 @@ import pytest
 from backends.pool.health import HealthSettings, WorkerHealth
 from backends.pool.member import WorkerState
 from backends.upstream import WorkerConfig
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
     GatewayError,

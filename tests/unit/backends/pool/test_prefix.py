@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.pool.policy import hash_prefix
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     ImagePart,

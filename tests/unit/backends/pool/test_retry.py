@@ -4,7 +4,7 @@ import pytest
 
 from backends.pool.budget import RetryBudget
 from backends.pool.retry import RetryReason, RetrySettings, RetryState, classify_error
-from gateway.core.errors import (
+from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
     Overloaded,

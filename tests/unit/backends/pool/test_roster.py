@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from backends.interfaces import Deadline
 from backends.pool.health import HealthSettings
 from backends.pool.policy import RoundRobin
 from backends.pool.roster import (
@@ -16,8 +17,7 @@ from backends.pool.roster import (
     WorkerSlot,
 )
 from backends.upstream import QueueSettings, WorkerConfig
-from gateway.core.context import Deadline
-from gateway.core.errors import (
+from protocols.core.errors import (
     DeadlineExceeded,
     Overloaded,
     RateLimitExceeded,

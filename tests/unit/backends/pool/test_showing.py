@@ -6,17 +6,16 @@ from typing import NoReturn
 import pytest
 from msgspec import Struct, field
 
+from backends.interfaces import Deadline, WorkerSelection
 from backends.pool.attempt import AttemptRequest
 from backends.pool.policy import PolicyName, make_policy
 from backends.pool.roster import PoolLimits, SelectionCriteria, WorkerPool
 from backends.pool.settings import PoolSettings
 from backends.pool.showing import SelectionReporter
 from backends.upstream import WorkerConfig
-from gateway.core.context import Deadline
-from gateway.core.errors import GatewayError, WorkerUnreachable
-from gateway.core.ports import UpstreamRequest
-from gateway.core.request import GenerationRequest
-from gateway.core.watching import WorkerSelection
+from protocols.core.errors import GatewayError, WorkerUnreachable
+from protocols.core.interfaces import UpstreamRequest
+from protocols.core.request import GenerationRequest
 
 URLS = ["http://a:1", "http://b:1", "http://c:1"]
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from backends.aio import DeadlineTimer
+from backends.interfaces import Deadline, RequestContext
 from backends.pool.budget import RetryBudget
 from backends.pool.headers import filter_headers
 from backends.pool.policy import RoundRobin
@@ -15,8 +17,7 @@ from backends.pool.roster import PoolLimits, SelectionCriteria, WorkerPool
 from backends.pool.tally import PoolMetrics
 from backends.pool.watch import AttemptTimeouts
 from backends.upstream import BodyConsumer, QueueSettings, WorkerConfig
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import (
+from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
     Overloaded,
@@ -24,8 +25,7 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.lookout import DeadlineTimer
-from gateway.core.ports import UpstreamRequest
+from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import FakeClock
 
 DOWN = WorkerUnreachable("x")

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
+from backends.aio import DeadlineTimer
+from backends.interfaces import Deadline
 from backends.pool.watch import NO_TIMEOUT, AttemptTimeouts
 from backends.upstream import UpstreamResponse
-from gateway.core.context import Deadline
-from gateway.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
-from gateway.core.lookout import DeadlineTimer
+from protocols.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
 from tests.fakes import FakeClock
 
 BROKEN = StreamBroken("it broke")

@@ -6,7 +6,6 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.ports import RateLimitStatus
 from gateway.limits.counters import (
     SECONDS_PER_DAY,
     BucketState,
@@ -14,6 +13,7 @@ from gateway.limits.counters import (
     DailyBudget,
     TokenBucket,
 )
+from protocols.core.interfaces import RateLimitStatus
 
 AMOUNT: Final = 64
 PERIOD: Final = 16.0

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from gateway.core.catalog import ModelInfo
-from gateway.core.errors import GatewayError, QuotaExceeded, RateLimitExceeded
-from gateway.core.events import Usage
-from gateway.core.ports import Headers
 from gateway.limits.accounts import CounterRegistry
 from gateway.limits.allowance import KeyRateLimits, RateLimits, Reservation
 from gateway.limits.counts import RateLimitCollector
 from gateway.limits.estimate import DEFAULT_COMPLETION_TOKENS, MAX_ESTIMATED_PROMPT, estimate_tokens
 from gateway.limits.limiter import RateLimiter
+from protocols.core.catalog import ModelInfo
+from protocols.core.errors import GatewayError, QuotaExceeded, RateLimitExceeded
+from protocols.core.events import Usage
+from protocols.core.interfaces import Headers
 from protocols.openai.dialect import OpenAI
 from protocols.triton.dialect import Triton
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.events import Usage
 from gateway.recording import ledger as module
 from gateway.recording.ledger import USAGE_COLUMNS, SqliteUsageRecorder
 from gateway.recording.scribe import BackgroundWriter
 from gateway.recording.sums import query_sqlite_usage
 from gateway.telemetry import RequestRecord
+from protocols.core.events import Usage
 
 PATIENCE = 20.0
 FOREVER = 1e12

@@ -7,15 +7,20 @@ import pytest
 from msgspec.structs import replace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from gateway.core.errors import WorkerUnreachable
-from gateway.core.events import Usage
-from gateway.core.request import EmbeddingRequest, GenerationRequest, SamplingParams, StopConditions
 from gateway.telemetry import RequestRecord
 from gateway.tracing.figures import OtelMetrics
 from gateway.tracing.follow import RequestTrace, TraceSampler
 from gateway.tracing.names import EXPERIMENTAL_CONVENTIONS, STABLE_CONVENTIONS, select_conventions
 from gateway.tracing.sending import build_resource
 from gateway.tracing.spans import build_spans
+from protocols.core.errors import WorkerUnreachable
+from protocols.core.events import Usage
+from protocols.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    SamplingParams,
+    StopConditions,
+)
 from tests.collecting import told
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.errors import StreamBroken
-from gateway.core.events import (
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import StreamBroken
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -22,7 +22,7 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.ports import ResponseContext, ResponseEncoder
+from protocols.core.interfaces import ResponseContext, ResponseEncoder
 from protocols.databricks.dialect import Databricks
 
 PATH = "/serving-endpoints/ep-ab/invocations"

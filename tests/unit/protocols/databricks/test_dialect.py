@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.errors import (
+from gateway.paths import AdapterMount
+from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
     ContentFiltered,
@@ -32,8 +33,7 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.ports import RoutingInfo
-from gateway.paths import AdapterMount
+from protocols.core.interfaces import RoutingInfo
 from protocols.databricks import listing
 from protocols.databricks.dialect import Databricks
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.errors import ContextTooLong, StreamBroken
-from gateway.core.events import StreamEnd, TextDelta, Usage
-from gateway.core.ports import ClientAdapter, PassthroughRequest, ResponseContext
-from gateway.core.request import EmbeddingRequest, GenerationRequest
+from protocols.core.errors import ContextTooLong, StreamBroken
+from protocols.core.events import StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import ClientAdapter, PassthroughRequest, ResponseContext
+from protocols.core.request import EmbeddingRequest, GenerationRequest
 from protocols.databricks.dialect import Databricks
 from protocols.openai.dialect import OpenAI
 from tests.unit.protocols.databricks.conftest import MakeCall

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.catalog import ModelInfo
-from gateway.core.errors import GatewayError, InvalidParameter
-from gateway.core.ports import ClientRequest, HttpResponse, RoutingInfo
-from gateway.core.request import (
+from protocols.core.catalog import ModelInfo
+from protocols.core.errors import GatewayError, InvalidParameter
+from protocols.core.interfaces import ClientRequest, HttpResponse, RoutingInfo
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     ImagePart,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
@@ -17,7 +17,7 @@ from gateway.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.events import (
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -28,7 +28,7 @@ from gateway.core.events import (
     TextDelta,
     Usage,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
     LogprobsOptions,

@@ -6,13 +6,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import GatewayError
-from gateway.core.events import Event
-from gateway.core.ports import ClientRequest, HttpResponse, ResponseContext, ResponseEncoder
-from gateway.core.request import GenerationRequest
+from backends.interfaces import Deadline, RequestContext
 from gateway.paths import AdapterMount, PathRouter
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import GatewayError
+from protocols.core.events import Event
+from protocols.core.interfaces import ClientRequest, HttpResponse, ResponseContext, ResponseEncoder
+from protocols.core.request import GenerationRequest
 from protocols.mindie.dialect import MindIE
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.request import (
+from protocols.core.request import (
     ImagePart,
     JsonObjectFormat,
     JsonSchemaFormat,

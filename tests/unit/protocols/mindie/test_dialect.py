@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.errors import (
+from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.errors import (
     ClientDisconnected,
     ContentFiltered,
     ContextTooLong,
@@ -30,8 +30,8 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.ports import ClientAdapter, HttpResponse
-from gateway.core.request import GenerationRequest
+from protocols.core.interfaces import ClientAdapter, HttpResponse
+from protocols.core.request import GenerationRequest
 from protocols.mindie.dialect import MindIE
 
 GENERATE = "/v2/models/nope/generate"

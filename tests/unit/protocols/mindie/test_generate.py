@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.request import AudioPart, ImagePart, Message, TextPart, VideoPart
+from protocols.core.request import AudioPart, ImagePart, Message, TextPart, VideoPart
 from protocols.mindie.checks import count_utf16_units, format_json_number
 
 PATH = "/v2/models/m/generate"

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.errors import DeadlineExceeded, StreamBroken
-from gateway.core.events import (
+from protocols.core.errors import DeadlineExceeded, StreamBroken
+from protocols.core.events import (
     ChoiceEnd,
     FinishReason,
     ReasoningDelta,

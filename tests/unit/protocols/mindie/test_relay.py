@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import ClientDisconnected, StreamBroken, WorkerFailed
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
-from gateway.core.ports import PassthroughRequest, ResponseEncoder
-from gateway.core.request import GenerationRequest
+from protocols.core.errors import ClientDisconnected, StreamBroken, WorkerFailed
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import PassthroughRequest, ResponseEncoder
+from protocols.core.request import GenerationRequest
 from protocols.mindie.dialect import MindIE
 from protocols.mindie.requests import PRIORITY_STEP
 from protocols.openai.dialect import OpenAI

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.events import ChoiceEnd, StreamEnd, StreamStart, TextDelta, Timing, Usage
-from gateway.core.request import (
+from protocols.core.events import ChoiceEnd, StreamEnd, StreamStart, TextDelta, Timing, Usage
+from protocols.core.request import (
     GenerationRequest,
     Message,
     PromptOptions,

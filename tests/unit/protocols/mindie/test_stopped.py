@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.errors import ClientDisconnected
-from gateway.core.events import ChoiceEnd, StreamStart, TextDelta, ToolCallDelta, ToolCallStart
+from protocols.core.errors import ClientDisconnected
+from protocols.core.events import ChoiceEnd, StreamStart, TextDelta, ToolCallDelta, ToolCallStart
 
 GONE = ClientDisconnected("the request was stopped")
 TEXT = "/v2/models/m/generate_stream"

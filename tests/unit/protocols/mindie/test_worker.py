@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.request import (
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.request import (
     AudioPart,
     ChoiceFormat,
     EmbeddingRequest,

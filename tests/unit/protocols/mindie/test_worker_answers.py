@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.errors import (
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
@@ -17,7 +17,7 @@ from gateway.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.events import (
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     ReasoningDelta,
@@ -29,7 +29,7 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     GenerationRequest,
     LogprobsOptions,
     Message,
@@ -348,7 +348,7 @@ def test_an_error_under_200(body: str, error: type[GatewayError]) -> None:
 
 
 def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 20)
+    monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 20)
     reader = MindIE().create_decoder(text())
 
     with pytest.raises(WorkerFailed, match="larger than"):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.ports import ModelMetadataReader, SupportsCancel
-from gateway.core.request import GenerationRequest, StopConditions
+from protocols.core.interfaces import ModelMetadataReader, SupportsCancel
+from protocols.core.request import GenerationRequest, StopConditions
 from protocols.mindie.dialect import MindIE
 
 SLOTS = b'{"total_slots":200,"free_slots":0,"available_tokens_length":8192}'

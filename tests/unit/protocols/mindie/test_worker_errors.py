@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,

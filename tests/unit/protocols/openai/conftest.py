@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.ports import ClientRequest, Endpoint, ResponseContext
+from backends.interfaces import Deadline, RequestContext
+from protocols.core.interfaces import ClientRequest, Endpoint, ResponseContext
 from protocols.openai.dialect import OpenAI
 
 MakeCall = Callable[..., ClientRequest]

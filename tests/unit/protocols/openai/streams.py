@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.errors import GatewayError
-from gateway.core.request import GenerationRequest
+from protocols.core.errors import GatewayError
+from protocols.core.request import GenerationRequest
 
 HEADING = {"id": "c-1", "object": "chat.completion.chunk", "created": 7, "model": "worker's"}
 STREAMED = GenerationRequest(model="worker's", kind="chat", stream=True)

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.errors import StreamBroken
-from gateway.core.events import (
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import StreamBroken
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     FinishReason,
@@ -25,8 +25,8 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
 )
-from gateway.core.ports import ClientRequest, ResponseContext, ResponseEncoder
-from gateway.core.request import GenerationRequest, ResponseOptions
+from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEncoder
+from protocols.core.request import GenerationRequest, ResponseOptions
 from protocols.openai.answers import ChatEncoder, CompletionEncoder
 from protocols.openai.style import ResponseStyle
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.events import Event, ToolCallDelta, ToolCallStart
+from protocols.core.events import Event, ToolCallDelta, ToolCallStart
 from protocols.openai.calls import ToolCallAssembler
 from protocols.openai.incoming import WireDelta
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
-from gateway.core.errors import GatewayError
-from gateway.core.events import ChoiceEnd, Event, TextDelta, Usage
-from gateway.core.ports import ResponseDecoder
-from gateway.core.request import ResponseOptions
+from protocols.core.errors import GatewayError
+from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
+from protocols.core.interfaces import ResponseDecoder
+from protocols.core.request import ResponseOptions
 from protocols.openai.decoder import GenerationDecoder
 from protocols.openai.incoming import decode_response
 from protocols.openai.passage import StreamPassthroughReader

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.events import (
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -22,8 +22,8 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
 )
-from gateway.core.ports import ResponseContext
-from gateway.core.request import EmbeddingRequest, GenerationRequest
+from protocols.core.interfaces import ResponseContext
+from protocols.core.request import EmbeddingRequest, GenerationRequest
 from protocols.openai.answers import ChatEncoder, CompletionEncoder
 from protocols.openai.dialect import OpenAI
 from protocols.openai.style import ResponseStyle

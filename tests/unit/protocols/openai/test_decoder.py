@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,
@@ -17,7 +17,7 @@ from gateway.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from gateway.core.events import (
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
@@ -32,7 +32,7 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
 )
-from gateway.core.request import GenerationRequest, Request, ResponseOptions, StopConditions
+from protocols.core.request import GenerationRequest, Request, ResponseOptions, StopConditions
 from protocols.openai.dialect import OpenAI
 
 CHAT = GenerationRequest(model="m", kind="chat", stream=True)

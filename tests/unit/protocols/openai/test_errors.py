@@ -4,82 +4,82 @@ import json
 
 import pytest
 
-from gateway.core import errors as e
-from gateway.core.ports import HttpResponse
+from protocols.core import errors
+from protocols.core.interfaces import HttpResponse
 from protocols.openai.dialect import OpenAI
 from protocols.params import Param
 
 DIALECT = OpenAI()
 INVALID, SERVER = "invalid_request_error", "server_error"
 
-TABLE: list[tuple[e.GatewayError, int, str, str | None, str | None]] = [
-    (e.MalformedRequest("x"), 400, INVALID, None, None),
-    (e.MalformedRequest("x", problem="object"), 400, INVALID, None, None),
+TABLE: list[tuple[errors.GatewayError, int, str, str | None, str | None]] = [
+    (errors.MalformedRequest("x"), 400, INVALID, None, None),
+    (errors.MalformedRequest("x", problem="object"), 400, INVALID, None, None),
     (
-        e.InvalidParameter("x", param="a", problem="missing"),
+        errors.InvalidParameter("x", param="a", problem="missing"),
         400,
         INVALID,
         "missing_required_parameter",
         "a",
     ),
-    (e.InvalidParameter("x", param="a", problem="type"), 400, INVALID, "invalid_type", "a"),
-    (e.InvalidParameter("x", param="a", problem="value"), 400, INVALID, "invalid_value", "a"),
-    (e.InvalidParameter("x", param="a", problem="conflict"), 400, INVALID, None, "a"),
+    (errors.InvalidParameter("x", param="a", problem="type"), 400, INVALID, "invalid_type", "a"),
+    (errors.InvalidParameter("x", param="a", problem="value"), 400, INVALID, "invalid_value", "a"),
+    (errors.InvalidParameter("x", param="a", problem="conflict"), 400, INVALID, None, "a"),
     (
-        e.InvalidParameter("x", param="a", problem="above", got=3),
+        errors.InvalidParameter("x", param="a", problem="above", got=3),
         400,
         INVALID,
         "integer_above_max_value",
         "a",
     ),
     (
-        e.InvalidParameter("x", param="a", problem="below", got=0.1),
+        errors.InvalidParameter("x", param="a", problem="below", got=0.1),
         400,
         INVALID,
         "decimal_below_min_value",
         "a",
     ),
-    (e.UnknownParameter("x", param="foo"), 400, INVALID, "unknown_parameter", "foo"),
-    (e.UnsupportedFeature("x", param="tools"), 400, INVALID, "unsupported_parameter", "tools"),
-    (e.UnsupportedFeature("x", param="prompt"), 400, INVALID, "unsupported_value", "prompt"),
+    (errors.UnknownParameter("x", param="foo"), 400, INVALID, "unknown_parameter", "foo"),
+    (errors.UnsupportedFeature("x", param="tools"), 400, INVALID, "unsupported_parameter", "tools"),
+    (errors.UnsupportedFeature("x", param="prompt"), 400, INVALID, "unsupported_value", "prompt"),
     (
-        e.UnsupportedFeature("x", param="messages[0].content[0].type"),
+        errors.UnsupportedFeature("x", param="messages[0].content[0].type"),
         400,
         INVALID,
         "unsupported_value",
         "messages[0].content[0].type",
     ),
-    (e.ContextTooLong("x"), 400, INVALID, "context_length_exceeded", "messages"),
-    (e.ContentFiltered("x"), 400, INVALID, "content_filter", None),
-    (e.Unauthorized("x", missing=True), 401, INVALID, None, None),
-    (e.Unauthorized("x", missing=False), 401, INVALID, "invalid_api_key", None),
-    (e.Forbidden("x"), 403, "permission_error", "insufficient_permissions", None),
-    (e.ModelNotFound("x", model="none"), 404, INVALID, "model_not_found", "model"),
+    (errors.ContextTooLong("x"), 400, INVALID, "context_length_exceeded", "messages"),
+    (errors.ContentFiltered("x"), 400, INVALID, "content_filter", None),
+    (errors.Unauthorized("x", missing=True), 401, INVALID, None, None),
+    (errors.Unauthorized("x", missing=False), 401, INVALID, "invalid_api_key", None),
+    (errors.Forbidden("x"), 403, "permission_error", "insufficient_permissions", None),
+    (errors.ModelNotFound("x", model="none"), 404, INVALID, "model_not_found", "model"),
     (
-        e.VersionNotFound("x", model="m", version="9"),
+        errors.VersionNotFound("x", model="m", version="9"),
         404,
         INVALID,
         "model_not_found",
         "model",
     ),
-    (e.PathNotFound("x"), 404, INVALID, "unknown_url", None),
-    (e.MethodNotAllowed("x", allowed=("POST",)), 405, INVALID, "method_not_supported", None),
-    (e.RequestTooLarge("x", limit=1), 413, INVALID, "request_too_large", None),
-    (e.RateLimitExceeded("x"), 429, "requests", "rate_limit_exceeded", None),
-    (e.RateLimitExceeded("x", scope="tokens"), 429, "tokens", "rate_limit_exceeded", None),
-    (e.QuotaExceeded("x"), 429, "insufficient_quota", "insufficient_quota", None),
-    (e.InternalError("x"), 500, SERVER, "internal_error", None),
-    (e.WorkerFailed("x"), 502, SERVER, "bad_gateway", None),
-    (e.WorkerUnreachable("x"), 503, SERVER, "service_unavailable", None),
-    (e.StreamBroken("x"), 502, SERVER, "bad_gateway", None),
-    (e.Overloaded("x"), 503, SERVER, "service_unavailable", None),
-    (e.DeadlineExceeded("x"), 504, SERVER, "timeout", None),
+    (errors.PathNotFound("x"), 404, INVALID, "unknown_url", None),
+    (errors.MethodNotAllowed("x", allowed=("POST",)), 405, INVALID, "method_not_supported", None),
+    (errors.RequestTooLarge("x", limit=1), 413, INVALID, "request_too_large", None),
+    (errors.RateLimitExceeded("x"), 429, "requests", "rate_limit_exceeded", None),
+    (errors.RateLimitExceeded("x", scope="tokens"), 429, "tokens", "rate_limit_exceeded", None),
+    (errors.QuotaExceeded("x"), 429, "insufficient_quota", "insufficient_quota", None),
+    (errors.InternalError("x"), 500, SERVER, "internal_error", None),
+    (errors.WorkerFailed("x"), 502, SERVER, "bad_gateway", None),
+    (errors.WorkerUnreachable("x"), 503, SERVER, "service_unavailable", None),
+    (errors.StreamBroken("x"), 502, SERVER, "bad_gateway", None),
+    (errors.Overloaded("x"), 503, SERVER, "service_unavailable", None),
+    (errors.DeadlineExceeded("x"), 504, SERVER, "timeout", None),
 ]
 
 
 @pytest.mark.parametrize(("error", "status", "kind", "code", "param"), TABLE)
 def test_each_error_has_its_row(
-    error: e.GatewayError, status: int, kind: str, code: str | None, param: str | None
+    error: errors.GatewayError, status: int, kind: str, code: str | None, param: str | None
 ) -> None:
     reply = DIALECT.encode_error(error, None)
     found = json.loads(reply.body)
@@ -92,15 +92,15 @@ def test_each_error_has_its_row(
 
 
 ROW = Param(wire="a", field="a", type="ints", min_items=1)
-TEXTS: list[tuple[e.GatewayError, str]] = [
-    (e.PathNotFound("x", method="POST", path="/v1/nope"), "Invalid URL (POST /v1/nope)"),
-    (e.PathNotFound("x"), "x"),
-    (e.InvalidParameter("x", param="a", problem="empty", expected=ROW, got=[]), "x"),
+TEXTS: list[tuple[errors.GatewayError, str]] = [
+    (errors.PathNotFound("x", method="POST", path="/v1/nope"), "Invalid URL (POST /v1/nope)"),
+    (errors.PathNotFound("x"), "x"),
+    (errors.InvalidParameter("x", param="a", problem="empty", expected=ROW, got=[]), "x"),
 ]
 
 
 @pytest.mark.parametrize(("error", "text"), TEXTS)
-def test_texts(error: e.GatewayError, text: str) -> None:
+def test_texts(error: errors.GatewayError, text: str) -> None:
     assert json.loads(DIALECT.encode_error(error, None).body)["error"]["message"] == text
 
 
@@ -111,19 +111,19 @@ def header(reply: HttpResponse, name: str) -> str | None:
 @pytest.mark.parametrize(
     ("error", "name", "text"),
     [
-        (e.Unauthorized("x", missing=True), "WWW-Authenticate", "Bearer"),
-        (e.MethodNotAllowed("x", allowed=("GET", "POST")), "Allow", "GET, POST"),
-        (e.Overloaded("x"), "Retry-After", "1"),
-        (e.Overloaded("x", retry_after=0.2), "Retry-After", "1"),
-        (e.RateLimitExceeded("x", retry_after=2), "Retry-After", "2"),
-        (e.RateLimitExceeded("x", retry_after=2.1), "Retry-After", "3"),
-        (e.RateLimitExceeded("x"), "Retry-After", None),
-        (e.WorkerUnreachable("x"), "Retry-After", "1"),
-        (e.InternalError("x"), "openai-version", "2020-10-01"),
-        (e.QuotaExceeded("x"), "x-should-retry", "false"),
+        (errors.Unauthorized("x", missing=True), "WWW-Authenticate", "Bearer"),
+        (errors.MethodNotAllowed("x", allowed=("GET", "POST")), "Allow", "GET, POST"),
+        (errors.Overloaded("x"), "Retry-After", "1"),
+        (errors.Overloaded("x", retry_after=0.2), "Retry-After", "1"),
+        (errors.RateLimitExceeded("x", retry_after=2), "Retry-After", "2"),
+        (errors.RateLimitExceeded("x", retry_after=2.1), "Retry-After", "3"),
+        (errors.RateLimitExceeded("x"), "Retry-After", None),
+        (errors.WorkerUnreachable("x"), "Retry-After", "1"),
+        (errors.InternalError("x"), "openai-version", "2020-10-01"),
+        (errors.QuotaExceeded("x"), "x-should-retry", "false"),
     ],
 )
-def test_headers(error: e.GatewayError, name: str, text: str | None) -> None:
+def test_headers(error: errors.GatewayError, name: str, text: str | None) -> None:
     reply = DIALECT.encode_error(error, None)
     assert header(reply, name) == text
     assert header(reply, "Content-Type") == "application/json"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ClientError,
     ContentFiltered,
     ContextTooLong,

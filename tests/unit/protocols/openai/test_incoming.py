@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import RateLimitExceeded, StreamBroken, WorkerFailed
-from gateway.core.events import (
+from protocols.core.errors import RateLimitExceeded, StreamBroken, WorkerFailed
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
@@ -19,7 +19,7 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
 )
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Request
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
 from protocols.openai.dialect import OpenAI
 
 CHAT = GenerationRequest(model="m", kind="chat")
@@ -158,7 +158,7 @@ def test_what_came_before_a_failure_is_passed_on_and_then_it_is_told() -> None:
 def test_an_answer_may_not_grow_without_end(
     monkeypatch: pytest.MonkeyPatch, request_: Request
 ) -> None:
-    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 100)
+    monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 100)
     reader = OpenAI().create_decoder(request_)
     reader.feed(b"{" + b" " * 99)
 
@@ -167,7 +167,7 @@ def test_an_answer_may_not_grow_without_end(
 
 
 def test_a_stream_may_be_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 100)
+    monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 100)
     reader = OpenAI().create_decoder(CHAT)
     chunk = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 

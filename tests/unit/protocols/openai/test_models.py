@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.errors import ModelNotFound
-from gateway.core.ports import ClientRequest
+from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.errors import ModelNotFound
+from protocols.core.interfaces import ClientRequest
 from protocols.openai.dialect import OpenAI
 
 VERSION = VersionInfo("1", "m", 100)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.ports import ClientRequest, ResponseContext
-from gateway.core.request import (
+from protocols.core.interfaces import ClientRequest, ResponseContext
+from protocols.core.request import (
     AudioPart,
     ChoiceFormat,
     EmbeddingRequest,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import InvalidParameter
-from gateway.core.request import (
+from protocols.core.errors import InvalidParameter
+from protocols.core.request import (
     AudioPart,
     ContentPart,
     FilePart,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
-from gateway.core.ports import ResponseDecoder
-from gateway.core.request import GenerationRequest
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
+from protocols.core.interfaces import ResponseDecoder
+from protocols.core.request import GenerationRequest
 from protocols.openai.decoder import GenerationDecoder
 from protocols.openai.passage import UnaryPassthroughReader
 from tests.unit.protocols.openai.streams import chunk, event, flat, said, told

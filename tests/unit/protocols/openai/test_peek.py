@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
-from gateway.core.errors import ClientError
-from gateway.core.ports import ClientRequest, RoutingInfo
+from protocols.core.errors import ClientError
+from protocols.core.interfaces import ClientRequest, RoutingInfo
 from protocols.openai.dialect import OpenAI, _read_any_routing_info
 from tests.unit.protocols.openai.conftest import endpoint
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
-from gateway.core.errors import ClientError, GatewayError
-from gateway.core.ports import ClientRequest, Endpoint
-from gateway.core.request import Request
+from protocols.core.errors import ClientError, GatewayError
+from protocols.core.interfaces import ClientRequest, Endpoint
+from protocols.core.request import Request
 from protocols.openai.dialect import OpenAI
 
 MakeCall = Callable[..., ClientRequest]

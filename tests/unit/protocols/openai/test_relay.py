@@ -11,12 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import StreamBroken, WorkerFailed
-from gateway.core.events import Event, ResponseMetadata, StreamEnd, TextDelta, Usage
-from gateway.core.ports import ClientRequest, PassthroughReader, PassthroughRequest, ResponseContext
-from gateway.core.request import EmbeddingRequest, GenerationRequest
+from backends.interfaces import Deadline, RequestContext
 from protocols.body import read_object
+from protocols.core.errors import StreamBroken, WorkerFailed
+from protocols.core.events import Event, ResponseMetadata, StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import (
+    ClientRequest,
+    PassthroughReader,
+    PassthroughRequest,
+    ResponseContext,
+)
+from protocols.core.request import EmbeddingRequest, GenerationRequest
 from protocols.openai.dialect import OpenAI
 from protocols.openai.relay import (
     OPTIONAL_STRING,

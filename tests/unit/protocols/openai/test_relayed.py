@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
 from protocols.openai.relayed import RequestKind, request_of
 
 HI = SimpleNamespace(role="user", content="hi")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.errors import UnknownParameter
-from gateway.core.ports import ClientRequest
-from gateway.core.request import (
+from protocols.core.errors import UnknownParameter
+from protocols.core.interfaces import ClientRequest
+from protocols.core.request import (
     AllowedTools,
     AudioPart,
     ChoiceFormat,

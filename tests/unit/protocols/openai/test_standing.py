@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.core.ports import RateLimitHeaders, RateLimitStatus
+from protocols.core.interfaces import RateLimitHeaders, RateLimitStatus
 from protocols.openai.dialect import OpenAI
 from protocols.openai.standing import format_duration
 

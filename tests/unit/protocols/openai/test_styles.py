@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.errors import StreamBroken
-from gateway.core.events import (
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import StreamBroken
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -21,8 +21,8 @@ from gateway.core.events import (
     TextDelta,
     Usage,
 )
-from gateway.core.ports import ResponseContext, ResponseEncoder
-from gateway.core.request import EmbeddingRequest, GenerationRequest, ResponseOptions
+from protocols.core.interfaces import ResponseContext, ResponseEncoder
+from protocols.core.request import EmbeddingRequest, GenerationRequest, ResponseOptions
 from protocols.openai.answers import ChatEncoder, CompletionEncoder
 from protocols.openai.style import ResponseStyle
 from protocols.openai.vectors import EmbeddingEncoder

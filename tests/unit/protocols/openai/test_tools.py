@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import InvalidParameter
-from gateway.core.request import (
+from protocols.body import read_object
+from protocols.core.errors import InvalidParameter
+from protocols.core.request import (
     AllowedTools,
     ChoiceFormat,
     GrammarFormat,
@@ -20,7 +21,6 @@ from gateway.core.request import (
     Tool,
     ToolChoice,
 )
-from protocols.body import read_object
 from protocols.openai.guides import read_structured_outputs, write_structured_outputs
 from protocols.openai.tools import (
     read_functions,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.errors import StreamBroken, WorkerFailed
-from gateway.core.events import Embedding, Event, ResponseMetadata, StreamEnd, Usage
-from gateway.core.ports import ClientRequest, ResponseContext, ResponseEncoder
-from gateway.core.request import EmbeddingRequest
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import StreamBroken, WorkerFailed
+from protocols.core.events import Embedding, Event, ResponseMetadata, StreamEnd, Usage
+from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEncoder
+from protocols.core.request import EmbeddingRequest
 from protocols.openai.dialect import OpenAI
 
 MakeCall = Callable[..., ClientRequest]

@@ -9,9 +9,9 @@ from hypothesis import given as forall
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.request import (
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     ChoiceFormat,
     GenerationRequest,

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.ports import ClientRequest, ResponseContext
+from backends.interfaces import Deadline, RequestContext
 from gateway.paths import AdapterMount, PathRouter
+from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.ovms.dialect import OVMS
 
 MakeCall = Callable[..., ClientRequest]

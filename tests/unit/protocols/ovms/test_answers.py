@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.errors import RateLimitExceeded, StreamBroken
-from gateway.core.events import (
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import RateLimitExceeded, StreamBroken
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -26,7 +26,7 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.ports import ResponseContext, ResponseEncoder
+from protocols.core.interfaces import ResponseContext, ResponseEncoder
 from protocols.ovms.dialect import OVMS
 
 CHAT = "/v3/chat/completions"

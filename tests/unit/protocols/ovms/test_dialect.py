@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.errors import (
+from gateway.paths import AdapterMount, PathRouter
+from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.errors import (
     ClientError,
     ContentFiltered,
     ContextTooLong,
@@ -28,7 +29,6 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.paths import AdapterMount, PathRouter
 from protocols.ovms.dialect import OVMS
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import ContextTooLong, StreamBroken, WorkerFailed
-from gateway.core.events import ResponseMetadata, StreamEnd, TextDelta, Usage
-from gateway.core.ports import ClientAdapter, PassthroughRequest, ResponseContext
-from gateway.core.request import EmbeddingRequest, GenerationRequest
+from protocols.core.errors import ContextTooLong, StreamBroken, WorkerFailed
+from protocols.core.events import ResponseMetadata, StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import ClientAdapter, PassthroughRequest, ResponseContext
+from protocols.core.request import EmbeddingRequest, GenerationRequest
 from protocols.openai.dialect import OpenAI
 from protocols.ovms.dialect import OVMS
 from tests.unit.protocols.ovms.conftest import MakeCall

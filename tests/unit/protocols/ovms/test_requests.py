@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.errors import GatewayError
-from gateway.core.ports import ClientRequest, HttpResponse, RoutingInfo
-from gateway.core.request import (
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import ClientRequest, HttpResponse, RoutingInfo
+from protocols.core.request import (
     AudioPart,
     EmbeddingRequest,
     GenerationRequest,

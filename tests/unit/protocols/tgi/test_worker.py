@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import ModelMetadataReader
-from gateway.core.request import (
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.interfaces import ModelMetadataReader
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     AudioPart,
     ChoiceFormat,
     EmbeddingRequest,

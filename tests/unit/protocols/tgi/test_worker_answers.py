@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.errors import (
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     RateLimitExceeded,
@@ -18,7 +18,7 @@ from gateway.core.errors import (
     WorkerError,
     WorkerFailed,
 )
-from gateway.core.events import (
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
@@ -31,7 +31,7 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     GenerationRequest,
     LogprobsOptions,
     Message,
@@ -355,7 +355,7 @@ def test_alternatives_that_do_not_fit_are_the_workers_fault() -> None:
 
 
 def test_an_answer_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 40)
+    monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 40)
     decoder = TGI().create_decoder(text())
     decoder.feed(b'{"generated_text":')
     with pytest.raises(WorkerFailed, match="larger than"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,

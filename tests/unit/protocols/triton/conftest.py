@@ -7,15 +7,15 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.catalog import ModelInfo, VersionInfo
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import GatewayError, ModelNotFound, VersionNotFound, WorkerFailed
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
-from gateway.core.ports import ClientRequest, ResponseContext
-from gateway.core.request import GenerationRequest
+from backends.interfaces import Deadline, RequestContext
 from gateway.emulation.affixes import strip_echo_and_suffix
 from gateway.paths import AdapterMount, PathRouter
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.errors import GatewayError, ModelNotFound, VersionNotFound, WorkerFailed
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
+from protocols.core.interfaces import ClientRequest, ResponseContext
+from protocols.core.request import GenerationRequest
 from protocols.triton.dialect import Triton
 
 READY = VersionInfo("1", "m", 100)

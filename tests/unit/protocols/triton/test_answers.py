@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.aggregate import ResponseAccumulator
-from gateway.core.context import Deadline, RequestContext
-from gateway.core.errors import StreamBroken
-from gateway.core.events import (
+from backends.interfaces import Deadline, RequestContext
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import StreamBroken
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     PromptEcho,
@@ -26,7 +26,7 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
 )
-from gateway.core.ports import ClientRequest, ResponseContext, ResponseEncoder
+from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEncoder
 from protocols.triton import wire
 from protocols.triton.dialect import Triton
 

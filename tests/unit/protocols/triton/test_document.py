@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.errors import MalformedRequest
+from protocols.core.errors import MalformedRequest
 from protocols.triton import careful, document
 
 REFUSED = [

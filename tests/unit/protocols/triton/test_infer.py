@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.aggregate import UnaryChoice, UnaryResponse
-from gateway.core.errors import WorkerFailed
-from gateway.core.events import ChoiceEnd, StreamEnd, TextDelta, TokenLogprob, Usage
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import WorkerFailed
+from protocols.core.events import ChoiceEnd, StreamEnd, TextDelta, TokenLogprob, Usage
 
 PATH = "/v2/models/trt_like/infer"
 HEADER = "inference-header-content-length"

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.request import GenerationRequest, LogprobsOptions, SamplingParams, StopConditions
+from protocols.core.request import (
+    GenerationRequest,
+    LogprobsOptions,
+    SamplingParams,
+    StopConditions,
+)
 from protocols.triton.dialect import Triton
 from protocols.triton.vocabulary import PROFILES
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
     ContentFiltered,
@@ -32,7 +32,7 @@ from gateway.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from gateway.core.request import EmbeddingRequest
+from protocols.core.request import EmbeddingRequest
 from protocols.triton.wire import CHUNKED_EVENT_HEADERS, JSON_HEADERS
 
 QUEUE = "[request id: 7] Exceeds maximum queue size"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     MalformedRequest,
@@ -19,15 +19,15 @@ from gateway.core.errors import (
     UpstreamErrorText,
     WorkerFailed,
 )
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
-from gateway.core.ports import (
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
+from protocols.core.interfaces import (
     ClientRequest,
     Endpoint,
     PassthroughReader,
     PassthroughRequest,
     ResponseContext,
 )
-from gateway.core.request import GenerationRequest
+from protocols.core.request import GenerationRequest
 from protocols.openai.dialect import OpenAI
 from protocols.triton.dialect import Triton
 from tests.unit.protocols.triton.conftest import about

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import GatewayError, InvalidParameter, UnsupportedFeature
-from gateway.core.request import (
+from protocols.core.errors import GatewayError, InvalidParameter, UnsupportedFeature
+from protocols.core.request import (
     ChoiceFormat,
     GrammarFormat,
     JsonObjectFormat,

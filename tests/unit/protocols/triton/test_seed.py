@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.aggregate import UnaryChoice, UnaryResponse
-from gateway.core.errors import WorkerFailed
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import WorkerFailed
 
 EXAMPLE = b"""{
   "id" : "42",

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.core.errors import GatewayError
-from gateway.core.events import Event, ResponseMetadata, StreamEnd, StreamStart, TextDelta, Usage
-from gateway.core.request import GenerationRequest, ResponseOptions
+from protocols.core.errors import GatewayError
+from protocols.core.events import Event, ResponseMetadata, StreamEnd, StreamStart, TextDelta, Usage
+from protocols.core.request import GenerationRequest, ResponseOptions
 from protocols.triton.decoder import GenerateDecoder
 from protocols.triton.dialect import Triton
 

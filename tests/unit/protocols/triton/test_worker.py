@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.errors import UnsupportedFeature
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.request import (
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     ChoiceFormat,
     EmbeddingRequest,
     GenerationRequest,

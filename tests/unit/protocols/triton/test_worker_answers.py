@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from gateway.core.errors import GatewayError, WorkerFailed
-from gateway.core.events import (
+from protocols.core.errors import GatewayError, WorkerFailed
+from protocols.core.events import (
     ChoiceEnd,
     Event,
     ResponseMetadata,
@@ -21,7 +21,12 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
 )
-from gateway.core.request import GenerationRequest, LogprobsOptions, ResponseOptions, StopConditions
+from protocols.core.request import (
+    GenerationRequest,
+    LogprobsOptions,
+    ResponseOptions,
+    StopConditions,
+)
 from protocols.triton import incoming
 from protocols.triton.dialect import Triton
 

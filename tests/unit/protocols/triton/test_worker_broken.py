@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
-from gateway.core.errors import GatewayError, Overloaded, StreamBroken, WorkerFailed
-from gateway.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
-from gateway.core.request import GenerationRequest, LogprobsOptions
+from protocols.core.errors import GatewayError, Overloaded, StreamBroken, WorkerFailed
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
+from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.triton.dialect import Triton
 
 STREAM = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
@@ -140,7 +140,7 @@ def test_an_error_behind_the_last_newline_is_told() -> None:
 
 
 def test_answers_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.core.sse.MAX_UNARY_BYTES", 100)
+    monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 100)
     with pytest.raises(WorkerFailed, match="larger than"):
         read(json.dumps(said("x" * 100)), WHOLE)
     with pytest.raises(WorkerFailed, match="more than"):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.core.errors import (
+from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
     Overloaded,

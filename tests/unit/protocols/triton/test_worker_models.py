@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core.request import (
+from protocols.core.request import (
     GenerationRequest,
     JsonObjectFormat,
     LogprobsOptions,

@@ -9,8 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.commands.ab import print_report
-from gateway.core.events import Usage
-from gateway.core.loss import UnsupportedParameter
 from gateway.telemetry import RequestRecord
 from gateway.tools.ab.comparison import (
     Comparison,
@@ -23,6 +21,8 @@ from gateway.tools.ab.comparison import (
 )
 from gateway.tools.ab.sources import Evidence, UsageQuery, read_access_log
 from gateway.tools.ab.statistics import Interval
+from protocols.core.events import Usage
+from protocols.core.loss import UnsupportedParameter
 
 CHAT = UsageQuery("chat")
 RECORD = RequestRecord(

@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.core.events import Usage
-from gateway.core.loss import UnsupportedParameter
 from gateway.metrics.exchanges import MetricsCollector
 from gateway.telemetry import RequestRecord, ignore_record
 from gateway.tools.ab.sources import (
@@ -20,6 +18,8 @@ from gateway.tools.ab.sources import (
     read_access_log,
     read_metrics_page,
 )
+from protocols.core.events import Usage
+from protocols.core.loss import UnsupportedParameter
 
 Reading = Callable[[Sequence[RequestRecord], UsageQuery], Evidence]
 CHAT = UsageQuery("chat")

@@ -11,9 +11,8 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from gateway.core.errors import GatewayError
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.ports import (
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     ModelMetadataReader,
@@ -25,7 +24,8 @@ from gateway.core.ports import (
     UpstreamAdapter,
     UpstreamRequest,
 )
-from gateway.core.request import (
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
     LogprobsOptions,
     PromptOptions,
     ReasoningOptions,

@@ -16,8 +16,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Raw
 
-from gateway.core.errors import InvalidParameter
-from gateway.core.request import GenerationRequest, Message, Tool
+from protocols.core.errors import InvalidParameter
+from protocols.core.request import GenerationRequest, Message, Tool
 
 _MAX_CONFIG_SIZE: Final = 16 << 20
 """Bytes of a tokenizer's description, which may hold thousands of added tokens."""

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from gateway.core.request import Request, ResponseOptions
+from protocols.core.request import Request, ResponseOptions
 
 LossReason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
 """``emulated``: the gateway did it in the target's stead; only ``renamed`` loses nothing."""

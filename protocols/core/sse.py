@@ -11,8 +11,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from gateway.core.errors import GatewayError, StreamBroken, WorkerFailed
-from gateway.core.events import Event
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import Event
 
 DONE_EVENT = b"data: [DONE]\n\n"
 MAX_UNARY_BYTES = 1 << 28

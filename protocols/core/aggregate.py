@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.core.errors import StreamBroken
-from gateway.core.events import (
+from protocols.core.errors import StreamBroken
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -24,7 +24,7 @@ from gateway.core.events import (
     ToolCallStart,
     Usage,
 )
-from gateway.core.request import ToolCall
+from protocols.core.request import ToolCall
 
 
 class UnaryChoice(Struct):

@@ -19,18 +19,21 @@ Tokenizer      a backend that knows the tokens of a text
 A module that speaks both ways registers one object that is a Dialect and a WorkerDialect.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from gateway.core.aggregate import UnaryResponse
-from gateway.core.catalog import Catalog, ModelInfo
-from gateway.core.context import Clock, RequestContext
-from gateway.core.errors import GatewayError
-from gateway.core.events import Event
-from gateway.core.loss import UnsupportedParameter
-from gateway.core.request import GenerationRequest, Request
+from protocols.core.aggregate import UnaryResponse
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import GatewayError
+from protocols.core.events import Event
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import GenerationRequest, Request
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
 
 Headers = tuple[tuple[str, str], ...]
 Token = tuple[int, str]
@@ -328,93 +331,3 @@ class SupportsPassthrough(Protocol):
         None where the call has to be translated: the dialect is another, the body is not plainly
         right, or it asks for what a worker is not to be told.
         """
-
-
-class Backend(Protocol):
-    """Something that answers a request."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can take a request now."""
-
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """What it will not do of the request."""
-
-    def stream(
-        self, request: Request, context: RequestContext
-    ) -> AsyncGenerator[Sequence[Event], None]:
-        """The events, in the batches in which they came about; ends with Done or raises.
-
-        Closing the generator, or cancelling its task, stops the work at once.
-        """
-
-    async def start(self) -> None:
-        """Get ready; called once. Does not wait for workers that are down."""
-
-    async def aclose(self) -> None:
-        """Stop the work and let everything go."""
-
-
-@runtime_checkable
-class SupportsWarmup(Protocol):
-    """What a backend may also be: one that takes a while, once started, until it is at its best."""
-
-    async def warm_up(self) -> None:
-        """Wait until it is, or is as good as it will be now. Raises WorkerError if it never is."""
-
-
-StreamItem = tuple[bytes | None, Sequence[Event]]
-"""Some events, with their bytes in the client's dialect where a worker wrote them already."""
-StreamItems = AsyncGenerator[StreamItem, None]
-EventBatches = AsyncGenerator[Sequence[Event], None]
-EventSink = Callable[[bytes | None, Sequence[Event]], bool]
-"""Takes such a batch, at once; whether it takes another before anything else is done."""
-
-
-@runtime_checkable
-class SupportsPush(Protocol):
-    """What a backend may also be: one that gives its events to who takes them at once."""
-
-    def stream_to(self, request: Request, context: RequestContext, take: EventSink) -> EventBatches:
-        """As ``answer``; ``take`` may get batches at once, until it is full: then one is empty."""
-
-    async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
-        """All that ``answer`` gives. Cancelling its task stops the work at once."""
-
-
-@runtime_checkable
-class PassthroughBackend(Protocol):
-    """What a backend may also be: one whose workers may speak the client's own dialect."""
-
-    def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
-    ) -> PassthroughRequest | None:
-        """See ``Relaying.relay``."""
-
-    def stream_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
-    ) -> StreamItems:
-        """The answer, as ``Backend.answer`` gives it; with ``take``, as ``Pouring.pour`` does."""
-
-    async def collect_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext
-    ) -> Sequence[StreamItem]:
-        """The same of an answer in one piece. Cancelling its task stops the work at once."""
-
-
-@runtime_checkable
-class ExplainsSelection(Protocol):
-    """What a backend may also be: one that tells ``Context.watch`` before it asks a worker."""
-
-    explains_selection: bool
-    """Always true."""
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What a backend may also be: one that tells how its model cuts a text."""
-
-    async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
-        """The tokens of ``text``, and those that the model puts around it. May be cancelled."""

@@ -4,7 +4,7 @@ A dialect decodes into these types and a backend consumes them, so that a new di
 codec and not one translator for each backend.
 """
 
-from gateway.core.events import (
+from protocols.core.events import (
     ChoiceEnd,
     Embedding,
     Event,
@@ -23,7 +23,7 @@ from gateway.core.events import (
     TopLogprob,
     Usage,
 )
-from gateway.core.request import (
+from protocols.core.request import (
     SECTIONS,
     AllowedTools,
     AudioPart,
