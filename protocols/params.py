@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, Protocol, Self, runtime_checkable
 import msgspec
 from msgspec import Raw, Struct
 
-from protocols.body import decode_value
 from protocols.core.errors import InvalidParameter, ParameterProblem
 from protocols.core.loss import LossReason, ParameterSupport
 from protocols.core.request import SECTIONS
+from protocols.json_body import decode_value
 
 ParamType = Literal["int", "strict int", "float", "bool", "str", "strings", "string list", "ints"]
 """``int`` also takes 5.0; ``strings`` is one string or a list; the others are what they say."""

@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from protocols.body import read_object
 from protocols.core.errors import MalformedRequest
+from protocols.json_body import read_object
 
 log = logging.getLogger("interlingua")
 

@@ -10,9 +10,9 @@ from gateway.explaining.dry import ServersByListener, find_endpoint, select_serv
 from gateway.explaining.sample import build_sample_request
 from gateway.paths import AdapterMount
 from gateway.watching.question import ExplainRequest
-from protocols.body import read_object
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import UpstreamRequest
+from protocols.json_body import read_object
 
 
 class PartialRequest(Struct, frozen=True):

@@ -10,6 +10,6 @@ listing    the workspace API's view of the catalog
 errors     statuses and error codes
 """
 
-from protocols.databricks.dialect import Databricks
+from protocols.databricks.endpoints import Databricks
 
 __all__ = ["Databricks"]

@@ -5,7 +5,7 @@ is strict, and names the first field that it does not know. The paths of OpenAI'
 those send.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -13,21 +13,91 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from protocols import params
-from protocols.body import decode_value
+from protocols.chat.messages import USER_PART_TYPES, MessageRules
+from protocols.chat.params import as_object, invalid_type_error, missing_error, null_to_none
+from protocols.chat.requests import RequestRules, read_chat, read_completion, read_embedding
 from protocols.core.errors import InvalidParameter, UnknownParameter
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
+    Message,
     Prompt,
     ReasoningOptions,
     Request,
+    TextPart,
     Tool,
 )
-from protocols.databricks import roles, tables
-from protocols.openai.messages import USER_PART_TYPES, MessageRules
-from protocols.openai.reading import as_object, invalid_type_error, missing_error, null_to_none
-from protocols.openai.requests import RequestRules, read_chat, read_completion, read_embedding
+from protocols.databricks import params as databricks_params
+from protocols.json_body import decode_value
 from protocols.params import Param, ParamTable
+
+# Who may speak when.
+#
+# Source: the reference of the Foundation Model REST API. After an optional system message, user and
+# assistant alternate, and the user has the last word; newer editions of the page no longer say so.
+# Hence two rules: what contradicts itself is always refused, and the order only where it is asked
+# for. Answers of tools belong to the assistant's turn, and a conversation may end with one.
+
+RoleRules = Literal["strict", "lenient"]
+
+_NEXT_ROLES: Mapping[str, tuple[str, ...]] = {
+    "": ("user",),
+    "system": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user",),
+    "calling": ("tool",),
+    "tool": ("tool", "assistant", "user"),
+}
+"""Which roles may follow; ``calling`` is an assistant that calls tools, "" the beginning."""
+
+
+def normalize_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The conversation with ``developer`` as ``system``, and blank text beside calls left out."""
+    return tuple(_normalize_message(message) for message in messages)
+
+
+def _normalize_message(message: Message) -> Message:
+    if message.role == "developer":
+        return replace(message, role="system")
+    if message.tool_calls and not message.text.strip():
+        kept = tuple(part for part in message.parts if not isinstance(part, TextPart))
+        return replace(message, parts=kept)
+    return message
+
+
+def check_tool_call_ids(wire: Sequence[Any]) -> None:
+    """``tool_call_id`` is for tools; ``wire`` is the conversation as it was sent."""
+    for i, message in enumerate(wire):
+        if message.get("role") != "tool" and message.get("tool_call_id"):
+            at = f"messages[{i}].tool_call_id"
+            raise _build_role_error(at, f"{at} must be empty unless the role is tool")
+
+
+def check_role_order(messages: Sequence[Message]) -> None:
+    """The strict rules. Raises InvalidParameter."""
+    before = ""
+    for i, message in enumerate(messages):
+        at = f"messages[{i}].role"
+        role = message.role
+        if role == "system":
+            if i > 0:
+                raise _build_role_error(
+                    at, "the system role can be used once only, as the first message"
+                )
+        elif role not in _NEXT_ROLES[before]:
+            allowed = " or ".join(_NEXT_ROLES[before])
+            raise _build_role_error(at, f"{at} must be {allowed}, got {role}")
+        if message.tool_calls and message.text.strip():
+            where = f"messages[{i}].content"
+            raise _build_role_error(where, f"{where} must not be set beside tool_calls")
+        before = "calling" if message.tool_calls else role
+    if before not in ("user", "tool"):
+        raise _build_role_error("messages", "messages must end with a message of the role user")
+
+
+def _build_role_error(param: str, text: str) -> InvalidParameter:
+    return InvalidParameter(text, param=param, problem="conflict")
+
 
 RequestTask = Literal["chat", "completion", "embedding"]
 RawFields = dict[str, Raw]
@@ -38,14 +108,14 @@ _TASK_BY_FIELD: Mapping[str, RequestTask] = {
     "input": "embedding",
 }
 STRICT_FIELDS: Mapping[RequestTask, set[str]] = {
-    "chat": tables.STRICT_CHAT_FIELDS,
-    "completion": tables.STRICT_COMPLETION_FIELDS,
-    "embedding": tables.STRICT_EMBEDDING_FIELDS,
+    "chat": databricks_params.STRICT_CHAT_FIELDS,
+    "completion": databricks_params.STRICT_COMPLETION_FIELDS,
+    "embedding": databricks_params.STRICT_EMBEDDING_FIELDS,
 }
 REQUEST_RULES = RequestRules(
-    chat=ParamTable(*tables.LENIENT_CHAT_PARAMS),
-    completion=ParamTable(*tables.LENIENT_COMPLETION_PARAMS),
-    embedding=ParamTable(*tables.EMBEDDING_PARAMS),
+    chat=ParamTable(*databricks_params.LENIENT_CHAT_PARAMS),
+    completion=ParamTable(*databricks_params.LENIENT_COMPLETION_PARAMS),
+    embedding=ParamTable(*databricks_params.EMBEDDING_PARAMS),
     message_rules=MessageRules(
         roles=("system", "developer", "user", "assistant", "tool"),
         user_parts=USER_PART_TYPES,
@@ -53,11 +123,11 @@ REQUEST_RULES = RequestRules(
         requires_tool_results=False,
         accepts_argument_objects=True,
     ),
-    max_tools=tables.MAX_TOOLS,
+    max_tools=databricks_params.MAX_TOOLS,
     default_completion_tokens=None,
 )
 
-_RAW_PROMPT_TABLE = ParamTable(tables.USE_RAW_PROMPT)
+_RAW_PROMPT_TABLE = ParamTable(databricks_params.USE_RAW_PROMPT)
 
 
 def find_task(fields: RawFields) -> RequestTask:
@@ -80,7 +150,7 @@ def check_known_fields(fields: RawFields, task: RequestTask) -> None:
 
 
 def read_request(
-    fields: RawFields, task: RequestTask, model: str, *, order: roles.RoleRules, wrapped: bool
+    fields: RawFields, task: RequestTask, model: str, *, order: RoleRules, wrapped: bool
 ) -> Request:
     """The request. ``wrapped``: prompts go through the server's template unless they say otherwise.
 
@@ -113,16 +183,16 @@ def check_endpoint_rules(request: Request, *, pay_per_token: bool) -> None:
 # --- the tasks ------------------------------------------------------------------------------------
 
 
-def _read_chat(fields: RawFields, model: str, order: roles.RoleRules) -> GenerationRequest:
+def _read_chat(fields: RawFields, model: str, order: RoleRules) -> GenerationRequest:
     thinking = null_to_none(fields.pop("thinking", None))
     if bytes(fields.get("tools", b"")) == b"[]":
         del fields["tools"]
     request = read_chat(fields, REQUEST_RULES, model=model)
     if b"tool_call_id" in bytes(fields["messages"]):
-        roles.check_tool_call_ids(decode_value(fields["messages"]))
-    messages = roles.normalize_messages(request.messages)
+        check_tool_call_ids(decode_value(fields["messages"]))
+    messages = normalize_messages(request.messages)
     if order == "strict":
-        roles.check_role_order(messages)
+        check_role_order(messages)
     for i, tool in enumerate(request.tools):
         _check_tool(tool, f"tools[{i}]")
     if thinking is not None:
@@ -165,10 +235,10 @@ def _check_tool(tool: Tool, at: str) -> None:
     if tool.parameters is None:
         return
     properties = decode_value(tool.parameters).get("properties")
-    if isinstance(properties, dict) and len(properties) > tables.MAX_TOOL_PROPERTIES:
+    if isinstance(properties, dict) and len(properties) > databricks_params.MAX_TOOL_PROPERTIES:
         raise InvalidParameter(
             f"the parameters of {tool.name!r} have {len(properties)} properties; "
-            f"at most {tables.MAX_TOOL_PROPERTIES} are allowed",
+            f"at most {databricks_params.MAX_TOOL_PROPERTIES} are allowed",
             param=f"{at}.function.parameters",
             problem="too_long",
         )
@@ -230,16 +300,20 @@ def _convert_string(raw: Raw, row: Param | None) -> Raw:
 
 _LIST_TYPES = ("strings", "string list", "ints")
 _PARAMS_BY_NAME: Mapping[RequestTask, Mapping[str, Param]] = {
-    "chat": {row.wire: row for row in tables.LENIENT_CHAT_PARAMS},
-    "completion": {row.wire: row for row in tables.LENIENT_COMPLETION_PARAMS},
-    "embedding": {row.wire: row for row in tables.EMBEDDING_PARAMS},
+    "chat": {row.wire: row for row in databricks_params.LENIENT_CHAT_PARAMS},
+    "completion": {row.wire: row for row in databricks_params.LENIENT_COMPLETION_PARAMS},
+    "embedding": {row.wire: row for row in databricks_params.EMBEDDING_PARAMS},
 }
 FIELD_NAMES: Mapping[str, str] = {
     "tools": "tools",
     "tool_choice": "tool_choice",
     "output": "response_format",
     **params.map_field_names(
-        (*tables.LENIENT_CHAT_PARAMS, *tables.EMBEDDING_PARAMS, *tables.LENIENT_COMPLETION_PARAMS)
+        (
+            *databricks_params.LENIENT_CHAT_PARAMS,
+            *databricks_params.EMBEDDING_PARAMS,
+            *databricks_params.LENIENT_COMPLETION_PARAMS,
+        )
     ),
 }
 """The wire name of each field path: the tasks do not contradict each other."""

@@ -12,6 +12,6 @@ decoder    workers' answers; incoming: their shapes; faults: their errors
 info       what the server tells of itself; tokenizer: of a text
 """
 
-from protocols.mindie.dialect import MindIE
+from protocols.mindie.endpoints import MindIE
 
 __all__ = ["MindIE"]

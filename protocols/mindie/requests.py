@@ -4,27 +4,45 @@ Sources: MindIE-LLM 0695772, src/server/endpoint/single_req_infer_interface/*.cp
 the published pages differ on what a request without a temperature means, see ``sampling``.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal, cast
 
 from msgspec import Raw, Struct
 
+from protocols.chat.tools import read_response_format, read_tool_choice, read_tools
+from protocols.core.errors import MalformedRequest
+from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     AudioPart,
     ContentPart,
     GenerationRequest,
     ImagePart,
+    Message,
     ResponseOptions,
     TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
     VideoPart,
 )
-from protocols.mindie.checks import (
+from protocols.mindie import params
+from protocols.mindie.errors import MISSING_INPUT_ERROR, describe_unknown_model
+from protocols.mindie.params import (
+    PROMPT_OPTIONS_BY_MODE,
+    RAW_PROMPT_OPTIONS,
+    MindieConfig,
     MindieParamTable,
     build_param_error,
     collect_extra_fields,
     count_utf16_units,
+    decode_fields,
+    get_field,
+    read_body_fields,
+    read_first_object,
+    read_object_field,
+    read_params,
 )
-from protocols.mindie.profiles import MindieConfig
 from protocols.params import ParsedParams
 
 _MAX_MEDIA_PARTS = 20
@@ -217,3 +235,789 @@ def build_response_options(
     """What is to be told besides the text."""
     details = bool(values.get("asked.details") or values.get("asked.prefill"))
     return ResponseOptions(details=details, timing=details or timing, token_ids=token_ids)
+
+
+# generate and generate_stream, and what they share with every endpoint that takes a prompt.
+#
+# Source: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp; in 1.0.RC1 the published
+# page of generate_stream.
+
+LENGTH_ERROR_SUFFIX: Final = ", but the length of inputs is {length}"
+_REQUEST_ID_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,256}")
+_REQUEST_ID_ERROR = (
+    "The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 "
+    "words in length."
+)
+
+
+class PromptErrorTexts(Struct, frozen=True):
+    """What an endpoint says of a prompt that is no text, of an empty list, and of the length."""
+
+    wrong_type: str
+    empty_list: str
+    wrong_length: str
+
+
+def check_request_id(got: Any, *, early: bool = False) -> str:
+    """A client's name for its request. Raises InvalidParameter."""
+    if not isinstance(got, str):
+        raise build_param_error("id must be string type.", "id", "type")
+    if not (got if early else _REQUEST_ID_PATTERN.fullmatch(got)):
+        raise build_param_error(_REQUEST_ID_ERROR, "id")
+    return got
+
+
+def read_text_request(
+    call: ClientRequest, setup: MindieConfig, *, stream: bool
+) -> GenerationRequest:
+    """The request: ``text_input`` and ``parameters``."""
+    fields = read_body_fields(call)
+    name = setup.get_request_id(call)
+    early = setup.profile.early
+    client_id = (
+        None if (got := get_field(fields, "id")) is None else check_request_id(got, early=early)
+    )
+    prompt = _read_text_input(fields, setup, name)
+    parameters = read_object_field(fields, "parameters")
+    table = setup.profile.text_params
+    values = read_params(table, parameters)
+    apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
+    timing = parameters.get("perf_stat") is not None and get_field(parameters, "perf_stat") is True
+    return build_request(
+        values,
+        setup,
+        table,
+        parameters,
+        model=call.path_params["model"],
+        stream=stream,
+        want=build_response_options(values, timing=timing),
+        client_id=client_id or name,
+        **prompt,
+    )
+
+
+def _read_text_input(fields: Mapping[str, Raw], setup: MindieConfig, name: str) -> dict[str, Any]:
+    got = get_field(fields, "text_input")
+    abnormal = f"The type of text_input is abnormal. The requestId is {name}"
+    if got is None:
+        raise build_param_error("The text_input not found", "text_input", "missing")
+    if isinstance(got, list) and setup.profile.early:
+        raise build_param_error(abnormal, "text_input", "type")
+    said = "text_input must be necessary and data type must be string and length in (0, {limit}]"
+    words = PromptErrorTexts(
+        abnormal, "Parameter text_input arr is empty", said + LENGTH_ERROR_SUFFIX
+    )
+    return read_prompt(fields, "text_input", setup, words)
+
+
+def read_prompt(
+    fields: Mapping[str, Raw], key: str, setup: MindieConfig, words: PromptErrorTexts
+) -> dict[str, Any]:
+    """A prompt of text or of parts, as fields of the request. Raises InvalidParameter."""
+    got, limit = get_field(fields, key), setup.profile.max_text_length
+    if isinstance(got, list):
+        if not got:
+            raise build_param_error(words.empty_list, key, "empty")
+        check_media(got)
+    elif not isinstance(got, str):
+        raise build_param_error(words.wrong_type, key, "type")
+    measured = got if isinstance(got, str) else fields[key]
+    if (length := get_invalid_length(measured, limit)) is not None:
+        text = words.wrong_length.format(limit=limit, length=length)
+        raise build_param_error(text, key, "too_long" if length else "empty")
+    if isinstance(got, str):
+        return {"kind": "completion", "prompts": (got,), "templating": setup.templating}
+    if not has_media(got):
+        text = "".join(item["text"] for item in got if isinstance(item, dict) and "text" in item)
+        return {"kind": "completion", "prompts": (text,), "templating": setup.templating}
+    # The server lays a prompt out around its media itself, as it would a user's message.
+    said_by_user = (Message("user", read_parts(got)),)
+    return {"kind": "chat", "messages": said_by_user, "templating": PROMPT_OPTIONS_BY_MODE["chat"]}
+
+
+# Requests of the endpoints that name no model: the server's own, and those after TGI and vLLM.
+#
+# Source: MindIE-LLM 0695772, single_req_self_develop_infer_interface.cpp,
+# single_req_tgi_text_infer_interface.cpp, single_req_vllm_infer_interface.cpp, and the choice between
+# the last two in http_handler.cpp.
+
+_MAX_TOKEN_ID = 1 << 20
+_ADAPTER_ID_PATTERN = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
+_INPUTS_TYPE_ERROR = "The type of inputs is abnormal"
+_INPUTS_EMPTY_ERROR = "Inputs arr is empty"
+_REQUIRED_ERROR_SUFFIX = (
+    " must be necessary and data type must be string and length in (0, {limit}]"
+    + LENGTH_ERROR_SUFFIX
+)
+_NATIVE_ERRORS = PromptErrorTexts(
+    _INPUTS_TYPE_ERROR, _INPUTS_EMPTY_ERROR, "Inputs" + _REQUIRED_ERROR_SUFFIX
+)
+_TGI_STYLE_ERRORS = PromptErrorTexts(
+    _INPUTS_TYPE_ERROR,
+    _INPUTS_EMPTY_ERROR,
+    "Inputs length must be in (0, {limit}], but got {length}",
+)
+_VLLM_STYLE_ERRORS = PromptErrorTexts(
+    "The type of prompt is abnormal", "Prompt arr is empty", "Prompt" + _REQUIRED_ERROR_SUFFIX
+)
+
+
+def detect_generate_style(call: ClientRequest) -> Literal["inputs", "prompt"]:
+    """Whose manner a request to /generate follows. Raises InvalidParameter for neither."""
+    try:
+        fields = read_body_fields(call)
+        if get_field(fields, "prompt") is not None:
+            return "prompt"
+        if get_field(fields, "inputs") is not None:
+            return "inputs"
+    except MalformedRequest:
+        pass
+    raise build_param_error(MISSING_INPUT_ERROR, "inputs", "missing")
+
+
+def read_native_request(call: ClientRequest, setup: MindieConfig, model: str) -> GenerationRequest:
+    """/infer and /infer_token: text, or token ids."""
+    fields = read_body_fields(call)
+    if "inputs" in fields and "input_id" in fields:
+        raise build_param_error("Input conflict.", "inputs", "conflict")
+    if "inputs" in fields:
+        if get_field(fields, "inputs") is None:
+            raise build_param_error("Inputs must not be null", "inputs", "missing")
+        prompt = read_prompt(fields, "inputs", setup, _NATIVE_ERRORS)
+    elif "input_id" in fields:
+        ids = _read_token_ids(get_field(fields, "input_id"))
+        prompt = {"kind": "completion", "prompts": (ids,), "templating": RAW_PROMPT_OPTIONS}
+    else:
+        raise build_param_error("Not found inputs.", "inputs", "missing")
+    parameters = read_object_field(fields, "parameters")
+    values = read_params(params.NATIVE_PARAMS, parameters)
+    if (stream := get_field(fields, "stream")) is not None and not isinstance(stream, bool):
+        raise build_param_error("stream must be boolean type.", "stream", "type")
+    apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
+    return build_request(
+        values,
+        setup,
+        params.NATIVE_PARAMS,
+        parameters,
+        model=model,
+        stream=bool(stream),
+        want=build_response_options(values, token_ids=True, timing=bool(stream)),
+        client_id=setup.get_request_id(call),
+        **prompt,
+    )
+
+
+def _read_token_ids(got: Any) -> tuple[int, ...]:
+    if got is None:
+        raise build_param_error("Input_id should not be empty", "input_id", "missing")
+    if not isinstance(got, list):
+        raise build_param_error("Parameter input_id must be an array", "input_id", "type")
+    if not all(type(one) is int for one in got):
+        raise build_param_error("Parameter input_id must be integer", "input_id", "type")
+    if not all(0 <= one <= _MAX_TOKEN_ID for one in got):
+        raise build_param_error("Data element in param input_id is invalid", "input_id")
+    if not 0 < len(got) <= _MAX_TOKEN_ID:
+        text = f"Inputs token length must be in (0, {_MAX_TOKEN_ID}], but got {len(got)}"
+        raise build_param_error(text, "input_id", "too_long" if got else "empty")
+    return tuple(got)
+
+
+def read_stream_flag(call: ClientRequest) -> bool:
+    """Whether a request to / wants a stream. Raises InvalidParameter or Malformed."""
+    stream = get_field(read_body_fields(call), "stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise build_param_error("Stream must be boolean type.", "stream", "type")
+    return bool(stream)
+
+
+def read_tgi_style_request(
+    call: ClientRequest, setup: MindieConfig, model: str, *, stream: bool
+) -> GenerationRequest:
+    """The endpoints after TGI."""
+    fields = read_body_fields(call)
+    if get_field(fields, "inputs") is None:
+        text = "Request should contain 'inputs' and the type should be string."
+        raise build_param_error(text, "inputs", "missing")
+    prompt = read_prompt(fields, "inputs", setup, _TGI_STYLE_ERRORS)
+    parameters = read_object_field(fields, "parameters")
+    values = read_params(params.TGI_STYLE_PARAMS, parameters)
+    if stream and values.get("asked.prefill"):
+        text = "The decoder_input_details must not be true when stream is true."
+        raise build_param_error(text, "decoder_input_details", "conflict")
+    apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
+    return build_request(
+        values,
+        setup,
+        params.TGI_STYLE_PARAMS,
+        parameters,
+        known=("adapter_id",),
+        model=model,
+        adapter=_read_adapter(parameters, values),
+        stream=stream,
+        want=build_response_options(values, token_ids=stream or bool(values.get("asked.details"))),
+        client_id=setup.get_request_id(call),
+        **prompt,
+    )
+
+
+def _read_adapter(parameters: Mapping[str, Raw], values: ParsedParams) -> str | None:
+    got = get_field(parameters, "adapter_id")
+    if got is None:
+        return None
+    if not isinstance(got, str):
+        raise build_param_error("adapter_id must be string type.", "adapter_id", "type")
+    if not _ADAPTER_ID_PATTERN.fullmatch(got):
+        raise build_param_error("The format of adapter_id is invalid.", "adapter_id")
+    values.given.add("adapter_id")
+    return got
+
+
+def read_vllm_style_request(
+    call: ClientRequest, setup: MindieConfig, model: str
+) -> GenerationRequest:
+    """/generate after vLLM: its parameters stand beside the prompt."""
+    fields = read_body_fields(call)
+    prompt = read_prompt(fields, "prompt", setup, _VLLM_STYLE_ERRORS)
+    values = read_params(params.VLLM_STYLE_PARAMS, fields)
+    resolve_choice_count(values, VLLM_STYLE_COUNT_ERRORS)
+    return build_request(
+        values,
+        setup,
+        params.VLLM_STYLE_PARAMS,
+        fields,
+        known=("prompt", "model"),
+        model=model,
+        client_id=setup.get_request_id(call),
+        **prompt,
+    )
+
+
+# Conversations: what the server says of a wrong one, and the messages of a right one.
+#
+# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp. Roles, and that nothing may
+# be empty, in 1.0.RC1: the published page.
+
+Role = Literal["system", "user", "assistant", "tool"]
+Fields = Mapping[str, Any]
+
+ROLES: Final = ("system", "user", "assistant", "tool")
+_FUNCTION_NAME_PATTERN = re.compile(r"[a-zA-Z0-9_\u4e00-\u9fa5-]{1,64}")
+_MISSING_CONTENT_ERROR = "Request param contains not content or content null"
+
+
+def read_messages(got: Any, *, full: bool, tools: bool) -> tuple[Message, ...]:
+    """The conversation. Raises InvalidParameter.
+
+    ``full``: no content may be an empty text. ``tools``: some are offered, and the server has other
+    words for messages that are no list.
+    """
+    if got is None:
+        text = "is null" if tools else "contains not messages or messages null"
+        text = f"Request param {'messages ' if tools else ''}{text}"
+        raise build_param_error(text, "messages", "missing")
+    if not isinstance(got, list) or not got:
+        text = f"Request param messages {'is ' if tools else ''}not arr or arr is empty"
+        raise build_param_error(text, "messages", "empty" if got == [] else "type")
+    return tuple(
+        _read_message(one if isinstance(one, dict) else {}, f"messages[{i}]", full=full)
+        for i, one in enumerate(got)
+    )
+
+
+def check_function_name(name: str, at: str) -> None:
+    """Raises InvalidParameter for what no function may be called."""
+    if not _FUNCTION_NAME_PATTERN.fullmatch(name):
+        raise build_param_error(
+            "The name of function must be a-z, A-Z, 0-9, common chinese characters, underscores "
+            f"and dashe within max length of 64, unexpected function name: {name[:300]}",
+            at,
+        )
+
+
+def _read_message(got: Fields, at: str, *, full: bool) -> Message:
+    role = got.get("role")
+    if role is None:
+        raise build_param_error(
+            "Request param contains not role or role null", f"{at}.role", "missing"
+        )
+    if role not in ROLES:
+        text = "Request param contains role must be system, assistant, user or tool"
+        raise build_param_error(text, f"{at}.role")
+    match role:
+        case "tool":
+            call_id = _read_tool_call_id(got.get("tool_call_id"), f"{at}.tool_call_id")
+            return Message("tool", _read_content(got, at, full=False), tool_call_id=call_id)
+        case "assistant":
+            return _read_assistant_message(got, at)
+        case _:
+            name = got.get("name")
+            parts = _read_content(got, at, full=full)
+            return Message(cast("Role", role), parts, name if isinstance(name, str) else None)
+
+
+def _read_content(got: Fields, at: str, *, full: bool) -> tuple[ContentPart, ...]:
+    at = f"{at}.content"
+    match got.get("content"):
+        case None:
+            raise build_param_error(_MISSING_CONTENT_ERROR, at, "missing")
+        case "" if full:
+            raise build_param_error("Request param content len should not be 0", at, "empty")
+        case str(text):
+            return (TextPart(text),)
+        case list(items):
+            check_media(items)
+            return read_parts(items) or (TextPart(""),)
+        case _:
+            raise build_param_error("The type of inputs is abnormal", at, "type")
+
+
+def _read_assistant_message(got: Fields, at: str) -> Message:
+    """Calls may come without content; text alone may not be empty."""
+    calls = got.get("tool_calls")
+    if calls is not None:
+        found = calls if isinstance(calls, list) else [calls]
+        made = tuple(_read_tool_call(one, f"{at}.tool_calls[{k}]") for k, one in enumerate(found))
+        return Message("assistant", _read_content_with_calls(got.get("content")), tool_calls=made)
+    content = got.get("content")
+    if isinstance(content, list) and not has_media(content):
+        content = "".join(part.text for part in read_parts(content) if isinstance(part, TextPart))
+    at = f"{at}.content"
+    if content is None:
+        raise build_param_error(_MISSING_CONTENT_ERROR, at, "missing")
+    if not isinstance(content, str):
+        raise build_param_error(
+            'Request param "content" arguments expected to be a string', at, "type"
+        )
+    if not content:
+        raise build_param_error('Request param "content" should not be empty', at, "empty")
+    return Message("assistant", (TextPart(content),))
+
+
+def _read_content_with_calls(content: Any) -> tuple[ContentPart, ...]:
+    match content:
+        case str(text) if text:
+            return (TextPart(text),)
+        case list(items):
+            return read_parts(items)
+        case _:
+            return ()
+
+
+def _read_tool_call_id(got: Any, at: str) -> str:
+    if got is None:
+        text = "Request param contains not tool_call_id or tool_call_id null while role is tool"
+        raise build_param_error(text, at, "missing")
+    if not isinstance(got, str):
+        raise build_param_error("The type of tool_call_id is abnormal", at, "type")
+    if not got:
+        text = "Request param tool_call_id len should not be 0 while role is tool"
+        raise build_param_error(text, at, "empty")
+    return got
+
+
+def _read_tool_call(got: Any, at: str) -> ToolCall:
+    fields: Fields = got if isinstance(got, dict) else {}
+    call_id = _read_string(
+        fields,
+        "id",
+        at,
+        "Tool call param contains no id.",
+        'Tool call param "id" arguments expected to be a string',
+    )
+    if fields.get("type") != "function":
+        text = "The type of the tool. Currently, only function is supported."
+        raise build_param_error(text, f"{at}.type")
+    function = fields.get("function")
+    if not isinstance(function, dict):
+        text = "Tool call param contains no function that the model called."
+        raise build_param_error(text, f"{at}.function", "missing")
+    name = _read_string(
+        function,
+        "name",
+        f"{at}.function",
+        "Tool call param contains no function name",
+        "Tool call param function name expected to be a string",
+    )
+    check_function_name(name, f"{at}.function.name")
+    arguments = _read_string(
+        function,
+        "arguments",
+        f"{at}.function",
+        "Tool call param contains no function arguments",
+        "Tool call param function arguments expected to be a string",
+    )
+    return ToolCall(call_id, name, arguments)
+
+
+def _read_string(fields: Fields, name: str, at: str, absent: str, typed: str) -> str:
+    got = fields.get(name)
+    if got is None:
+        raise build_param_error(absent, f"{at}.{name}", "missing")
+    if not isinstance(got, str):
+        raise build_param_error(typed, f"{at}.{name}", "type")
+    return got
+
+
+# infer: token ids in, token ids out.
+#
+# Source: MindIE-LLM 0695772, single_req_triton_token_infer_interface.cpp; its published examples put
+# the parameters beside the tensor, where the source looks inside it.
+
+MAX_INPUT_TOKENS: Final = 1 << 20
+
+
+def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationRequest:
+    """infer: one tensor of token ids. Its parameters stand in the tensor, or beside it."""
+    fields = read_body_fields(call)
+    name = setup.get_request_id(call)
+    inputs = get_field(fields, "inputs")
+    if not isinstance(inputs, list):
+        raise build_param_error(
+            "Req should contain 'inputs' and the type should be array.", "inputs", "type"
+        )
+    if len(inputs) != 1:
+        raise build_param_error("Inputs count must be 1.", "inputs")
+    tensor = inputs[0] if isinstance(inputs[0], dict) else {}
+    ids = _read_token_tensor(tensor)
+    client_id = None if (got := get_field(fields, "id")) is None else check_request_id(got)
+    read_output_name(get_field(fields, "outputs"))
+    holder = fields if tensor.get("parameters") is None else read_first_object(fields["inputs"])
+    parameters = read_object_field(holder, "parameters")
+    values = read_params(params.TOKENS_PARAMS, parameters)
+    apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
+    return build_request(
+        values,
+        setup,
+        params.TOKENS_PARAMS,
+        parameters,
+        model=call.path_params["model"],
+        kind="completion",
+        prompts=(ids,),
+        templating=RAW_PROMPT_OPTIONS,
+        want=build_response_options(values, token_ids=True),
+        client_id=client_id or name,
+    )
+
+
+def read_output_name(outputs: Any) -> str:
+    """What the answer's tensor is to be called. Raises InvalidParameter."""
+    if not isinstance(outputs, list):
+        raise build_param_error(
+            "Req should contain 'outputs' and the type should be array.", "outputs", "type"
+        )
+    if len(outputs) != 1:
+        raise build_param_error(f"Outputs size should be 1, got {len(outputs)}.", "outputs")
+    name = outputs[0].get("name") if isinstance(outputs[0], dict) else None
+    if not isinstance(name, str):
+        raise build_param_error("Outputs name must be non-empty string.", "outputs[0].name", "type")
+    return name or "output0"
+
+
+def _read_token_tensor(tensor: Mapping[str, Any]) -> tuple[int, ...]:
+    name, shape = tensor.get("name"), tensor.get("shape")
+    kind, data = tensor.get("datatype"), tensor.get("data")
+    if not isinstance(name, str):
+        text = "Cannot find name in inputs or its type is not string"
+        raise build_param_error(text, "inputs[0].name", "type")
+    if len(name) > 256:  # noqa: PLR2004 - the server's number
+        raise build_param_error(
+            "The length of name set in inputs exceeds 256.", "inputs[0].name", "too_long"
+        )
+    length = _read_tensor_length(shape)
+    if not isinstance(kind, str):
+        text = "Cannot find datatype in inputs or its type is not string"
+        raise build_param_error(text, "inputs[0].datatype", "type")
+    if kind != "UINT32":
+        raise build_param_error(f"Unsupported datatype, got {kind[:64]}.", "inputs[0].datatype")
+    if not isinstance(data, list):
+        text = "Cannot find data in inputs or its type is not array"
+        raise build_param_error(text, "inputs[0].data", "type")
+    if len(data) != length:
+        raise build_param_error(f"Data size should be {length}, got {len(data)}.", "inputs[0].data")
+    if not all(type(one) is int and one >= 0 for one in data):
+        raise build_param_error("Data element must be integer type.", "inputs[0].data", "type")
+    return tuple(data)
+
+
+def _read_tensor_length(shape: Any) -> int:
+    at = "inputs[0].shape"
+    if not isinstance(shape, list):
+        raise build_param_error("Cannot find shape in inputs or its type is not array", at, "type")
+    if not all(type(one) is int and one >= 0 for one in shape):
+        raise build_param_error("Shape element must be integer type.", at, "type")
+    match shape:
+        case [length] | [1, length] if 0 < length <= MAX_INPUT_TOKENS:
+            return int(length)
+        case _:
+            raise build_param_error(
+                "Shape must be at most two-dimensional, and the last element's value must be in "
+                f"(0,{MAX_INPUT_TOKENS}].",
+                at,
+            )
+
+
+# Conversations and completions: requests in OpenAI's manner and the server's words.
+#
+# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp, its neighbours for the
+# server's own validator and for completions, and infer_param.cpp for ``response_format``; in 1.0.RC1
+# the published page, whose few fields are all that is read: others are passed over.
+
+_KNOWN_CHAT_FIELDS = (
+    *("model", "messages", "tools", "tool_choice", "chat_template", "chat_template_kwargs"),
+)
+_EARLY_MODEL_NAME_PATTERN = re.compile(r"(?![._-])[A-Za-z0-9._-]{1,256}(?<![._-])")
+
+
+def read_model_name(fields: Mapping[str, Raw], setup: MindieConfig) -> str:
+    """The model that a body names. Raises InvalidParameter."""
+    got = get_field(fields, "model")
+    if got is None:
+        raise build_param_error("Request contains not model or model null", "model", "missing")
+    if not isinstance(got, str):
+        raise build_param_error("Request param model must be string", "model", "type")
+    if not got:
+        raise build_param_error("Request param model must be not empty", "model", "empty")
+    if setup.profile.early and not _EARLY_MODEL_NAME_PATTERN.fullmatch(got):
+        raise build_param_error(describe_unknown_model(got), "model")
+    return got
+
+
+def read_chat_request(call: ClientRequest, setup: MindieConfig) -> GenerationRequest:
+    """/v1/chat/completions."""
+    fields = read_body_fields(call)
+    model = read_model_name(fields, setup)
+    early = setup.profile.early
+    known = ("model", "messages") if early else _KNOWN_CHAT_FIELDS
+    form = {} if early else _read_tool_fields(fields)
+    template = {} if early else _read_template(fields)
+    offered = bool(form.get("tools"))
+    messages = read_messages(get_field(fields, "messages"), full=early or offered, tools=offered)
+    _check_messages_length(fields["messages"], setup.profile.max_text_length, tools=offered)
+    values = read_params(setup.chat_params, fields)
+    if not early:
+        _set_chat_logprobs(values)
+        for path, got in template.items():
+            values[path] = got
+        if setup.vllm_validator:  # the server's own passes it over
+            form["output"] = _read_output_format(fields)
+            known = (*known, "response_format")
+        resolve_choice_count(values, CHAT_COUNT_ERRORS)
+    return build_request(
+        values,
+        setup,
+        setup.chat_params,
+        fields,
+        known=known,
+        model=model,
+        kind="chat",
+        messages=messages,
+        client_id=setup.get_request_id(call),
+        **form,
+    )
+
+
+def _set_chat_logprobs(values: ParsedParams) -> None:
+    top = values.get("asked.top_logprobs")
+    if values.get("asked.logprobs") or top is not None:
+        values["logprobs.top"] = top or 0
+
+
+def _check_messages_length(raw: Raw, limit: int, *, tools: bool) -> None:
+    if (length := get_invalid_length(raw, limit)) is not None:
+        end = "]" if tools else ""  # the server closes its bracket only here
+        raise build_param_error(
+            f"Messages len not in (0, {limit}{end}, but the length of inputs is {length}",
+            "messages",
+            "too_long",
+        )
+
+
+# --- tools, templates, output ---------------------------------------------------------------------
+
+
+def _read_tool_fields(fields: Mapping[str, Raw]) -> dict[str, Any]:
+    """The tools offered and the choice among them, which is looked at first."""
+    _check_tool_choice(get_field(fields, "tool_choice"))
+    items = get_field(fields, "tools")
+    if not items:
+        return {}
+    if not isinstance(items, list):
+        raise build_param_error("Tools not array", "tools", "type")
+    for i, item in enumerate(items):
+        _check_tool(item if isinstance(item, dict) else {}, f"tools[{i}]")
+    tools: tuple[Tool, ...] = read_tools(fields, most=len(items), kinds=("function",))
+    choice: ToolChoice | None = read_tool_choice(fields, tools)
+    return {"tools": tools, "tool_choice": choice}
+
+
+def _check_tool_choice(got: Any) -> None:
+    match got:
+        case None | "none" | "auto" | "required":
+            pass
+        case str():
+            text = "Parameter tool_choice string not in [none, auto, required]"
+            raise build_param_error(text, "tool_choice")
+        case dict():
+            _check_tool(got, "tool_choice")
+        case _:
+            raise build_param_error(
+                "Parameter tool_choice not string or object", "tool_choice", "type"
+            )
+
+
+def _check_tool(got: Mapping[str, Any], at: str) -> None:
+    if "type" not in got:
+        raise build_param_error("Tool param invalid, tool type not exist", f"{at}.type", "missing")
+    match got["type"]:
+        case None:
+            raise build_param_error("Tool param invalid tool type", f"{at}.type", "missing")
+        case "function":
+            pass
+        case str():
+            raise build_param_error("Tool param not function type", f"{at}.type")
+        case _:
+            raise build_param_error("Tool param invalid tool string type", f"{at}.type", "type")
+    at = f"{at}.function"
+    if "function" not in got:
+        raise build_param_error("Tool param invalid, tool function not exist", at, "missing")
+    function = got["function"]
+    if not isinstance(function, dict):
+        raise build_param_error("Tool param invalid function object", at, "type")
+    if "name" not in function:
+        raise build_param_error(
+            "Function object invalid, function name not exist", f"{at}.name", "missing"
+        )
+    if not isinstance(function["name"], str):
+        raise build_param_error("Function object invalid name type", f"{at}.name", "type")
+    check_function_name(function["name"], f"{at}.name")
+
+
+def _read_template(fields: Mapping[str, Raw]) -> dict[str, Any]:
+    """The template and its arguments, by their paths in the internal request."""
+    found: dict[str, Any] = {}
+    at = "chat_template_kwargs"
+    if at in fields:
+        kwargs = get_field(fields, at)
+        if not isinstance(kwargs, dict):
+            raise build_param_error(f"{at} must be a JSON object", at, "type")
+        thinking = kwargs.get("enable_thinking", False)
+        if not isinstance(thinking, bool):
+            text = f"enable_thinking must be boolean, got {_get_json_type(thinking)}"
+            raise build_param_error(text, f"{at}.enable_thinking", "type")
+        found["templating.arguments"] = decode_fields(fields[at])
+    template = get_field(fields, "chat_template")
+    if template is not None:
+        if not isinstance(template, str):
+            raise build_param_error("Parameter chat_template not string", "chat_template", "type")
+        if not template:
+            raise build_param_error(
+                "Parameter chat_template is not valid", "chat_template", "empty"
+            )
+        found["templating.template"] = template
+    return found
+
+
+def _get_json_type(got: Any) -> str:
+    names = {str: "string", list: "array", dict: "object", type(None): "null"}
+    return names.get(type(got), "number")
+
+
+def _read_output_format(fields: Mapping[str, Raw]) -> Any:
+    at = "response_format"
+    got = get_field(fields, at)
+    if got is None:
+        return None
+    if not isinstance(got, dict):
+        raise build_param_error(f"Parameter {at} must be an object", at, "type")
+    kind = got.get("type")
+    if kind is None:
+        raise build_param_error(
+            f"Parameter {at} must contain 'type' field", f"{at}.type", "missing"
+        )
+    if not isinstance(kind, str):
+        raise build_param_error(f"Parameter {at}.type must be a string", f"{at}.type", "type")
+    if kind not in ("json_object", "json_schema", "text"):
+        raise build_param_error(
+            f"Parameter {at}.type must be 'json_object', 'json_schema' or 'text', got "
+            f"'{kind[:300]}'",
+            f"{at}.type",
+        )
+    if kind == "json_schema":
+        _check_json_schema(got.get("json_schema"), f"{at}.json_schema")
+    return read_response_format(fields)
+
+
+def _check_json_schema(got: Any, at: str) -> None:
+    if got is None:
+        text = f"Parameter {at} is required when type is 'json_schema'"
+        raise build_param_error(text, at, "missing")
+    if not isinstance(got, dict):
+        raise build_param_error(f"Parameter {at} must be an object", at, "type")
+    name = got.get("name")
+    if name is None:
+        raise build_param_error(f"Parameter {at}.name is required", f"{at}.name", "missing")
+    if not isinstance(name, str):
+        raise build_param_error(f"Parameter {at}.name must be a string", f"{at}.name", "type")
+    if not 0 < len(name.encode()) <= 64:  # noqa: PLR2004 - the server's number
+        raise build_param_error(
+            f"Parameter {at}.name must be 1-64 characters", f"{at}.name", "too_long"
+        )
+    schema = got.get("schema")
+    if schema is None:
+        text = f"Parameter {at}.schema is required when type is 'json_schema'"
+        raise build_param_error(text, f"{at}.schema", "missing")
+    if not isinstance(schema, dict):
+        raise build_param_error(f"Parameter {at}.schema must be an object", f"{at}.schema", "type")
+
+
+# --- completions ----------------------------------------------------------------------------------
+
+
+def read_completion_request(call: ClientRequest, setup: MindieConfig) -> GenerationRequest:
+    """/v1/completions: one prompt, of text or of token ids."""
+    fields = read_body_fields(call)
+    model = read_model_name(fields, setup)
+    prompt = _read_completion_prompt(get_field(fields, "prompt"), setup.profile.max_text_length)
+    values = read_params(params.COMPLETION_PARAMS, fields)
+    if (top := values.get("asked.top_logprobs")) is not None:
+        values["logprobs.top"] = top
+    output = _read_output_format(fields)
+    resolve_choice_count(values, COMPLETION_COUNT_ERRORS)
+    return build_request(
+        values,
+        setup,
+        params.COMPLETION_PARAMS,
+        fields,
+        known=("model", "prompt", "response_format"),
+        model=model,
+        kind="completion",
+        prompts=(prompt,),
+        templating=RAW_PROMPT_OPTIONS,
+        output=output,
+        client_id=setup.get_request_id(call),
+    )
+
+
+def _read_completion_prompt(got: Any, limit: int) -> str | tuple[int, ...]:
+    said = "Length of Prompt {kind} should be greater than 0 and less than or equal to {most}, "
+    match got:
+        case None:
+            raise build_param_error("Contains not prompt or prompt null", "prompt", "missing")
+        case str():
+            if (length := get_invalid_length(got, limit)) is not None:
+                text = said.format(kind="text", most=limit) + f"but got {length}"
+                raise build_param_error(text, "prompt", "too_long" if length else "empty")
+            return got
+        case []:
+            raise build_param_error("Prompt array cannot be empty.", "prompt", "empty")
+        case list():
+            if not all(type(one) is int and one >= 0 for one in got):
+                text = "All elements of the prompt array must be integers."
+                raise build_param_error(text, "prompt", "type")
+            if len(got) > MAX_INPUT_TOKENS:
+                text = said.format(kind="token", most=MAX_INPUT_TOKENS) + f"but got {len(got)}"
+                raise build_param_error(text, "prompt", "too_long")
+            return tuple(got)
+        case _:
+            text = "The type of prompt is abnormal,prompt must be str or integer list."
+            raise build_param_error(text, "prompt", "type")

@@ -7,6 +7,6 @@
 refuses clients, ``faults`` understands workers' errors.
 """
 
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 __all__ = ["OpenAI"]

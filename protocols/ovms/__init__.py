@@ -9,6 +9,6 @@ relay      a client's own bytes for a server
 errors     statuses and sentences
 """
 
-from protocols.ovms.dialect import OVMS
+from protocols.ovms.endpoints import OVMS
 
 __all__ = ["OVMS"]

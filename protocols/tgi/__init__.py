@@ -8,6 +8,6 @@ decoder    the answers to prompts, which ``incoming`` describes
 faults     its errors, and those of its streams
 """
 
-from protocols.tgi.dialect import TGI
+from protocols.tgi.upstream import TGI
 
 __all__ = ["TGI"]

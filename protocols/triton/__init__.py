@@ -19,6 +19,6 @@ failures      what a worker's error means
 relay         a client's own bytes for a worker    passage   and the worker's own bytes back
 """
 
-from protocols.triton.dialect import Triton
+from protocols.triton.endpoints import Triton
 
 __all__ = ["Triton"]

@@ -24,8 +24,8 @@ from protocols.core import sse
 from protocols.core.events import Usage
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.core.request import GenerationRequest
-from protocols.openai.dialect import OpenAI
-from protocols.triton.dialect import Triton
+from protocols.openai.endpoints import OpenAI
+from protocols.triton.endpoints import Triton
 from tests.bench.loads import Load
 from tests.bench.results import Step
 from tests.bench.targets import FROM_TRITON, KEY, OPENAI

@@ -23,7 +23,7 @@ from protocols.core.errors import (
 )
 from protocols.core.events import Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, whole
 from tests.fault.lines import SOON, context, heard, text
 

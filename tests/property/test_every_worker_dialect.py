@@ -28,7 +28,7 @@ from protocols.core.request import (
     StopConditions,
     TextPart,
 )
-from protocols.rendering import build_prompt
+from protocols.prompt import build_prompt
 from tests.wishes import wishes
 
 

@@ -20,7 +20,7 @@ from protocols.core.request import (
     TextPart,
     Tool,
 )
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 from tests.unit.protocols.openai.test_own import REST, SAMPLING, STOPPING, chat, text
 
 WORKER = OpenAI("interlingua")

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from protocols.body import (
+from protocols.core.errors import MalformedRequest
+from protocols.core.interfaces import ClientRequest, Endpoint
+from protocols.json_body import (
     JSON_ERRORS,
     check_unicode,
     decode_value,
@@ -15,8 +17,6 @@ from protocols.body import (
     read_object,
     read_unchecked_fields,
 )
-from protocols.core.errors import MalformedRequest
-from protocols.core.interfaces import ClientRequest, Endpoint
 
 DEEP = b"[" * 100_000
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from protocols.databricks.dialect import Databricks
-from protocols.mindie.dialect import MindIE
-from protocols.openai.dialect import OpenAI
-from protocols.ovms.dialect import OVMS
-from protocols.triton.dialect import Triton
+from protocols.databricks.endpoints import Databricks
+from protocols.mindie.endpoints import MindIE
+from protocols.openai.endpoints import OpenAI
+from protocols.ovms.endpoints import OVMS
+from protocols.triton.endpoints import Triton
 
 
 def operations(dialect: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from protocols.core.request import (
     ToolCall,
     VideoPart,
 )
-from protocols.rendering import build_prompt, build_prompt_support, find_prompt_losses
+from protocols.prompt import build_prompt, build_prompt_support, find_prompt_losses
 
 NO_TEMPLATE = UnsupportedParameter("messages", "approximated", "no chat template", "messages")
 

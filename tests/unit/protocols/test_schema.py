@@ -9,18 +9,16 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Struct, UnsetType
 
 from protocols import params
-from protocols.core.errors import ClientDisconnected, Forbidden, InvalidParameter, RateLimitExceeded
-from protocols.openai.messages import DEFAULT_MESSAGE_RULES, MessageRules
-from protocols.openai.parts import _PART_READERS
-from protocols.openai.shapes import PART_SCHEMAS, build_messages
-from protocols.openai.tables import (
+from protocols.chat.messages import _PART_READERS, DEFAULT_MESSAGE_RULES, MessageRules
+from protocols.chat.openapi import PART_SCHEMAS, build_messages
+from protocols.chat.params import (
     CHAT_EXTENSION_PARAMS,
     CHAT_PARAMS,
     COMPLETION_PARAMS,
     EMBEDDING_PARAMS,
 )
-from protocols.params import Param
-from protocols.schema import (
+from protocols.core.errors import ClientDisconnected, Forbidden, InvalidParameter, RateLimitExceeded
+from protocols.openapi import (
     build_error_responses,
     build_event_data,
     build_param_schema,
@@ -29,6 +27,7 @@ from protocols.schema import (
     build_struct_schemas,
     object_of,
 )
+from protocols.params import Param
 
 PARAMS = (
     *(*CHAT_PARAMS, *CHAT_EXTENSION_PARAMS, *COMPLETION_PARAMS, *EMBEDDING_PARAMS),

@@ -18,7 +18,7 @@ from gateway.limits.ports import LeaseGrant, LeaseRequest, LeaseStoreUnavailable
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, RateLimitExceeded
 from protocols.core.events import Usage
-from protocols.triton.dialect import Triton
+from protocols.triton.endpoints import Triton
 from tests.unit.gateway.limits.test_limiter import Entry
 
 CHAT: Final = ModelInfo("chat", (), task="embedding")

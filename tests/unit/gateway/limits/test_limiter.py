@@ -19,8 +19,8 @@ from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, QuotaExceeded, RateLimitExceeded
 from protocols.core.events import Usage
 from protocols.core.interfaces import Headers
-from protocols.openai.dialect import OpenAI
-from protocols.triton.dialect import Triton
+from protocols.openai.endpoints import OpenAI
+from protocols.triton.endpoints import Triton
 
 CHAT: Final = ModelInfo("chat", ())
 OPENAI, TRITON = OpenAI(), Triton()

@@ -9,7 +9,7 @@ import pytest
 from backends.interfaces import Deadline, RequestContext
 from gateway.paths import AdapterMount, PathRouter
 from protocols.core.interfaces import ClientRequest, ResponseContext
-from protocols.databricks.dialect import Databricks
+from protocols.databricks.endpoints import Databricks
 
 MakeCall = Callable[..., ClientRequest]
 PATHS = PathRouter([AdapterMount(Databricks())])

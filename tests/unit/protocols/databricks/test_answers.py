@@ -23,7 +23,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import ResponseContext, ResponseEncoder
-from protocols.databricks.dialect import Databricks
+from protocols.databricks.endpoints import Databricks
 
 PATH = "/serving-endpoints/ep-ab/invocations"
 HI = [{"role": "user", "content": "say hi"}]

@@ -35,7 +35,7 @@ from protocols.core.errors import (
 )
 from protocols.core.interfaces import RoutingInfo
 from protocols.databricks import listing
-from protocols.databricks.dialect import Databricks
+from protocols.databricks.endpoints import Databricks
 
 AB = ModelInfo(
     "ep-ab",

@@ -10,8 +10,8 @@ from protocols.core.errors import ContextTooLong, StreamBroken
 from protocols.core.events import StreamEnd, TextDelta, Usage
 from protocols.core.interfaces import ClientAdapter, PassthroughRequest, ResponseContext
 from protocols.core.request import EmbeddingRequest, GenerationRequest
-from protocols.databricks.dialect import Databricks
-from protocols.openai.dialect import OpenAI
+from protocols.databricks.endpoints import Databricks
+from protocols.openai.endpoints import OpenAI
 from tests.unit.protocols.databricks.conftest import MakeCall
 
 HI = [{"role": "user", "content": "hi"}]

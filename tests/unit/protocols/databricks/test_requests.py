@@ -22,7 +22,7 @@ from protocols.core.request import (
     Tool,
     ToolCall,
 )
-from protocols.databricks.dialect import Databricks
+from protocols.databricks.endpoints import Databricks
 
 PATH = "/serving-endpoints/mock/invocations"
 CHAT = "/serving-endpoints/chat/completions"

@@ -31,7 +31,7 @@ from protocols.core.request import (
     Tool,
     ToolCall,
 )
-from protocols.databricks.dialect import Databricks
+from protocols.databricks.endpoints import Databricks
 
 SAID = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]

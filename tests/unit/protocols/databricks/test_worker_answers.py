@@ -35,7 +35,7 @@ from protocols.core.request import (
     PromptOptions,
     Request,
 )
-from protocols.databricks.dialect import Databricks
+from protocols.databricks.endpoints import Databricks
 
 CHAT = GenerationRequest(model="ep", kind="chat", stream=True)
 PROMPTS = GenerationRequest(model="ep", kind="completion", prompts=("a", "b"))

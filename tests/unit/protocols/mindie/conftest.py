@@ -13,7 +13,7 @@ from protocols.core.errors import GatewayError
 from protocols.core.events import Event
 from protocols.core.interfaces import ClientRequest, HttpResponse, ResponseContext, ResponseEncoder
 from protocols.core.request import GenerationRequest
-from protocols.mindie.dialect import MindIE
+from protocols.mindie.endpoints import MindIE
 
 
 class Desk:

@@ -32,7 +32,7 @@ from protocols.core.errors import (
 )
 from protocols.core.interfaces import ClientAdapter, HttpResponse
 from protocols.core.request import GenerationRequest
-from protocols.mindie.dialect import MindIE
+from protocols.mindie.endpoints import MindIE
 
 GENERATE = "/v2/models/nope/generate"
 CHAT = "/v1/chat/completions"

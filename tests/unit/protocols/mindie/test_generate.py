@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.core.request import AudioPart, ImagePart, Message, TextPart, VideoPart
-from protocols.mindie.checks import count_utf16_units, format_json_number
+from protocols.mindie.params import count_utf16_units, format_json_number
 
 PATH = "/v2/models/m/generate"
 STREAM = "/v2/models/m/generate_stream"

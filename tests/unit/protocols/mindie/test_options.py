@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config.complaints import ConfigError
 from gateway.config.loading import load_text
-from protocols.mindie.dialect import MindIE
+from protocols.mindie.endpoints import MindIE
 
 PROMPTS = {
     "/v2/models/m/generate": {"text_input": "hi"},

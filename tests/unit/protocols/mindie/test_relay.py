@@ -10,9 +10,9 @@ from protocols.core.errors import ClientDisconnected, StreamBroken, WorkerFailed
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
 from protocols.core.interfaces import PassthroughRequest, ResponseEncoder
 from protocols.core.request import GenerationRequest
-from protocols.mindie.dialect import MindIE
+from protocols.mindie.endpoints import MindIE
 from protocols.mindie.requests import PRIORITY_STEP
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 from tests.unit.protocols.mindie.conftest import Desk
 
 HI = [{"role": "user", "content": "hi"}]

@@ -31,7 +31,7 @@ from protocols.core.request import (
     ToolCall,
     VideoPart,
 )
-from protocols.mindie.dialect import MindIE
+from protocols.mindie.endpoints import MindIE
 
 RAW = PromptOptions(mode="raw")
 TEXT = "/v2/models/m/generate"

@@ -38,7 +38,7 @@ from protocols.core.request import (
     SamplingParams,
     TextPart,
 )
-from protocols.mindie.dialect import MindIE
+from protocols.mindie.endpoints import MindIE
 
 WARM = SamplingParams(temperature=1.0)
 

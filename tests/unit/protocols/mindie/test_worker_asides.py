@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocols.core.interfaces import ModelMetadataReader, SupportsCancel
 from protocols.core.request import GenerationRequest, StopConditions
-from protocols.mindie.dialect import MindIE
+from protocols.mindie.endpoints import MindIE
 
 SLOTS = b'{"total_slots":200,"free_slots":0,"available_tokens_length":8192}'
 SERVER = b'{"name":"MindIE Server","version":"1.0","extensions":{"max_iter_times":512}}'

@@ -13,7 +13,7 @@ from protocols.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from protocols.mindie.dialect import MindIE
+from protocols.mindie.endpoints import MindIE
 
 
 def error(status: int, body: str, **headers: str) -> GatewayError:

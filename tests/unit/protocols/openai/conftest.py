@@ -8,7 +8,7 @@ import pytest
 
 from backends.interfaces import Deadline, RequestContext
 from protocols.core.interfaces import ClientRequest, Endpoint, ResponseContext
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
 

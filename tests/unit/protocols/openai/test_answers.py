@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import StreamBroken
 from protocols.core.events import (
@@ -27,8 +28,6 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEncoder
 from protocols.core.request import GenerationRequest, ResponseOptions
-from protocols.openai.answers import ChatEncoder, CompletionEncoder
-from protocols.openai.style import ResponseStyle
 
 MakeCall = Callable[..., ClientRequest]
 CHAT = GenerationRequest(model="m", kind="chat")

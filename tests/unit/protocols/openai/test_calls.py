@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocols.chat.decoder import ToolCallAssembler, WireDelta
 from protocols.core.events import Event, ToolCallDelta, ToolCallStart
-from protocols.openai.calls import ToolCallAssembler
-from protocols.openai.incoming import WireDelta
 
 
 def read(*deltas: dict[str, Any]) -> list[Event]:

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
+from protocols.chat.decoder import GenerationDecoder, decode_response
+from protocols.chat.passthrough import StreamPassthroughReader
 from protocols.core.errors import GatewayError
 from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
 from protocols.core.interfaces import ResponseDecoder
 from protocols.core.request import ResponseOptions
-from protocols.openai.decoder import GenerationDecoder
-from protocols.openai.incoming import decode_response
-from protocols.openai.passage import StreamPassthroughReader
 from tests.unit.protocols.openai.streams import HEADING, STREAMED, chunk, event, said, told
 
 USAGE = {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}

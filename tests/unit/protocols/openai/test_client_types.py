@@ -7,6 +7,8 @@ from msgspec.structs import replace
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from protocols.chat.embeddings import EmbeddingEncoder
+from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.events import (
     ChoiceEnd,
@@ -24,10 +26,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import ResponseContext
 from protocols.core.request import EmbeddingRequest, GenerationRequest
-from protocols.openai.answers import ChatEncoder, CompletionEncoder
-from protocols.openai.dialect import OpenAI
-from protocols.openai.style import ResponseStyle
-from protocols.openai.vectors import EmbeddingEncoder
+from protocols.openai.endpoints import OpenAI
 
 CHAT = GenerationRequest(model="m", kind="chat")
 TEXT = GenerationRequest(model="m", kind="completion", prompts=("a",))

@@ -33,7 +33,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.request import GenerationRequest, Request, ResponseOptions, StopConditions
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 CHAT = GenerationRequest(model="m", kind="chat", stream=True)
 TEXT = GenerationRequest(model="m", kind="completion", prompts=("ab",), echo=True)

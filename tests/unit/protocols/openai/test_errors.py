@@ -6,7 +6,7 @@ import pytest
 
 from protocols.core import errors
 from protocols.core.interfaces import HttpResponse
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 from protocols.params import Param
 
 DIALECT = OpenAI()

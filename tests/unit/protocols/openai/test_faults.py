@@ -17,7 +17,7 @@ from protocols.core.errors import (
     WorkerError,
     WorkerFailed,
 )
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 WORKER = OpenAI()
 LONG = "This model's maximum context length is 8 tokens. However, you requested 20 tokens."

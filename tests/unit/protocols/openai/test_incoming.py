@@ -20,7 +20,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 CHAT = GenerationRequest(model="m", kind="chat")
 TEXT = GenerationRequest(model="m", kind="completion", prompts=("ab",))

@@ -8,7 +8,7 @@ import pytest
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import ModelNotFound
 from protocols.core.interfaces import ClientRequest
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 VERSION = VersionInfo("1", "m", 100)
 MODELS = (

@@ -30,7 +30,7 @@ from protocols.core.request import (
     TextPart,
     Tool,
 )
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
 SAID = (Message("user", (TextPart("hi"),)),)

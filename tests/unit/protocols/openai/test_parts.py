@@ -5,6 +5,15 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from protocols.chat.messages import (
+    USER_PART_TYPES,
+    MessageRules,
+    MessageStyle,
+    read_messages,
+    read_part,
+    write_messages,
+    write_part,
+)
 from protocols.core.errors import InvalidParameter
 from protocols.core.request import (
     AudioPart,
@@ -18,14 +27,6 @@ from protocols.core.request import (
     ToolCall,
     VideoPart,
 )
-from protocols.openai.messages import (
-    USER_PART_TYPES,
-    MessageRules,
-    MessageStyle,
-    read_messages,
-    write_messages,
-)
-from protocols.openai.parts import read_part, write_part
 
 EVERY = (*USER_PART_TYPES, "refusal", "reasoning")
 KINDS: list[tuple[dict[str, Any], ContentPart]] = [

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.passthrough import UnaryPassthroughReader
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
 from protocols.core.interfaces import ResponseDecoder
 from protocols.core.request import GenerationRequest
-from protocols.openai.decoder import GenerationDecoder
-from protocols.openai.passage import UnaryPassthroughReader
 from tests.unit.protocols.openai.streams import chunk, event, flat, said, told
 
 CHOICE: dict[str, Any] = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocols.core.errors import ClientError
 from protocols.core.interfaces import ClientRequest, RoutingInfo
-from protocols.openai.dialect import OpenAI, _read_any_routing_info
+from protocols.openai.endpoints import OpenAI, _read_any_routing_info
 from tests.unit.protocols.openai.conftest import endpoint
 
 DIALECT = OpenAI()

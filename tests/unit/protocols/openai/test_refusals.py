@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import ClientRequest, Endpoint
 from protocols.core.request import Request
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
 DIALECT = OpenAI()

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from backends.interfaces import Deadline, RequestContext
-from protocols.body import read_object
+from protocols.chat.passthrough import (
+    OPTIONAL_STRING,
+    PROMPTS,
+    PassthroughRule,
+    PassthroughRules,
+    build_body_decoder,
+)
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import Event, ResponseMetadata, StreamEnd, TextDelta, Usage
 from protocols.core.interfaces import (
@@ -22,14 +28,8 @@ from protocols.core.interfaces import (
     ResponseContext,
 )
 from protocols.core.request import EmbeddingRequest, GenerationRequest
-from protocols.openai.dialect import OpenAI
-from protocols.openai.relay import (
-    OPTIONAL_STRING,
-    PROMPTS,
-    PassthroughRule,
-    PassthroughRules,
-    build_body_decoder,
-)
+from protocols.json_body import read_object
+from protocols.openai.endpoints import OpenAI
 from protocols.params import Param
 from tests.unit.protocols.openai.conftest import MakeCall, endpoint
 

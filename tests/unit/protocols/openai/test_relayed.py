@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from protocols.chat.passthrough import RequestKind, request_of
 from protocols.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
-from protocols.openai.relayed import RequestKind, request_of
 
 HI = SimpleNamespace(role="user", content="hi")
 PARTS = SimpleNamespace(

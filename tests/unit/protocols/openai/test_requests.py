@@ -30,7 +30,7 @@ from protocols.core.request import (
     ToolCall,
     VideoPart,
 )
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
 DIALECT = OpenAI()

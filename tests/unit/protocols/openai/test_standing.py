@@ -3,8 +3,7 @@
 import pytest
 
 from protocols.core.interfaces import RateLimitHeaders, RateLimitStatus
-from protocols.openai.dialect import OpenAI
-from protocols.openai.standing import format_duration
+from protocols.openai.endpoints import OpenAI, format_duration
 
 
 @pytest.mark.parametrize(

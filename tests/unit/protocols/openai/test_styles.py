@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocols.chat.embeddings import EmbeddingEncoder
+from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import StreamBroken
 from protocols.core.events import (
@@ -23,9 +25,6 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import ResponseContext, ResponseEncoder
 from protocols.core.request import EmbeddingRequest, GenerationRequest, ResponseOptions
-from protocols.openai.answers import ChatEncoder, CompletionEncoder
-from protocols.openai.style import ResponseStyle
-from protocols.openai.vectors import EmbeddingEncoder
 
 CHAT = GenerationRequest(model="m", kind="chat")
 TEXT = GenerationRequest(model="m", kind="completion", prompts=("a b",))

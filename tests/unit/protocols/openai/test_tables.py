@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from protocols.openai.tables import CHAT_PARAMS, find_param, remove_params, replace_params
+from protocols.chat.params import CHAT_PARAMS, find_param, remove_params, replace_params
 
 
 def test_a_row_is_changed_and_the_others_are_not() -> None:

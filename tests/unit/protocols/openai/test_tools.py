@@ -7,7 +7,16 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from protocols.body import read_object
+from protocols.chat.response_format import read_structured_outputs, write_structured_outputs
+from protocols.chat.tools import (
+    read_functions,
+    read_response_format,
+    read_tool_choice,
+    read_tools,
+    restrict_tools,
+    write_tool_choice,
+    write_tools,
+)
 from protocols.core.errors import InvalidParameter
 from protocols.core.request import (
     AllowedTools,
@@ -21,16 +30,7 @@ from protocols.core.request import (
     Tool,
     ToolChoice,
 )
-from protocols.openai.guides import read_structured_outputs, write_structured_outputs
-from protocols.openai.tools import (
-    read_functions,
-    read_response_format,
-    read_tool_choice,
-    read_tools,
-    restrict_tools,
-    write_tool_choice,
-    write_tools,
-)
+from protocols.json_body import read_object
 
 FUNCTION = {
     "type": "function",

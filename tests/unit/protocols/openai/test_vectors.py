@@ -13,7 +13,7 @@ from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import Embedding, Event, ResponseMetadata, StreamEnd, Usage
 from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEncoder
 from protocols.core.request import EmbeddingRequest
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
 

@@ -32,7 +32,7 @@ from protocols.core.request import (
     Tool,
     ToolCall,
 )
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
 SAID = (Message("user", (TextPart("hi"),)),)

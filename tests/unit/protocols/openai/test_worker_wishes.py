@@ -9,6 +9,7 @@ from hypothesis import given as forall
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from protocols.chat import upstream
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
@@ -23,8 +24,7 @@ from protocols.core.request import (
     TextPart,
     Tool,
 )
-from protocols.openai import worker
-from protocols.openai.dialect import OpenAI
+from protocols.openai.endpoints import OpenAI
 from protocols.params import ParsedParams
 
 SAID = (Message("user", (TextPart("hi"),)),)
@@ -144,5 +144,5 @@ def test_what_tables_tell_is_all_of_what_else_is_not_asked(
 ) -> None:
     found = said_of(request_, profile)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "_SPECIAL_PATHS", frozenset({"model"}))
+        patch.setattr(upstream, "_SPECIAL_PATHS", frozenset({"model"}))
         assert said_of(request_, profile) == found

@@ -9,7 +9,7 @@ import pytest
 from backends.interfaces import Deadline, RequestContext
 from gateway.paths import AdapterMount, PathRouter
 from protocols.core.interfaces import ClientRequest, ResponseContext
-from protocols.ovms.dialect import OVMS
+from protocols.ovms.endpoints import OVMS
 
 MakeCall = Callable[..., ClientRequest]
 

@@ -27,7 +27,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import ResponseContext, ResponseEncoder
-from protocols.ovms.dialect import OVMS
+from protocols.ovms.endpoints import OVMS
 
 CHAT = "/v3/chat/completions"
 TEXT = "/v3/completions"

@@ -29,7 +29,7 @@ from protocols.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from protocols.ovms.dialect import OVMS
+from protocols.ovms.endpoints import OVMS
 
 
 class Listing:

@@ -9,8 +9,8 @@ from protocols.core.errors import ContextTooLong, StreamBroken, WorkerFailed
 from protocols.core.events import ResponseMetadata, StreamEnd, TextDelta, Usage
 from protocols.core.interfaces import ClientAdapter, PassthroughRequest, ResponseContext
 from protocols.core.request import EmbeddingRequest, GenerationRequest
-from protocols.openai.dialect import OpenAI
-from protocols.ovms.dialect import OVMS
+from protocols.openai.endpoints import OpenAI
+from protocols.ovms.endpoints import OVMS
 from tests.unit.protocols.ovms.conftest import MakeCall
 
 HI = [{"role": "user", "content": "hi"}]

@@ -21,7 +21,7 @@ from protocols.core.request import (
     Tool,
     ToolCall,
 )
-from protocols.ovms.dialect import OVMS
+from protocols.ovms.endpoints import OVMS
 
 CHAT = "/v3/chat/completions"
 TEXT = "/v3/completions"

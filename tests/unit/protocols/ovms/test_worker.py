@@ -31,7 +31,7 @@ from protocols.core.request import (
     ToolCall,
     VideoPart,
 )
-from protocols.ovms.dialect import OVMS
+from protocols.ovms.endpoints import OVMS
 
 SAID = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]

@@ -41,7 +41,7 @@ from protocols.core.request import (
     SamplingParams,
 )
 from protocols.ovms import errors
-from protocols.ovms.dialect import OVMS
+from protocols.ovms.endpoints import OVMS
 
 CHAT = GenerationRequest(model="llama3", kind="chat", stream=True)
 PROMPT = GenerationRequest(model="llama3", kind="completion", prompts=("a b",))

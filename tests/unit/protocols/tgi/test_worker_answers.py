@@ -39,7 +39,7 @@ from protocols.core.request import (
     StopConditions,
     TextPart,
 )
-from protocols.tgi.dialect import TGI
+from protocols.tgi.upstream import TGI
 
 
 def text(**fields: Any) -> GenerationRequest:

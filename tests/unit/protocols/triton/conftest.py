@@ -16,7 +16,7 @@ from protocols.core.errors import GatewayError, ModelNotFound, VersionNotFound, 
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.core.request import GenerationRequest
-from protocols.triton.dialect import Triton
+from protocols.triton.endpoints import Triton
 
 READY = VersionInfo("1", "m", 100)
 MODELS = (

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.core.errors import MalformedRequest
-from protocols.triton import careful, document
+from protocols.triton import rapidjson
 
 REFUSED = [
     (b"{", "Missing a name for object member. at 1"),
@@ -59,15 +59,15 @@ REFUSED = [
 @pytest.mark.parametrize(("text", "reason"), REFUSED)
 def test_what_is_no_json(text: bytes, reason: str) -> None:
     with pytest.raises(MalformedRequest) as caught:
-        document.parse_fields(text)
+        rapidjson.parse_fields(text)
     assert caught.value.message == f"failed to parse the request JSON buffer: {reason}"
     assert caught.value.offset == int(reason.rpartition(" ")[2])
 
 
 def test_an_integer_too_big_for_a_double_is_no_number() -> None:
     with pytest.raises(MalformedRequest, match=r"Number too big to be stored in double\. at 0"):
-        careful.parse_rapidjson_value(b"9" * 309)
-    assert careful.parse_rapidjson_value(b"1" * 309) == int("1" * 309)
+        rapidjson.parse_rapidjson_value(b"9" * 309)
+    assert rapidjson.parse_rapidjson_value(b"1" * 309) == int("1" * 309)
 
 
 TAKEN = [
@@ -86,43 +86,43 @@ TAKEN = [
 
 @pytest.mark.parametrize(("text", "members"), TAKEN)
 def test_what_is_taken(text: bytes, members: list[tuple[str, Any]]) -> None:
-    fields = document.parse_fields(text)
-    assert [(name, document.parse_value(fields[name])) for name in fields.names] == members
+    fields = rapidjson.parse_fields(text)
+    assert [(name, rapidjson.parse_value(fields[name])) for name in fields.names] == members
 
 
 @pytest.mark.parametrize("text", [b"NInf", b"NaInf", b"NaInfinity"])
 def test_a_word_that_breaks_off_may_be_the_other(text: bytes) -> None:
-    assert document.parse_value(text) == float("inf")
-    assert document.parse_value(b"-" + text) == float("-inf")
+    assert rapidjson.parse_value(text) == float("inf")
+    assert rapidjson.parse_value(b"-" + text) == float("-inf")
 
 
 def test_nan_is_a_number() -> None:
-    found = document.parse_value(document.parse_fields(b'{"a":NaN}')["a"])
+    found = rapidjson.parse_value(rapidjson.parse_fields(b'{"a":NaN}')["a"])
     assert found != found  # noqa: PLR0124 - which is what NaN is
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(MalformedRequest, match=r"Invalid encoding in string\. at 7"):
-        document.parse_fields(b'{"a":"b\xff"}')
+        rapidjson.parse_fields(b'{"a":"b\xff"}')
 
 
 @pytest.mark.parametrize("depth", [200, 5000])
 def test_depth_is_bounded(depth: int) -> None:
     for text in (b'{"a":' + b"[" * depth, b'{"a":NaN,"b":' + b"[" * depth + b"]" * depth + b"}"):
         with pytest.raises(MalformedRequest) as caught:
-            document.parse_fields(text)
+            rapidjson.parse_fields(text)
         assert caught.value.problem == "depth"
 
 
 def test_depth_is_bounded_in_values_too() -> None:
     with pytest.raises(MalformedRequest, match="nested too deep"):
-        document.parse_value(b"[" * 5000)
+        rapidjson.parse_value(b"[" * 5000)
 
 
 @pytest.mark.parametrize("text", [b"[]", b"NaN", b'"x"', b"null", b"\xef\xbb\xbf5"])
 def test_what_has_no_members(text: bytes) -> None:
     with pytest.raises(MalformedRequest, match="attempt to get members for non-object") as caught:
-        document.parse_fields(text)
+        rapidjson.parse_fields(text)
     assert caught.value.problem == "object"
 
 
@@ -137,8 +137,8 @@ JSON = st.recursive(
 @given(st.dictionaries(st.text(), JSON))
 def test_both_parsers_read_the_same(what: dict[str, Any]) -> None:
     text = msgspec.json.encode(what)
-    assert careful.parse_rapidjson_value(text) == what
-    assert careful.parse_rapidjson_members(text) == [
+    assert rapidjson.parse_rapidjson_value(text) == what
+    assert rapidjson.parse_rapidjson_members(text) == [
         (n, msgspec.Raw(msgspec.json.encode(v))) for n, v in what.items()
     ]
 
@@ -148,8 +148,8 @@ def test_damage_is_seen_by_both_parsers_alike(what: dict[str, Any], data: st.Dat
     text = bytearray(msgspec.json.encode(what))
     at = data.draw(st.integers(0, len(text) - 1))
     text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=2))
-    assert _outcome(document.parse_fields, bytes(text)) == _outcome(
-        careful.parse_rapidjson_members, bytes(text)
+    assert _outcome(rapidjson.parse_fields, bytes(text)) == _outcome(
+        rapidjson.parse_rapidjson_members, bytes(text)
     )
 
 
@@ -158,4 +158,6 @@ def _outcome(read: Any, text: bytes) -> Any:
         found = read(text)
     except MalformedRequest as e:
         return e.message
-    return found.names if isinstance(found, document.OrderedFields) else [name for name, _ in found]
+    return (
+        found.names if isinstance(found, rapidjson.OrderedFields) else [name for name, _ in found]
+    )

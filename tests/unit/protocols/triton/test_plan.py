@@ -10,8 +10,8 @@ from protocols.core.request import (
     SamplingParams,
     StopConditions,
 )
-from protocols.triton.dialect import Triton
-from protocols.triton.vocabulary import PROFILES
+from protocols.triton.endpoints import Triton
+from protocols.triton.params import PROFILES
 
 COUNTS = st.sampled_from([None, 0, 1, 5, 2**40, -(2**40)])
 SHARES = st.sampled_from([None, 0.0, 0.5, 1.0, 7.5, -3.0])

@@ -28,8 +28,8 @@ from protocols.core.interfaces import (
     ResponseContext,
 )
 from protocols.core.request import GenerationRequest
-from protocols.openai.dialect import OpenAI
-from protocols.triton.dialect import Triton
+from protocols.openai.endpoints import OpenAI
+from protocols.triton.endpoints import Triton
 from tests.unit.protocols.triton.conftest import about
 
 VLLM = Triton("vllm")

@@ -14,7 +14,7 @@ from protocols.core.errors import GatewayError
 from protocols.core.events import Event, ResponseMetadata, StreamEnd, StreamStart, TextDelta, Usage
 from protocols.core.request import GenerationRequest, ResponseOptions
 from protocols.triton.decoder import GenerateDecoder
-from protocols.triton.dialect import Triton
+from protocols.triton.endpoints import Triton
 
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 TOLD = {"finish_reason": "None", "num_input_tokens": 2, "num_output_tokens": 2}

@@ -27,7 +27,7 @@ from protocols.core.request import (
     TextPart,
     Tool,
 )
-from protocols.triton.dialect import Triton
+from protocols.triton.endpoints import Triton
 
 SAID = (Message("user", (TextPart("hi"),)),)
 RAW = PromptOptions(mode="raw")

@@ -27,8 +27,8 @@ from protocols.core.request import (
     ResponseOptions,
     StopConditions,
 )
-from protocols.triton import incoming
-from protocols.triton.dialect import Triton
+from protocols.triton import decoder as triton_decoder
+from protocols.triton.endpoints import Triton
 
 STREAM = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 WHOLE = GenerationRequest(model="m", kind="completion", prompts=("hi",))
@@ -366,23 +366,23 @@ ODD = st.sampled_from(
 )  # fmt: skip
 
 
-def meant(said: incoming.ParsedResponse) -> Any:
+def meant(said: triton_decoder.ParsedResponse) -> Any:
     """It, whatever its lists are made of."""
     return [tuple(one) if isinstance(one, list) else one for one in astuple(said)]
 
 
 def by_other_names() -> dict[str, str]:
     """The same names as the family's, as if they were a model's own."""
-    return {**incoming.map_output_names({})}
+    return {**triton_decoder.map_output_names({})}
 
 
 @given(USUAL)
 def test_an_answer_of_one_text_is_read_as_any_other(told: dict[str, Any]) -> None:
     body = json.dumps(told).encode()
 
-    found = incoming.parse_response(body, WHOLE, incoming.map_output_names({}))
+    found = triton_decoder.parse_response(body, WHOLE, triton_decoder.map_output_names({}))
 
-    assert meant(found) == meant(incoming.parse_response(body, WHOLE, by_other_names()))
+    assert meant(found) == meant(triton_decoder.parse_response(body, WHOLE, by_other_names()))
 
 
 @given(USUAL, ODD, VALUES)
@@ -391,18 +391,18 @@ def test_so_is_one_that_holds_something_else(told: dict[str, Any], odd: str, got
 
     def found(names: Mapping[str, str]) -> Any:
         try:
-            return meant(incoming.parse_response(body, WHOLE, names))
+            return meant(triton_decoder.parse_response(body, WHOLE, names))
         except GatewayError as error:
             return type(error), error.message
 
-    assert found(incoming.map_output_names({})) == found(by_other_names())
+    assert found(triton_decoder.map_output_names({})) == found(by_other_names())
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"text_output":"\xff"}', b"[" * 9999])
 def test_what_is_wrong_with_one_is_told(body: bytes) -> None:
-    for names in (incoming.map_output_names({}), by_other_names()):
+    for names in (triton_decoder.map_output_names({}), by_other_names()):
         with pytest.raises(WorkerFailed):
-            incoming.parse_response(body, WHOLE, names)
+            triton_decoder.parse_response(body, WHOLE, names)
 
 
 def test_a_stream_may_hold_other_events_in_part() -> None:

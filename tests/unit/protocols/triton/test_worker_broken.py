@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocols.core.errors import GatewayError, Overloaded, StreamBroken, WorkerFailed
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
 from protocols.core.request import GenerationRequest, LogprobsOptions
-from protocols.triton.dialect import Triton
+from protocols.triton.endpoints import Triton
 
 STREAM = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 WHOLE = GenerationRequest(model="m", kind="completion", prompts=("hi",))

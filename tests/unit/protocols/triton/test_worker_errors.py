@@ -12,7 +12,7 @@ from protocols.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from protocols.triton.dialect import Triton
+from protocols.triton.endpoints import Triton
 
 
 def error(status: int, text: str | None = None, **headers: str) -> GatewayError:

@@ -17,7 +17,7 @@ from protocols.core.request import (
     StopConditions,
     TextPart,
 )
-from protocols.triton.dialect import Triton
+from protocols.triton.endpoints import Triton
 
 SAID = (Message("user", (TextPart("hi"),)),)
 RAW = PromptOptions(mode="raw")

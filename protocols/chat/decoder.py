@@ -1,0 +1,665 @@
+"""Reading workers' answers: streams and whole ones, to conversations and completions."""
+
+import base64
+import binascii
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from protocols.chat.errors import raise_worker_error
+from protocols.core import sse
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    FinishReason,
+    PromptEcho,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
+    TopLogprob,
+    Usage,
+)
+from protocols.core.request import GenerationRequest
+
+# What workers send, read as generously as real workers need it: any key may be missing or null.
+
+
+class WireTokensDetails(Struct, gc=False):
+    """Of prompt or completion tokens."""
+
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class WireUsage(Struct, gc=False):
+    """Usage, wherever it stands."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: WireTokensDetails | None = None
+    completion_tokens_details: WireTokensDetails | None = None
+    reasoning_tokens: int | None = None
+
+
+class WireFunction(Struct, gc=False):
+    """A call's function, or a piece of it; arguments may come as an object."""
+
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class WireToolCall(Struct, gc=False):
+    """A tool call, or a piece of one."""
+
+    index: int | None = None
+    id: str | None = None
+    function: WireFunction | None = None
+    custom: dict[str, Any] | None = None
+
+
+class WireDelta(Struct, gc=False):
+    """A message, or a piece of one."""
+
+    content: str | list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    refusal: str | None = None
+    tool_calls: list[WireToolCall] | None = None
+    function_call: WireFunction | None = None
+
+
+class WireTokenLogprob(Struct, gc=False):
+    """A token of a conversation's answer."""
+
+    token: str
+    logprob: float | None = None
+    bytes: list[int] | None = None
+    top_logprobs: list["WireTokenLogprob"] | None = None
+
+
+class WireLogprobs(Struct, gc=False):
+    """Both forms: of conversations (``content``), and of completions (columns)."""
+
+    content: list[WireTokenLogprob] | None = None
+    refusal: list[WireTokenLogprob] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+
+
+class WireChoice(Struct, gc=False):
+    """A choice, whole or in pieces."""
+
+    index: int | None = None
+    delta: WireDelta | None = None
+    message: WireDelta | None = None
+    text: str | None = None
+    logprobs: WireLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    matched_stop: Any = None
+    token_ids: list[int] | None = None
+
+
+class WireResponse(Struct, gc=False):
+    """An answer, or a chunk of one."""
+
+    id: Any = None
+    created: Any = None
+    model: Any = None
+    system_fingerprint: Any = None
+    choices: list[WireChoice] | None = None
+    usage: WireUsage | None = None
+    error: Any = None
+
+
+class WireEmbedding(Struct):
+    """One embedding: numbers, or base64 of little-endian float32."""
+
+    embedding: list[float] | str
+    index: int | None = None
+
+
+class WireEmbeddingResponse(Struct):
+    """An answer to a request for embeddings."""
+
+    data: list[WireEmbedding]
+    model: Any = None
+    id: Any = None
+    created: Any = None
+    usage: WireUsage | None = None
+
+
+decode_response = msgspec.json.Decoder(WireResponse).decode
+decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
+
+
+def read_text(got: Any) -> str | None:
+    """This, if it is a text."""
+    return got if isinstance(got, str) else None
+
+
+def read_metadata(wire: WireResponse) -> ResponseMetadata:
+    """What the worker calls itself and its answer."""
+    return ResponseMetadata(
+        read_text(wire.model),
+        read_text(wire.system_fingerprint),
+        read_text(wire.id),
+        wire.created if isinstance(wire.created, int) else None,
+    )
+
+
+def read_usage(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
+    """What the worker counted, or None where it did not."""
+    if usage.prompt_tokens is None or (usage.completion_tokens is None and not embeds):
+        return None
+    prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
+    thought = answer.reasoning_tokens if answer else usage.reasoning_tokens
+    return Usage(
+        usage.prompt_tokens,
+        usage.completion_tokens or 0,
+        prompt.cached_tokens if prompt else None,
+        thought or None,
+    )
+
+
+def split_token_count(choices: Sequence[WireChoice], tokens: int) -> list[int]:
+    """How many tokens each choice of a whole answer has: usage tells only their sum.
+
+    Each has its part of it by the length of its text.
+    """
+    if len(choices) == 1:
+        return [tokens]
+    sizes = [len(_read_choice_text(choice)) or 1 for choice in choices]
+    size = sum(sizes)
+    ends = [tokens * end // size for end in accumulate(sizes, initial=0)]
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+def _read_choice_text(choice: WireChoice) -> str:
+    content = choice.text if choice.message is None else choice.message.content
+    return content if isinstance(content, str) else ""
+
+
+def read_choice_end(
+    wire: WireChoice, reason: FinishReason, index: int, stops: Sequence[int]
+) -> ChoiceEnd:
+    """The end of a choice; ``stops`` are the ids of tokens that it may stop at."""
+    stop = wire.stop_reason if wire.stop_reason is not None else wire.matched_stop
+    if reason != "eos":
+        return ChoiceEnd(reason, index, stop if isinstance(stop, str) else None)
+    if isinstance(stop, str) or (isinstance(stop, int) and stop in stops):
+        return ChoiceEnd("stop", index, stop)
+    return ChoiceEnd("eos", index)
+
+
+def read_logprobs(logprobs: WireLogprobs | None) -> tuple[TokenLogprob, ...]:
+    """Either form, as ours."""
+    if logprobs is None:
+        return ()
+    if logprobs.content or logprobs.refusal:
+        return tuple(
+            _read_token_logprob(token) for token in (logprobs.content or logprobs.refusal or ())
+        )
+    if not logprobs.tokens:
+        return ()
+    return tuple(_read_completion_logprobs(logprobs.tokens, logprobs))
+
+
+def _read_token_logprob(wire: WireTokenLogprob) -> TokenLogprob:
+    top = tuple(
+        TopLogprob(
+            one.token, _read_logprob(one.logprob), data=_read_token_bytes(one.token, one.bytes)
+        )
+        for one in wire.top_logprobs or ()
+    )
+    return TokenLogprob(
+        wire.token, wire.logprob, top, data=_read_token_bytes(wire.token, wire.bytes)
+    )
+
+
+def _read_completion_logprobs(
+    tokens: Sequence[str], logprobs: WireLogprobs
+) -> Iterable[TokenLogprob]:
+    values = logprobs.token_logprobs or [None] * len(tokens)
+    tops = logprobs.top_logprobs or [None] * len(tokens)
+    if not len(tokens) == len(values) == len(tops):
+        raise WorkerFailed("The worker's log probabilities do not fit together.")
+    for token, logprob, top in zip(tokens, values, tops, strict=True):
+        alternatives = tuple(
+            TopLogprob(t, _read_logprob(value)) for t, value in (top or {}).items()
+        )
+        yield TokenLogprob(token, logprob, alternatives)
+
+
+def count_echoed_tokens(prompt: str, logprobs: Sequence[TokenLogprob]) -> int:
+    """How many of the first tokens are the prompt's."""
+    at, count = 0, 0
+    while count < len(logprobs) and at < len(prompt):
+        at += len(logprobs[count].token)
+        count += 1
+    return count
+
+
+def _read_logprob(logprob: float | None) -> float:
+    return float("-inf") if logprob is None else logprob
+
+
+def _read_token_bytes(token: str, data: list[int] | None) -> bytes | None:
+    """A token's bytes, where its text does not say them."""
+    if data is None or any(not 0 <= byte <= 255 for byte in data):  # noqa: PLR2004 - a byte
+        return None
+    found = bytes(data)
+    return None if found == token.encode() else found
+
+
+def read_content_parts(
+    content: Sequence[Mapping[str, Any]], index: int, events: list[Event]
+) -> str:
+    """The text of a content that is a list; its thoughts become events."""
+    texts = []
+    for part in content:
+        match part:
+            case {"type": "text" | "output_text", "text": str() as text}:
+                texts.append(text)
+            case {"type": "thinking", "thinking": str() as text}:
+                events.append(ReasoningDelta(text, index))
+            case {"type": "reasoning", "summary": list() as items}:
+                events += [_read_reasoning_item(item, index) for item in items]
+            case {"type": "refusal", "refusal": str() as text}:
+                events.append(RefusalDelta(text, index))
+            case _:
+                pass
+    return "".join(texts)
+
+
+def _read_reasoning_item(item: Any, index: int) -> ReasoningDelta:
+    """One item of a reasoning part's summary."""
+    fields = item if isinstance(item, dict) else {}
+    text, signature = fields.get("text"), fields.get("signature")
+    return ReasoningDelta(
+        text if isinstance(text, str) else "",
+        index,
+        signature if isinstance(signature, str) else None,
+    )
+
+
+def decode_embedding(wire: list[float] | str) -> tuple[float, ...]:
+    """The numbers of an embedding."""
+    if not isinstance(wire, str):
+        return tuple(wire)
+    try:
+        data = base64.b64decode(wire, validate=True)
+        return struct.unpack(f"<{len(data) // 4}f", data)
+    except (binascii.Error, struct.error) as e:
+        raise WorkerFailed("The worker's vector can't be read.") from e
+
+
+# Tool calls in workers' answers, put in order: pieces without an index, an id or a name.
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _PartialToolCall:
+    __slots__ = ("call_index", "id", "pending_arguments")
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        self.call_index: int | None = None
+        """Its place in the choice, once it has a name."""
+        self.pending_arguments = ""
+        """Arguments that came before the name."""
+
+
+class ToolCallAssembler:
+    """The tool calls of one choice."""
+
+    def __init__(self, index: int) -> None:
+        self._choice_index = index
+        self._calls: dict[int, _PartialToolCall] = {}
+        self._started_count = 0
+
+    def read_delta(self, delta: WireDelta) -> list[Event]:
+        """The events of the calls in a message, or in a piece of one."""
+        events: list[Event] = []
+        for position, wire in enumerate(delta.tool_calls or ()):
+            self._read_fragment(self._find_key(wire, position), wire, events)
+        if delta.function_call is not None:
+            self._read_fragment(0, WireToolCall(function=delta.function_call), events)
+        return events
+
+    @property
+    def started_count(self) -> int:
+        """How many have a name."""
+        return self._started_count
+
+    def close(self) -> None:
+        """The choice has ended. Raises StreamBroken for a call that never got a name."""
+        if self._calls and any(call.call_index is None for call in self._calls.values()):
+            raise StreamBroken("The worker called a tool without its name.")
+
+    def _find_key(self, wire: WireToolCall, position: int) -> int:
+        """Which call a piece belongs to: by its index, else by its id, else the place it has."""
+        if wire.index is not None:
+            return wire.index
+        if wire.id:
+            for key, call in self._calls.items():
+                if call.id == wire.id:
+                    return key
+            return max(self._calls, default=-1) + 1
+        started = bool(wire.function and wire.function.name)
+        if started and position in self._calls:
+            return max(self._calls) + 1
+        return position if position in self._calls or started else max(self._calls, default=0)
+
+    def _read_fragment(self, key: int, wire: WireToolCall, events: list[Event]) -> None:
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = _PartialToolCall()
+        call.id = call.id or wire.id
+        name, arguments = _read_function(wire)
+        if call.call_index is None:
+            call.pending_arguments += arguments
+            if not name:
+                return
+            call.call_index, arguments = self._started_count, call.pending_arguments
+            self._started_count += 1
+            made_up = f"call_{self._choice_index}_{call.call_index}"
+            events.append(
+                ToolCallStart(self._choice_index, call.call_index, call.id or made_up, name)
+            )
+        if arguments:
+            events.append(ToolCallDelta(self._choice_index, call.call_index, arguments))
+
+
+def _read_function(wire: WireToolCall) -> tuple[str, str]:
+    """The name and the arguments in a piece."""
+    function = wire.function
+    if function is None and wire.custom is not None:
+        name, text = wire.custom.get("name"), wire.custom.get("input")
+        function = WireFunction(name if isinstance(name, str) else None)
+        function.arguments = text if isinstance(text, str) else None
+    if function is None:
+        return "", ""
+    arguments = function.arguments
+    if isinstance(arguments, dict):
+        arguments = _encode(arguments).decode()
+    return function.name or "", arguments or ""
+
+
+WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
+    "stop": "eos",
+    "eos": "eos",
+    "eos_token": "eos",
+    "stop_sequence": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+    "invalid flag": None,
+}
+"""By their names, of which some are those of workers akin; None is a failure of the worker."""
+_DONE_PAYLOAD: Final = b"[DONE]"
+
+
+class _ChoiceState:
+    """What is known of one choice so far."""
+
+    __slots__ = ("index", "is_ended", "pending_prompt", "tool_calls")
+
+    def __init__(self, index: int, prompt: str | None) -> None:
+        self.index = index
+        self.tool_calls = ToolCallAssembler(index)
+        self.is_ended = False
+        self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
+
+
+class GenerationDecoder:
+    """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
+
+    Which of the two it is shows in the first byte: see ``sse.Body``. ``echoes``: the worker was
+    asked to give the prompt back. ``complaint`` raises what a body that is no answer tells of.
+    ``ends_calls``: the stream's end also ends a choice that called a tool and tells no reason.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        *,
+        echoes: bool = False,
+        complaint: Callable[[bytes], None] = raise_worker_error,
+        ends_calls: bool = False,
+    ) -> None:
+        self._request = request
+        self._expects_echo = echoes
+        self._raise_if_error = complaint
+        self._end_closes_tool_calls = ends_calls
+        self._body_reader = sse.ResponseBodyReader()
+        self._sse_parser = sse.SseParser()
+        self._is_done = False
+        self._has_metadata = False
+        self._usage: Usage | None = None
+        self._choices: dict[int, _ChoiceState] = {}
+        self._pending_error: GatewayError | None = None
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        payloads = self._sse_parser.feed(self._body_reader.feed(data))
+        events, self._pending_error = sse.collect_events(payloads, self._read_payload)
+        return events
+
+    def read_event(self, payload: bytes, events: list[Event]) -> None:
+        """Read the data of one event of a stream of which no part of another was fed before.
+
+        Raises at once what ``feed`` would raise behind what was there before.
+        """
+        self._body_reader.is_detected = True
+        before = len(events)
+        try:
+            self._read_payload(payload, events)
+        except GatewayError:
+            del events[before:]
+            raise
+
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        if self._is_done:
+            return ()
+        if (whole := self._body_reader.unary_body) is not None:
+            events: list[Event] = []
+            self._read_json(bytes(whole), events, whole=True)
+            return [*events, *self._build_end_events()]
+        try:
+            self._sse_parser.close()
+        except StreamBroken:
+            if not self._is_complete():
+                raise
+        if self._is_complete():
+            return self._build_end_events()
+        if self._sse_parser.stray_line is not None:
+            self._raise_if_error(self._sse_parser.stray_line)
+        raise StreamBroken("The worker's stream stopped before its end.")
+
+    # --- a stream ---------------------------------------------------------------------------------
+
+    def _read_payload(self, payload: bytes, events: list[Event]) -> None:
+        if self._is_done or not (said := payload.strip()):
+            return
+        if said != _DONE_PAYLOAD:
+            self._read_json(payload, events, whole=False)
+            return
+        if self._end_closes_tool_calls:
+            events += self._end_tool_calling_choices()
+        if not self._choices or self._count_ended() < len(self._choices):
+            raise StreamBroken("The worker ended its stream without a finish reason.")
+        events += self._build_end_events()
+
+    def _end_tool_calling_choices(self) -> list[Event]:
+        """The ends of the choices whose last word was a call."""
+        ended: list[Event] = []
+        for index, choice in self._choices.items():
+            if not choice.is_ended and choice.tool_calls.started_count:
+                choice.is_ended = True
+                choice.tool_calls.close()
+                ended.append(ChoiceEnd("tool_calls", index))
+        return ended
+
+    def _is_complete(self) -> bool:
+        ended = self._count_ended()
+        return ended == len(self._choices) and ended >= self._request.choice_count
+
+    def _count_ended(self) -> int:
+        """How many choices are over."""
+        return len([True for choice in self._choices.values() if choice.is_ended])
+
+    def _build_end_events(self) -> list[Event]:
+        self._is_done = True
+        running = self._request.want.usage == "each"
+        usage = [] if self._usage is None or running else [self._usage]
+        return [*usage, StreamEnd()]
+
+    # --- one JSON object --------------------------------------------------------------------------
+
+    def _read_json(self, body: bytes, events: list[Event], *, whole: bool) -> None:
+        try:
+            wire = decode_response(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            self._raise_if_error(body)
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        if wire.choices is None or wire.error is not None:
+            self._raise_if_error(body)
+        choices = wire.choices or []
+        if self._has_metadata and len(choices) == 1 and self._is_text(wire, choices[0], events):
+            return
+        if whole and not choices:
+            raise WorkerFailed("The worker's answer has no choices.")
+        self._add_metadata(wire, events)
+        usage = None if wire.usage is None else read_usage(wire.usage)
+        counts = (
+            split_token_count(choices, usage.completion_tokens)
+            if whole and usage is not None
+            else None
+        )
+        for position, choice in enumerate(choices):
+            index = position if choice.index is None and whole else choice.index or 0
+            known = self._get_choice(index)
+            self._read_choice(
+                choice, known, events, count=1 if counts is None else counts[position]
+            )
+            if (choice.finish_reason or whole) and not known.is_ended:
+                events.append(self._finish_choice(choice, known))
+        self._add_usage(usage, events)
+
+    def _is_text(self, wire: WireResponse, choice: WireChoice, events: list[Event]) -> bool:
+        """Tell what a chunk says that holds a piece of text alone, as most do; whether it does."""
+        known = self._choices.get(choice.index or 0)
+        if (
+            known is None
+            or known.is_ended
+            or known.pending_prompt is not None
+            or wire.usage is not None
+        ):
+            return False
+        index, delta = choice.index, choice.delta
+        if delta is None:
+            alone = WireChoice(index, text=choice.text)
+        else:
+            alone = WireChoice(index, WireDelta(delta.content))
+        text = choice.text if delta is None else delta.content
+        if type(text) is not str or choice != alone:
+            return False
+        if text:
+            events.append(TextDelta(text, known.index))
+        return True
+
+    def _add_usage(self, usage: Usage | None, events: list[Event]) -> None:
+        """This is how much it was so far, where that is known."""
+        if usage is not None:
+            self._usage = usage
+            if self._request.want.usage == "each":
+                events.append(usage)
+
+    def _add_metadata(self, wire: WireResponse, events: list[Event]) -> None:
+        if self._has_metadata or (wire.id is None and wire.model is None):
+            return
+        self._has_metadata = True
+        events.append(read_metadata(wire))
+
+    def _get_choice(self, index: int) -> _ChoiceState:
+        known = self._choices.get(index)
+        if known is None:
+            known = self._choices[index] = _ChoiceState(index, self._find_echoed_prompt(index))
+        return known
+
+    def _find_echoed_prompt(self, index: int) -> str | None:
+        """The prompt that will come back in front of a choice."""
+        prompts = self._request.prompts
+        position = index // (self._request.n or 1)
+        if not self._expects_echo or position >= len(prompts):
+            return None
+        prompt = prompts[position]
+        return prompt if isinstance(prompt, str) else None
+
+    def _read_choice(
+        self, wire: WireChoice, choice: _ChoiceState, events: list[Event], *, count: int
+    ) -> None:
+        said: list[Event] = []
+        text, delta = wire.text or "", wire.delta or wire.message
+        if delta is not None:
+            thought = delta.reasoning_content or delta.reasoning
+            if thought and isinstance(thought, str):
+                said.append(ReasoningDelta(thought, choice.index))
+            content = delta.content
+            if isinstance(content, list):
+                text = read_content_parts(content, choice.index, said)
+            else:
+                text = content or ""
+        said += self._build_text_events(wire, choice, text, count=count)
+        if delta is not None:
+            if delta.refusal:
+                said.append(RefusalDelta(delta.refusal, choice.index))
+            if delta.tool_calls or delta.function_call is not None:
+                said += choice.tool_calls.read_delta(delta)
+        if said and choice.is_ended:
+            raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
+        events += said
+
+    def _build_text_events(
+        self, wire: WireChoice, choice: _ChoiceState, text: str, *, count: int
+    ) -> list[Event]:
+        """The text, and before it the prompt where the worker gave it back."""
+        logprobs, ids = read_logprobs(wire.logprobs), tuple(wire.token_ids or ())
+        if not text and not logprobs and not ids:
+            return []
+        index, prompt, choice.pending_prompt = choice.index, choice.pending_prompt, None
+        if prompt is not None and text.startswith(prompt):
+            kept = count_echoed_tokens(prompt, logprobs)
+            echo = PromptEcho(index, prompt, logprobs[:kept])
+            text, logprobs = text[len(prompt) :], logprobs[kept:]
+            if not text and not logprobs:
+                return [echo]
+            return [echo, TextDelta(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]
+        return [TextDelta(text, index, len(ids) or len(logprobs) or count, ids, logprobs)]
+
+    def _finish_choice(self, wire: WireChoice, choice: _ChoiceState) -> ChoiceEnd:
+        choice.is_ended = True
+        choice.tool_calls.close()
+        reason = WORKER_FINISH_REASONS.get(wire.finish_reason or "", "unknown")
+        if reason is None:
+            raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")
+        return read_choice_end(wire, reason, choice.index, self._request.stopping.stop_token_ids)

@@ -1,0 +1,143 @@
+"""Answers to requests for embeddings, as they are written for clients and read from workers."""
+
+import base64
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from protocols.chat.decoder import (
+    decode_embedding,
+    decode_embedding_response,
+    read_text,
+    read_usage,
+)
+from protocols.chat.errors import raise_worker_error
+from protocols.chat.responses import (
+    EmbeddingUsage,
+    ResponseStyle,
+    create_header_builder,
+    encode_json,
+)
+from protocols.core import sse
+from protocols.core.aggregate import UnaryResponse
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import Embedding, Event, ResponseMetadata, StreamEnd
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import EmbeddingRequest
+
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+class EmbeddingItem(Struct):
+    """One input's vector: numbers, or base64 of little-endian float32."""
+
+    object: str
+    index: int
+    embedding: tuple[float, ...] | str
+
+
+class EmbeddingList(Struct):
+    """The whole answer; some of the family add an id."""
+
+    object: str
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+
+
+class EmbeddingEncoder:
+    """Writes the answer to a request for embeddings, which is never a stream.
+
+    ``id`` is added where given; ``model`` replaces the name that was asked for.
+    """
+
+    content_type: str = "application/json"
+
+    def __init__(
+        self,
+        style: ResponseStyle,
+        request: EmbeddingRequest,
+        about: ResponseContext,
+        *,
+        id: str | None = None,  # noqa: A002 - the wire's word
+        model: str | None = None,
+        headers: Headers = (),
+    ) -> None:
+        self._response_style, self._request = style, request
+        self._id = UNSET if id is None else id
+        self._model = about.model if model is None else model
+        self._build_headers = create_header_builder(style, about, headers)
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._build_headers()
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``; there is nothing to stream."""
+        del events
+        return b""
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._response_style.encode_error_event(error)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        packed = self._request.encoding == "base64"
+        data = [
+            EmbeddingItem("embedding", i, _encode_base64(values) if packed else values)
+            for i, values in enumerate(answer.embeddings)
+        ]
+        body = EmbeddingList("list", data, self._model, id=self._id)
+        if answer.usage is not None:
+            tokens = answer.usage.prompt_tokens
+            body.usage = EmbeddingUsage(tokens, tokens)
+        return HttpResponse(200, encode_json(body))
+
+
+def _encode_base64(values: tuple[float, ...]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+
+# --- workers' -------------------------------------------------------------------------------------
+
+
+class EmbeddingDecoder:
+    """Reads the answer to an EmbedRequest."""
+
+    def __init__(
+        self, request: EmbeddingRequest, *, complaint: Callable[[bytes], None] = raise_worker_error
+    ) -> None:
+        self._input_count = len(request.inputs)
+        self._raise_if_error = complaint
+        self._body = bytearray()
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        self._body += data
+        if len(self._body) > sse.MAX_UNARY_BYTES:
+            raise WorkerFailed("The worker's answer is too large.")
+        return ()
+
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        body = bytes(self._body).removeprefix(_BOM)
+        if not body.strip():
+            raise StreamBroken("The worker's answer is empty.")
+        try:
+            wire = decode_embedding_response(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            self._raise_if_error(body)
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        events: list[Event] = [ResponseMetadata(read_text(wire.model), id=read_text(wire.id))]
+        for position, item in enumerate(wire.data):
+            index = position if item.index is None else item.index
+            events.append(Embedding(index, decode_embedding(item.embedding)))
+        if {e.index for e in events if isinstance(e, Embedding)} != set(range(self._input_count)):
+            raise WorkerFailed("The worker did not answer each input with one vector.")
+        usage = None if wire.usage is None else read_usage(wire.usage, embeds=True)
+        return [*events, *([] if usage is None else [usage]), StreamEnd()]

@@ -1,0 +1,422 @@
+"""Refusals in OpenAI's words: the only place here that knows HTTP statuses and error bodies.
+
+A family that answers in the same shape uses ``refuse`` and ``event`` as they are, or ``describe``
+to put status, type and code into a shape of its own.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from protocols.chat.params import describe_type
+from protocols.core import sse
+from protocols.core.errors import (
+    ClientDisconnected,
+    ClientError,
+    ContentFiltered,
+    ContextTooLong,
+    DeadlineExceeded,
+    Forbidden,
+    GatewayError,
+    InvalidParameter,
+    MalformedRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    Overloaded,
+    PathNotFound,
+    QuotaExceeded,
+    RateLimitExceeded,
+    RequestTooLarge,
+    Unauthorized,
+    UnknownParameter,
+    UnsupportedFeature,
+    WorkerError,
+    WorkerFailed,
+    WorkerUnreachable,
+)
+from protocols.core.interfaces import Headers, HttpResponse
+from protocols.params import Param
+
+_encode = msgspec.json.Encoder().encode
+
+_INVALID_REQUEST_ERROR = "invalid_request_error"
+_SERVER_ERROR = "server_error"
+
+
+class ErrorBody(Struct):
+    """What stands under ``error``. All four keys are always there."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class _ErrorRow(Struct, frozen=True):
+    status: int
+    type: str = _INVALID_REQUEST_ERROR
+    code: str | None = None
+    param: str | None = None
+
+
+_ERROR_ROWS: Mapping[type[GatewayError], _ErrorRow] = {
+    GatewayError: _ErrorRow(500, _SERVER_ERROR, "internal_error"),
+    ClientError: _ErrorRow(400),
+    MalformedRequest: _ErrorRow(400),
+    InvalidParameter: _ErrorRow(400),
+    UnknownParameter: _ErrorRow(400, code="unknown_parameter"),
+    UnsupportedFeature: _ErrorRow(400, code="unsupported_parameter"),
+    ContextTooLong: _ErrorRow(400, code="context_length_exceeded", param="messages"),
+    ContentFiltered: _ErrorRow(400, code="content_filter"),
+    ModelNotFound: _ErrorRow(404, code="model_not_found", param="model"),
+    PathNotFound: _ErrorRow(404, code="unknown_url"),
+    MethodNotAllowed: _ErrorRow(405, code="method_not_supported"),
+    RequestTooLarge: _ErrorRow(413, code="request_too_large"),
+    Unauthorized: _ErrorRow(401, code="invalid_api_key"),
+    Forbidden: _ErrorRow(403, "permission_error", "insufficient_permissions"),
+    RateLimitExceeded: _ErrorRow(429, "requests", "rate_limit_exceeded"),
+    QuotaExceeded: _ErrorRow(429, "insufficient_quota", "insufficient_quota"),
+    ClientDisconnected: _ErrorRow(499),
+    Overloaded: _ErrorRow(503, _SERVER_ERROR, "service_unavailable"),
+    DeadlineExceeded: _ErrorRow(504, _SERVER_ERROR, "timeout"),
+    WorkerError: _ErrorRow(502, _SERVER_ERROR, "bad_gateway"),
+    WorkerUnreachable: _ErrorRow(503, _SERVER_ERROR, "service_unavailable"),
+}
+
+_UNIVERSAL_PARAMS = frozenset(
+    {"messages", "prompt", "input", "model", "n", "response_format", "tool_choice"}
+)
+"""Parameters every model has: where one is not supported, its value is meant."""
+
+
+ERROR_STATUSES = tuple((cls, row.status) for cls, row in _ERROR_ROWS.items())
+"""The status of each class of errors."""
+
+
+def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
+    """The status and the body of an error."""
+    found = next(row for cls in type(error).__mro__ if (row := _ERROR_ROWS.get(cls)))
+    code, kind_, param = found.code, found.type, error.param or found.param
+    match error:
+        case UnknownParameter():
+            pass
+        case InvalidParameter():
+            code = _find_error_code(error)
+        case UnsupportedFeature() if param is not None and _is_value_error(param):
+            code = "unsupported_value"
+        case Unauthorized(missing=True):
+            code = None
+        case RateLimitExceeded(scope="tokens"):
+            kind_ = "tokens"
+        case _:
+            pass
+    return found.status, ErrorBody(_build_message(error), kind_, param, code)
+
+
+def build_error_response(error: GatewayError) -> HttpResponse:
+    """The answer that tells of an error before anything was sent."""
+    status, body = build_error_body(error)
+    headers = (("Content-Type", "application/json"), *_build_error_headers(error))
+    return HttpResponse(status, _encode({"error": body}), headers)
+
+
+def format_error_event(error: GatewayError) -> bytes:
+    """The error as an event of a stream that has begun."""
+    return sse.format_event(_encode({"error": build_error_body(error)[1]}))
+
+
+def _build_error_headers(error: GatewayError) -> Headers:
+    match error:
+        case Unauthorized():
+            return (("WWW-Authenticate", "Bearer"),)
+        case MethodNotAllowed(allowed=allowed):
+            return (("Allow", ", ".join(allowed)),)
+        case QuotaExceeded():
+            return (("x-should-retry", "false"),)
+        case GatewayError(retry_after=float() | int() as seconds):
+            return (("Retry-After", str(max(1, -int(-seconds // 1)))),)
+        case WorkerUnreachable():
+            return (("Retry-After", "1"),)
+        case _:
+            return ()
+
+
+def _is_value_error(param: str) -> bool:
+    return "." in param or "[" in param or param in _UNIVERSAL_PARAMS
+
+
+_PROBLEM_CODES = {
+    "missing": "missing_required_parameter",
+    "type": "invalid_type",
+    "value": "invalid_value",
+}
+
+
+_RANGE_CODES = {"below": "below_min", "above": "above_max"}
+
+
+def _find_error_code(error: InvalidParameter) -> str | None:
+    match error.problem, error.value:
+        case "below" | "above" as side, _:
+            return f"{_describe_number(error)}_{_RANGE_CODES[side]}_value"
+        case "empty", str():
+            return "empty_string"
+        case "empty", _:
+            return "empty_array"
+        case "too_long", str():
+            return "string_above_max_length"
+        case "too_long", _:
+            return "array_above_max_length"
+        case _:
+            return _PROBLEM_CODES.get(error.problem)
+
+
+def _describe_number(error: InvalidParameter) -> str:
+    if isinstance(error.expected, Param):
+        return "decimal" if error.expected.type == "float" else "integer"
+    return "integer" if isinstance(error.value, int) else "decimal"
+
+
+def _build_message(error: GatewayError) -> str:
+    match error:
+        case UnknownParameter():
+            return f"Unrecognized request argument supplied: {error.param}"
+        case InvalidParameter(expected=Param() as param):
+            return _build_parameter_message(error, param)
+        case MalformedRequest(problem="object"):
+            return "We could not parse the JSON body of your request: it must be a JSON object."
+        case MalformedRequest():
+            return f"We could not parse the JSON body of your request: {error.message}"
+        case ModelNotFound(model=model):
+            return f"The model `{model}` does not exist or you do not have access to it."
+        case PathNotFound(method=method, path=path) if path:
+            return f"Invalid URL ({method} {path[:256]})"
+        case Unauthorized(missing=True):
+            return (
+                "You didn't provide an API key. You need to provide your API key in an "
+                "Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY)."
+            )
+        case Unauthorized():
+            return "Incorrect API key provided."
+        case _:
+            return error.message
+
+
+_TYPE_TEXTS = {
+    "int": "an integer",
+    "strict int": "an integer",
+    "float": "a decimal",
+    "bool": "a boolean",
+    "str": "a string",
+    "strings": "one of a string or array of strings",
+    "string list": "an array of strings",
+    "ints": "an array of integers",
+}
+
+
+def _build_parameter_message(error: InvalidParameter, param: Param) -> str:
+    at, got = error.param, error.value
+    match error.problem:
+        case "below" | "above":
+            return _build_range_message(error, param)
+        case "type":
+            expected = _TYPE_TEXTS[param.type]
+            return f"Invalid type for '{at}': expected {expected}, but got {describe_type(got)} instead."
+        case "value":
+            names = ", ".join(f"'{name}'" for name in param.choices)
+            return f"Invalid value: '{_shorten_value(got)}'. Supported values are: {names}."
+        case "too_long":
+            return (
+                f"Invalid '{at}': array too long. Expected an array with maximum length "
+                f"{param.max_items}, but got an array with length {len(got)} instead."
+            )
+        case _:
+            return error.message
+
+
+def _build_range_message(error: InvalidParameter, param: Param) -> str:
+    below = error.problem == "below"
+    side = "below minimum" if below else "above maximum"
+    limit = param.low if below else param.high
+    strict = param.above_low if below else param.below_high
+    sign = (">" if below else "<") + ("" if strict else "=")
+    return (
+        f"Invalid '{error.param}': {_describe_number(error)} {side} value. "
+        f"Expected a value {sign} {limit}, but got {_shorten_value(error.value)} instead."
+    )
+
+
+def _shorten_value(got: Any) -> str:
+    return str(got)[:64]
+
+
+# What a worker's error means. Its text is passed on only from known places, short and clean.
+
+_decode = msgspec.json.Decoder().decode
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_CONTEXT_TOO_LONG = re.compile(
+    r"context_length_exceeded|maximum context length|max_model_len|maximum model length"
+    r"|context (?:size|length|window)|longer than the model|exceed_context_size"
+    r"|exceeds? (?:the )?(?:model'?s? )?max(?:imum)? (?:model |context )?(?:length|len)",
+    re.IGNORECASE,
+)
+_CONTEXT_LENGTH = re.compile(r"maximum context length (?:is|of) (\d+)", re.IGNORECASE)
+_MAX_TEXT_LENGTH = 300
+
+
+class WorkerErrorBody(msgspec.Struct, frozen=True):
+    """What is known of a worker's error."""
+
+    text: str = ""
+    code: str | int | None = None
+    type: str = ""
+    param: str | None = None
+
+
+WorkerErrorMapper = Callable[[int, WorkerErrorBody, float | None], GatewayError]
+"""What a fault means, by its status (0: told inside an answer) and the seconds to wait, if told."""
+
+
+def find_worker_error(got: Any) -> WorkerErrorBody | None:
+    """The error that a worker's JSON tells of, or None if it tells of none.
+
+    Known shapes: ``{"error": {...}}``, ``{"error": "text"}``, ``{"object": "error", "message"}``,
+    ``{"error_code", "message"}``, ``{"detail"}``, ``{"message", "code"}`` without an answer.
+    """
+    match got:
+        case {"error": dict() as inner}:
+            return _read_error_object(inner)
+        case {"error": str() as text}:
+            return WorkerErrorBody(_clean_text(text), type=_as_string(got.get("error_type")))
+        case {"object": "error"} | {"error_code": _} | {"type": "error"}:
+            return _read_error_object(got)
+        case {"detail": str() as text}:
+            return WorkerErrorBody(_clean_text(text))
+        case {"detail": list() as items}:
+            return WorkerErrorBody(
+                _clean_text("; ".join(_format_validation_error(item) for item in items))
+            )
+        case {"message": str()} if "choices" not in got and "data" not in got:
+            return _read_error_object(got)
+        case _:
+            return None
+
+
+def _read_error_object(inner: Mapping[str, Any]) -> WorkerErrorBody:
+    code = inner.get("code", inner.get("error_code"))
+    param = inner.get("param")
+    return WorkerErrorBody(
+        _clean_text(_as_string(inner.get("message"))),
+        code if isinstance(code, str | int) and not isinstance(code, bool) else None,
+        _as_string(inner.get("type")),
+        _clean_text(param)[:64] if isinstance(param, str) and param else None,
+    )
+
+
+def raise_worker_error(body: bytes, judge: WorkerErrorMapper | None = None) -> None:
+    """Raises what a body that is no answer tells of; returns if it tells of nothing."""
+    try:
+        found = find_worker_error(_decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if found is not None:
+        raise (judge or map_worker_error)(0, found, None)
+
+
+def read_worker_error(
+    status: int, headers: Mapping[str, str], body: bytes, judge: WorkerErrorMapper | None = None
+) -> GatewayError:
+    """What an answer of this status means. ``headers`` have lower-case names."""
+    try:
+        found = find_worker_error(_decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = None
+    return (judge or map_worker_error)(
+        status, found or WorkerErrorBody(), _read_retry_after(headers)
+    )
+
+
+def map_worker_error(
+    status: int, fault: WorkerErrorBody, retry_after: float | None = None
+) -> GatewayError:
+    """The error of our own that a worker's stands for; its text is kept as a note for the log.
+
+    The plain ``Judge``.
+    """
+    error = _map_status(status or find_error_status(fault), fault, retry_after)
+    if fault.text and fault.text not in error.message:
+        error.add_note(f"the worker said: {fault.text}")
+    return error
+
+
+def _map_status(status: int, fault: WorkerErrorBody, retry_after: float | None) -> GatewayError:
+    if status in (400, 413, 422) and _CONTEXT_TOO_LONG.search(
+        f"{fault.code} {fault.type} {fault.text}"
+    ):
+        limit = _CONTEXT_LENGTH.search(fault.text)
+        text = fault.text or "The prompt is longer than the model's context."
+        return ContextTooLong(text, limit=int(limit[1]) if limit else None)
+    match status:
+        case 429:
+            return RateLimitExceeded(
+                "The model's workers take no more requests.", retry_after=retry_after
+            )
+        case 503 | 529:
+            return Overloaded("The model's workers are busy.", retry_after=retry_after or 1.0)
+        case 400 | 413 | 415 | 422 if fault.code in ("content_filter", "content_policy_violation"):
+            return ContentFiltered(fault.text or "The content was refused.")
+        case 400 | 413 | 415 | 422:
+            return UnsupportedFeature(
+                fault.text or "The worker refused the request.", param=fault.param
+            )
+        case 404:
+            return WorkerFailed("The worker does not know the model.", status=status)
+        case 401 | 403:
+            return WorkerFailed("The worker refused the gateway's key.", status=status)
+        case _:
+            return WorkerFailed(f"The worker answered with an error ({status}).", status=status)
+
+
+def find_error_status(fault: WorkerErrorBody) -> int:
+    """The status that an error without one stands for: inside a stream, or under 200."""
+    shown = str(fault.code)
+    code = int(shown) if shown.isascii() and shown.isdecimal() else 0
+    if 400 <= code <= 599:  # noqa: PLR2004 - HTTP's errors
+        return code
+    if fault.type == "invalid_request_error" or fault.code in _CLIENT_ERROR_CODES:
+        return 400
+    return {"rate_limit_exceeded": 429, "service_unavailable": 503}.get(shown, 500)
+
+
+_CLIENT_ERROR_CODES = ("context_length_exceeded", "content_filter", "INVALID_PARAMETER_VALUE")
+
+
+def _read_retry_after(headers: Mapping[str, str]) -> float | None:
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers[name]) / scale
+        except (KeyError, ValueError):
+            continue
+        if 0 <= seconds <= 86_400:  # noqa: PLR2004 - a day; also keeps out what is no number
+            return seconds
+    return None
+
+
+def _format_validation_error(item: Any) -> str:
+    """One complaint of a validator."""
+    if not isinstance(item, dict):
+        return ""
+    place = item.get("loc")
+    path = ".".join(str(step) for step in place) if isinstance(place, list) else ""
+    return f"{path}: {_as_string(item.get('msg'))}"
+
+
+def _as_string(got: Any) -> str:
+    return got if isinstance(got, str) else ""
+
+
+def _clean_text(text: str) -> str:
+    return _CONTROL_CHARACTERS.sub(" ", text[: 4 * _MAX_TEXT_LENGTH])[:_MAX_TEXT_LENGTH].strip()

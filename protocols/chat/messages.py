@@ -1,0 +1,447 @@
+"""Conversations: reading ``messages`` from clients, and writing them for workers.
+
+A family reads with its own ``Rules`` and writes with its own ``Writing``::
+
+    RULES = Rules(roles=("system", "user", "assistant", "tool"), tool_turns=False)
+    messages = read_messages(fields.get("messages"), RULES)
+    wire = write_messages(request.messages, Writing(parts="joined", absent=""))
+
+and says refusals in its own words from the error's ``param`` (``messages[0].role``), ``problem``
+and ``got``. Tools, tool_choice and response_format: ``protocols.openai.tools``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from protocols.chat.params import (
+    conflict_error,
+    empty_value_error,
+    invalid_type_error,
+    invalid_value_error,
+    missing_error,
+)
+from protocols.core.errors import InvalidParameter, UnsupportedFeature
+from protocols.core.request import (
+    AudioPart,
+    ContentPart,
+    FilePart,
+    ImagePart,
+    Message,
+    ReasoningPart,
+    RefusalPart,
+    TextPart,
+    ToolCall,
+    VideoPart,
+)
+from protocols.json_body import decode_value
+
+# The parts of a message's content: each kind read from a client, and written for a worker.
+
+
+def read_part(got: Any, at: str, allowed: tuple[str, ...]) -> tuple[ContentPart, ...]:
+    """One item of a content array, as the parts it stands for. Raises InvalidParameter."""
+    if not isinstance(got, dict):
+        raise invalid_type_error(at, "an object", got)
+    kind = read_string(got, "type", at)
+    if kind not in allowed:
+        raise invalid_value_error(f"{at}.type", kind, allowed)
+    return _PART_READERS[kind](got, at)
+
+
+def _read_text_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    return (TextPart(read_string(got, "text", at)),)
+
+
+def _read_image_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    image, where = read_object_field(got, "image_url", at), f"{at}.image_url"
+    detail = read_optional_string(image, "detail", where)
+    details = ("auto", "low", "high")
+    if detail is not None and detail not in details:
+        raise invalid_value_error(f"{where}.detail", detail, details)
+    return (ImagePart(read_string(image, "url", where), detail),)
+
+
+def _read_audio_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    audio, where = read_object_field(got, "input_audio", at), f"{at}.input_audio"
+    return (AudioPart(read_string(audio, "data", where), read_string(audio, "format", where)),)
+
+
+def _read_file_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    file, where = read_object_field(got, "file", at), f"{at}.file"
+    part = FilePart(
+        read_optional_string(file, "file_id", where),
+        read_optional_string(file, "file_data", where),
+        read_optional_string(file, "filename", where),
+    )
+    if part.file_id is None and part.file_data is None:
+        raise missing_error(f"{where}.file_id")
+    return (part,)
+
+
+def _read_audio_url_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    return (
+        AudioPart(read_string(read_object_field(got, "audio_url", at), "url", f"{at}.audio_url")),
+    )
+
+
+def _read_video_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    return (
+        VideoPart(read_string(read_object_field(got, "video_url", at), "url", f"{at}.video_url")),
+    )
+
+
+def _read_refusal_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    return (RefusalPart(read_string(got, "refusal", at)),)
+
+
+def _read_reasoning_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    summary = got.get("summary")
+    if not isinstance(summary, list):
+        raise invalid_type_error(f"{at}.summary", "an array", summary)
+    parts = []
+    for k, item in enumerate(summary):
+        where = f"{at}.summary[{k}]"
+        if not isinstance(item, dict):
+            raise invalid_type_error(where, "an object", item)
+        signature = read_optional_string(item, "signature", where)
+        parts.append(ReasoningPart(read_string(item, "text", where), signature))
+    return tuple(parts)
+
+
+_PART_READERS: Mapping[str, Callable[[Mapping[str, Any], str], tuple[ContentPart, ...]]] = {
+    "text": _read_text_part,
+    "image_url": _read_image_part,
+    "input_audio": _read_audio_part,
+    "file": _read_file_part,
+    "audio_url": _read_audio_url_part,
+    "video_url": _read_video_part,
+    "refusal": _read_refusal_part,
+    "reasoning": _read_reasoning_part,
+}
+
+
+def read_string(fields: Mapping[str, Any], name: str, at: str) -> str:
+    """A required string. Raises InvalidParameter."""
+    got = fields.get(name)
+    if isinstance(got, str):
+        return got
+    if got is None:
+        raise missing_error(f"{at}.{name}")
+    raise invalid_type_error(f"{at}.{name}", "a string", got)
+
+
+def read_optional_string(fields: Mapping[str, Any], name: str, at: str) -> str | None:
+    """A string, or None. Raises InvalidParameter."""
+    return None if fields.get(name) is None else read_string(fields, name, at)
+
+
+def read_object_field(fields: Mapping[str, Any], name: str, at: str) -> Mapping[str, Any]:
+    """A required object. Raises InvalidParameter."""
+    got = fields.get(name)
+    if isinstance(got, dict):
+        return got
+    if got is None:
+        raise missing_error(f"{at}.{name}")
+    raise invalid_type_error(f"{at}.{name}", "an object", got)
+
+
+def write_part(part: ContentPart) -> dict[str, Any]:
+    """A part as an item of a content array. Thoughts are no content: give none."""
+    match part:
+        case ImagePart(url, detail):
+            image = {"url": url} if detail is None else {"url": url, "detail": detail}
+            return {"type": "image_url", "image_url": image}
+        case AudioPart(data, None):
+            return {"type": "audio_url", "audio_url": {"url": data}}
+        case AudioPart(data, form):
+            return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
+        case VideoPart(url):
+            return {"type": "video_url", "video_url": {"url": url}}
+        case FilePart():
+            file = {name: got for name in part.__struct_fields__ if (got := getattr(part, name))}
+            return {"type": "file", "file": file}
+        case _:
+            return {"type": "text", "text": part.text}
+
+
+_encode = msgspec.json.Encoder().encode
+
+USER_PART_TYPES = ("text", "image_url", "input_audio", "file", "audio_url", "video_url")
+"""The part types of a user's message: OpenAI's, and the two that vLLM adds."""
+
+
+class MessageRules(Struct, frozen=True, kw_only=True):
+    """How strictly a conversation is read."""
+
+    roles: tuple[str, ...] = ("system", "assistant", "user", "function", "tool", "developer")
+    user_parts: tuple[str, ...] = USER_PART_TYPES
+    assistant_parts: tuple[str, ...] = ("text", "refusal")
+    """``reasoning`` is known too, for those who allow it."""
+    optional_content_roles: frozenset[str] = frozenset()
+    """Roles whose messages may always come without content."""
+    requires_tool_results: bool = True
+    """Each call must be answered by a tool message, and each tool message answer a call."""
+    accepts_argument_objects: bool = False
+    """A call's arguments may be an object instead of its JSON text."""
+
+
+DEFAULT_MESSAGE_RULES = MessageRules()
+_PLAIN_MESSAGE_KEYS: Final = {"role", "content"}
+_PLAIN_MESSAGE_ROLES: Final = ("system", "developer", "user", "assistant")
+"""The roles whose messages need no more than a text."""
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_messages(
+    raw: Raw | None, rules: MessageRules = DEFAULT_MESSAGE_RULES
+) -> tuple[Message, ...]:
+    """The conversation in a request's ``messages``. Raises InvalidParameter, or Unsupported."""
+    found = None if raw is None else decode_value(raw)
+    if found is None:
+        raise missing_error("messages")
+    if not isinstance(found, list):
+        raise invalid_type_error("messages", "an array of objects", found)
+    if not found:
+        raise empty_value_error("messages", found)
+    messages = [
+        _read_plain_message(got, rules) or _read_message(got, f"messages[{i}]", rules)
+        for i, got in enumerate(found)
+    ]
+    if rules.requires_tool_results:
+        check_tool_results(messages)
+    _convert_function_calls(messages)
+    return tuple(messages)
+
+
+def check_tool_results(messages: Sequence[Message]) -> None:
+    """Calls and their answers must match. Raises InvalidParameter, as a conflict.
+
+    The older calls of functions, which have no id, need no answer.
+    """
+    waiting: list[str] = []
+    open_calls: set[str] = set()
+    for i, message in enumerate(messages):
+        if message.role == "tool":
+            if message.tool_call_id not in open_calls:
+                raise conflict_error(
+                    f"messages.[{i}].role",
+                    "Invalid parameter: messages with role 'tool' must be a response to a "
+                    "preceding message with 'tool_calls'.",
+                )
+            if message.tool_call_id in waiting:
+                waiting.remove(message.tool_call_id)
+            continue
+        if waiting:
+            raise _missing_results_error(waiting, i)
+        if message.tool_calls:
+            waiting = [call.id for call in message.tool_calls if call.id]
+        open_calls = set(waiting)
+    if waiting:
+        raise _missing_results_error(waiting, len(messages) - 1)
+
+
+def _missing_results_error(waiting: Iterable[str], place: int) -> InvalidParameter:
+    ids = ", ".join(waiting)
+    return conflict_error(
+        f"messages.[{place}].role",
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to "
+        "each 'tool_call_id'. The following tool_call_ids did not have response messages: "
+        f"{ids[:300]}",
+    )
+
+
+def _read_plain_message(got: Any, rules: MessageRules) -> Message | None:
+    """A message that is a role and a text and nothing else, as most are; None for any other."""
+    if type(got) is not dict or got.keys() != _PLAIN_MESSAGE_KEYS:
+        return None
+    role, content = got["role"], got["content"]
+    if type(content) is not str or role not in _PLAIN_MESSAGE_ROLES or role not in rules.roles:
+        return None
+    return Message(role, (TextPart(content),))
+
+
+def _read_message(got: Any, at: str, rules: MessageRules) -> Message:
+    if not isinstance(got, dict):
+        raise invalid_type_error(at, "an object", got)
+    role = read_string(got, "role", at)
+    if role not in rules.roles:
+        raise invalid_value_error(f"{at}.role", role, rules.roles)
+    calls = _read_tool_calls(got, at, rules) if role == "assistant" else ()
+    aside = _read_reasoning_and_refusal(got, at) if role == "assistant" else ()
+    refused = bool(aside) and isinstance(aside[-1], RefusalPart)
+    nullable = role == "function" and "content" in got
+    optional = bool(calls) or refused or role in rules.optional_content_roles or nullable
+    parts = aside[:-1] if refused else aside
+    parts += _read_content(got, role, at, rules, optional=optional)
+    if refused:
+        parts += aside[-1:]
+    tool_call_id = read_string(got, "tool_call_id", at) if role == "tool" else None
+    name = (
+        read_string(got, "name", at)
+        if role == "function"
+        else read_optional_string(got, "name", at)
+    )
+    return Message(role, parts, name, calls, tool_call_id)  # type: ignore[arg-type]
+
+
+def _read_reasoning_and_refusal(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    """What an assistant said beside the content: its thoughts, then its refusal."""
+    if got.get("audio") is not None:
+        raise UnsupportedFeature("Earlier audio answers can't be referred to.", param=f"{at}.audio")
+    parts: list[ContentPart] = []
+    for name in ("reasoning_content", "reasoning"):
+        if thought := read_optional_string(got, name, at):
+            parts.append(ReasoningPart(thought))
+            break
+    if refusal := read_optional_string(got, "refusal", at):
+        parts.append(RefusalPart(refusal))
+    return tuple(parts)
+
+
+def _read_content(
+    got: Mapping[str, Any], role: str, at: str, rules: MessageRules, *, optional: bool
+) -> tuple[ContentPart, ...]:
+    content = got.get("content")
+    where = f"{at}.content"
+    match content:
+        case str():
+            return (TextPart(content),)
+        case None if optional:
+            return ()
+        case None:
+            raise missing_error(where)
+        case []:
+            raise empty_value_error(where, content)
+        case list():
+            allowed = _list_allowed_parts(role, rules)
+            parts: list[ContentPart] = []
+            for k, part in enumerate(content):
+                parts += read_part(part, f"{where}[{k}]", allowed)
+            return tuple(parts)
+        case _:
+            raise invalid_type_error(where, "one of a string or array of objects", content)
+
+
+def _list_allowed_parts(role: str, rules: MessageRules) -> tuple[str, ...]:
+    return {"user": rules.user_parts, "assistant": rules.assistant_parts}.get(role, ("text",))
+
+
+def _read_tool_calls(got: Mapping[str, Any], at: str, rules: MessageRules) -> tuple[ToolCall, ...]:
+    if (legacy := got.get("function_call")) is not None:
+        return (
+            _read_tool_call(
+                {"id": "", "function": legacy}, f"{at}.function_call", rules, legacy=True
+            ),
+        )
+    found = got.get("tool_calls")
+    if found is None:
+        return ()
+    if not isinstance(found, list):
+        raise invalid_type_error(f"{at}.tool_calls", "an array of objects", found)
+    return tuple(
+        _read_tool_call(call, f"{at}.tool_calls[{k}]", rules) for k, call in enumerate(found)
+    )
+
+
+def _read_tool_call(got: Any, at: str, rules: MessageRules, *, legacy: bool = False) -> ToolCall:
+    if not isinstance(got, dict):
+        raise invalid_type_error(at, "an object", got)
+    name = "" if legacy else read_string(got, "id", at)
+    kind = got.get("type", "function")
+    if kind not in ("function", "custom"):
+        raise invalid_value_error(f"{at}.type", kind, ("function", "custom"))
+    body, where = read_object_field(got, kind, at), at if legacy else f"{at}.{kind}"
+    key = "arguments" if kind == "function" else "input"
+    arguments = body.get(key)
+    if rules.accepts_argument_objects and isinstance(arguments, dict):
+        arguments = _encode(arguments).decode()
+    elif arguments is None or not isinstance(arguments, str):
+        arguments = read_string(body, key, where)
+    return ToolCall(name, read_string(body, "name", where), arguments, kind)
+
+
+def _convert_function_calls(messages: list[Message]) -> None:
+    """Gives calls of functions an id, and turns their answers into those of tools."""
+    waiting: dict[str, str] = {}
+    for i, message in enumerate(messages):
+        if message.tool_calls and any(not call.id for call in message.tool_calls):
+            call = message.tool_calls[0]
+            waiting[call.name] = f"call_{i}"
+            calls = (msgspec.structs.replace(call, id=f"call_{i}"),)
+            messages[i] = msgspec.structs.replace(message, tool_calls=calls)
+        elif message.role == "function" and (call_id := waiting.pop(message.name or "", None)):
+            messages[i] = msgspec.structs.replace(message, role="tool", tool_call_id=call_id)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+class MessageStyle(Struct, frozen=True, kw_only=True):
+    """What a worker wants of a conversation."""
+
+    part_format: Literal["list", "joined"] = "list"
+    """Several text parts as they are, or as one string."""
+    empty_content: str | None = None
+    """The content of a message that has none."""
+    includes_reasoning: bool = False
+    """Give earlier thoughts, as ``reasoning_content``."""
+    role_mapping: tuple[tuple[str, str], ...] = ()
+    """Roles that are written otherwise, such as ``("developer", "system")``."""
+
+
+class WireMessage(Struct):
+    """A message as it is written."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None
+    name: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+
+
+def write_messages(messages: Iterable[Message], writing: MessageStyle) -> list[WireMessage]:
+    """The conversation for a worker, to be encoded as JSON."""
+    return [_write_message(message, writing) for message in messages]
+
+
+def _write_message(message: Message, writing: MessageStyle) -> WireMessage:
+    said = [p for p in message.parts if not isinstance(p, ReasoningPart | RefusalPart)]
+    thought = "".join(p.text for p in message.parts if isinstance(p, ReasoningPart))
+    refusal = "".join(p.text for p in message.parts if isinstance(p, RefusalPart))
+    return WireMessage(
+        dict(writing.role_mapping).get(message.role, message.role),
+        _write_content(said, writing),
+        message.name or UNSET,
+        thought if thought and writing.includes_reasoning else UNSET,
+        refusal or UNSET,
+        [write_tool_call(call) for call in message.tool_calls] or UNSET,
+        message.tool_call_id or UNSET,
+    )
+
+
+def _write_content(
+    parts: Sequence[ContentPart], writing: MessageStyle
+) -> str | list[dict[str, Any]] | None:
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    if not parts:
+        return writing.empty_content
+    if len(texts) == len(parts) and (len(parts) == 1 or writing.part_format == "joined"):
+        return "".join(texts)
+    return [write_part(part) for part in parts]
+
+
+def write_tool_call(call: ToolCall) -> dict[str, Any]:
+    """A tool call as it stands in a message."""
+    key = "arguments" if call.kind == "function" else "input"
+    return {
+        "id": call.id,
+        "type": call.kind,
+        call.kind: {"name": call.name, key: call.arguments},
+    }

@@ -1,0 +1,317 @@
+"""The scalar parameters of requests in the manner of OpenAI's API, as rows of ``protocols.params``.
+
+A family of this dialect takes the rows, changes those that it reads otherwise, and hands them to
+``protocols.params.read_params``::
+
+    rows = changed(CHAT, temperature={"high": 1.0}, top_p={"above_low": True})
+    rows = without(rows, "store", "seed")
+    TABLE = Table(*rows, Param(wire="details", field="want.details", ...))
+
+Rows under ``asked.`` stand for no field of the internal request; a reader combines them
+(``Values.get("asked.logprobs")``). Rows under ``labels.`` become the request's labels.
+
+Ranges and defaults: OpenAI's published specification 2.3.0; the extensions: vLLM 0.32.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from protocols.core.errors import InvalidParameter
+from protocols.json_body import decode_value
+from protocols.params import Param
+
+INT64_LIMIT = 2**63
+
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+_TEMPERATURE = Param(
+    wire="temperature", field="sampling.temperature", type="float", low=0, high=2, default=1.0
+)
+_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, default=1.0)
+_PRESENCE = Param(
+    wire="presence_penalty",
+    field="sampling.presence_penalty",
+    type="float",
+    low=-2,
+    high=2,
+    default=0.0,
+)
+_FREQUENCY = Param(
+    wire="frequency_penalty",
+    field="sampling.frequency_penalty",
+    type="float",
+    low=-2,
+    high=2,
+    default=0.0,
+)
+_SEED = Param(
+    wire="seed",
+    field="sampling.seed",
+    type="int",
+    low=-INT64_LIMIT,
+    high=INT64_LIMIT - 1,
+    note="a negative seed is kept as its two's complement",
+)
+_N = Param(wire="n", field="n", type="int", low=1, high=128, default=1)
+_STOP = Param(wire="stop", field="stopping.stop", type="strings", max_items=4)
+_STREAM = Param(wire="stream", field="stream", type="bool", default=False)
+_USER = Param(wire="user", field="labels.user", type="str")
+
+SHARED_PARAMS: tuple[Param, ...] = (
+    _TEMPERATURE,
+    _TOP_P,
+    _N,
+    _STREAM,
+    _STOP,
+    _PRESENCE,
+    _FREQUENCY,
+    _SEED,
+    _USER,
+)
+"""What conversations and completions have in common."""
+
+CHAT_PARAMS: tuple[Param, ...] = (
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=1),
+    Param(
+        wire="max_completion_tokens",
+        field="stopping.max_tokens",
+        type="int",
+        low=1,
+        note="wins over max_tokens",
+    ),
+    *SHARED_PARAMS,
+    Param(wire="logprobs", field="asked.logprobs", type="bool", default=False),
+    Param(wire="top_logprobs", field="asked.top_logprobs", type="int", low=0, high=20),
+    Param(wire="parallel_tool_calls", field="parallel_tools", type="bool", default=True),
+    Param(wire="reasoning_effort", field="reasoning.effort", type="str", choices=REASONING_EFFORTS),
+    Param(wire="safety_identifier", field="labels.safety_identifier", type="str"),
+    Param(wire="prompt_cache_key", field="labels.prompt_cache_key", type="str"),
+    Param(
+        wire="prompt_cache_retention",
+        field="labels.prompt_cache_retention",
+        type="str",
+        choices=("in_memory", "in-memory", "24h"),
+    ),
+)
+"""``POST chat/completions``. Not here, since no scalars: messages, tools, tool_choice, functions,
+function_call, response_format, logit_bias, stream_options, metadata."""
+
+COMPLETION_PARAMS: tuple[Param, ...] = (
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0, default=16),
+    *SHARED_PARAMS,
+    Param(wire="best_of", field="best_of", type="int", low=0, high=20, off=(0,), default=1),
+    Param(wire="echo", field="echo", type="bool", default=False),
+    Param(wire="logprobs", field="logprobs.top", type="int", low=0, high=5),
+    Param(wire="suffix", field="insert_before", type="str"),
+)
+"""``POST completions``. Not here: prompt, logit_bias, stream_options."""
+
+EMBEDDING_PARAMS: tuple[Param, ...] = (
+    Param(
+        wire="encoding_format",
+        field="encoding",
+        type="str",
+        choices=("float", "base64"),
+        default="float",
+    ),
+    Param(wire="dimensions", field="dimensions", type="int", low=1),
+    _USER,
+)
+"""``POST embeddings``. Not here: input."""
+
+EXTENSION_PARAMS: tuple[Param, ...] = (
+    Param(wire="top_k", field="sampling.top_k", type="int", low=1, off=(0, -1)),
+    Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=1),
+    Param(wire="typical_p", field="sampling.typical_p", type="float", low=0, high=1),
+    Param(
+        wire="repetition_penalty",
+        field="sampling.repetition_penalty",
+        type="float",
+        low=0,
+        above_low=True,
+    ),
+    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
+    Param(wire="use_beam_search", field="asked.beam_search", type="bool", default=False),
+    Param(wire="allowed_token_ids", field="sampling.allowed_token_ids", type="ints"),
+    Param(wire="bad_words", field="sampling.bad_words", type="string list"),
+    Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
+    Param(wire="include_stop_str_in_output", field="stopping.include_stop", type="bool"),
+    Param(wire="ignore_eos", field="stopping.ignore_eos", type="bool"),
+    Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0),
+    Param(wire="skip_special_tokens", field="stopping.skip_special_tokens", type="bool"),
+    Param(
+        wire="spaces_between_special_tokens",
+        field="stopping.spaces_between_special_tokens",
+        type="bool",
+    ),
+    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", low=-1),
+    Param(wire="add_special_tokens", field="templating.add_special_tokens", type="bool"),
+    Param(wire="priority", field="priority", type="int", low=0, high=255),
+    Param(wire="request_id", field="client_id", type="str"),
+    Param(wire="session_id", field="labels.session_id", type="str"),
+    Param(wire="return_token_ids", field="want.token_ids", type="bool"),
+)
+"""What vLLM takes beside, for conversations and completions alike."""
+
+CHAT_EXTENSION_PARAMS: tuple[Param, ...] = (
+    *EXTENSION_PARAMS,
+    Param(wire="add_generation_prompt", field="templating.add_generation_prompt", type="bool"),
+    Param(wire="continue_final_message", field="templating.continue_final", type="bool"),
+    Param(wire="chat_template", field="templating.template", type="str"),
+    Param(wire="include_reasoning", field="reasoning.include", type="bool"),
+    Param(wire="thinking_token_budget", field="reasoning.budget", type="int", low=0),
+)
+"""What vLLM takes beside for conversations. Not here: chat_template_kwargs, structured_outputs."""
+
+EMBEDDING_EXTENSION_PARAMS: tuple[Param, ...] = (
+    Param(wire="truncate_prompt_tokens", field="truncate", type="int", low=-1),
+    Param(wire="priority", field="priority", type="int", low=0, high=255),
+    Param(wire="request_id", field="client_id", type="str"),
+)
+"""What vLLM takes beside for embeddings."""
+
+
+def find_param(table: tuple[Param, ...], wire: str) -> Param:
+    """The row of this wire name. Raises KeyError."""
+    for param in table:
+        if param.wire == wire:
+            return param
+    raise KeyError(wire)
+
+
+def replace_params(table: tuple[Param, ...], **changes: dict[str, Any]) -> tuple[Param, ...]:
+    """The table with some rows changed, by wire name. Raises KeyError for a name it has not."""
+    for wire in changes:
+        find_param(table, wire)
+    return tuple(msgspec.structs.replace(p, **changes.get(p.wire, {})) for p in table)
+
+
+def remove_params(table: tuple[Param, ...], *wires: str) -> tuple[Param, ...]:
+    """The table less these rows. Raises KeyError for a name it has not."""
+    for wire in wires:
+        find_param(table, wire)
+    return tuple(p for p in table if p.wire not in wires)
+
+
+# Reading what is no scalar: objects and arrays inside a request, and complaints about them.
+#
+# Complaints carry the wire path of the value (``messages[0].content``), the problem, and what was
+# there, so that another dialect of the family can say the same in its own words.
+
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_array = msgspec.json.Decoder(list[Raw]).decode
+
+NULL = Raw(b"null")
+
+_TYPE_NAMES: Mapping[type, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def describe_type(got: Any) -> str:
+    """What a JSON value is, in words."""
+    return _TYPE_NAMES.get(type(got), "a value")
+
+
+def missing_error(at: str) -> InvalidParameter:
+    """A required value is not there, or null."""
+    return InvalidParameter(f"Missing required parameter: '{at}'.", param=at, problem="missing")
+
+
+def invalid_type_error(at: str, expected: str, got: Any) -> InvalidParameter:
+    """``expected`` is in words: ``an object``."""
+    text = f"Invalid type for '{at}': expected {expected}, but got {describe_type(got)} instead."
+    return InvalidParameter(text, param=at, problem="type", expected=expected, got=got)
+
+
+def invalid_value_error(at: str, got: Any, allowed: tuple[str, ...]) -> InvalidParameter:
+    """None of those allowed."""
+    shown = str(got)[:64]
+    names = ", ".join(f"'{name}'" for name in allowed)
+    text = f"Invalid value: '{shown}'. Supported values are: {names}."
+    return InvalidParameter(text, param=at, problem="value", expected=allowed, got=got)
+
+
+def empty_value_error(at: str, got: Any = ()) -> InvalidParameter:
+    """An array or a string that must hold something."""
+    what = "string" if isinstance(got, str) else "array"
+    article = "an" if what == "array" else "a"
+    text = (
+        f"Invalid '{at}': empty {what}. Expected {article} {what} with minimum length 1, "
+        f"but got an empty {what} instead."
+    )
+    return InvalidParameter(text, param=at, problem="empty", got=got)
+
+
+def too_long_error(at: str, limit: int, got: Any) -> InvalidParameter:
+    """A string or an array over its limit."""
+    what = "string" if isinstance(got, str) else "array"
+    article = "an" if what == "array" else "a"
+    text = (
+        f"Invalid '{at}': {what} too long. Expected {article} {what} with maximum length {limit}, "
+        f"but got {article} {what} with length {len(got)} instead."
+    )
+    return InvalidParameter(text, param=at, problem="too_long", expected=limit, got=got)
+
+
+def conflict_error(at: str, text: str) -> InvalidParameter:
+    """Two fields that do not go together."""
+    return InvalidParameter(text, param=at, problem="conflict")
+
+
+def null_to_none(raw: Raw | None) -> Raw | None:
+    """The value, or None where it is ``null``."""
+    return None if raw is None or raw == NULL else raw
+
+
+def as_object(raw: Raw, at: str) -> dict[str, Raw]:
+    """An object's fields. Raises InvalidParameter, or Malformed."""
+    got = decode_value(raw)
+    if not isinstance(got, dict):
+        raise invalid_type_error(at, "an object", got)
+    return _decode_object(raw)
+
+
+def as_array(raw: Raw, at: str) -> list[Raw]:
+    """An array's items. Raises InvalidParameter, or Malformed."""
+    got = decode_value(raw)
+    if not isinstance(got, list):
+        raise invalid_type_error(at, "an array", got)
+    return _decode_array(raw)
+
+
+def as_text(fields: Mapping[str, Raw], name: str, at: str) -> str:
+    """A required string of an object at ``at``. Raises InvalidParameter."""
+    raw = null_to_none(fields.get(name))
+    where = f"{at}.{name}" if at else name
+    if raw is None:
+        raise missing_error(where)
+    got = decode_value(raw)
+    if not isinstance(got, str):
+        raise invalid_type_error(where, "a string", got)
+    return got
+
+
+def as_optional_text(fields: Mapping[str, Raw], name: str, at: str) -> str | None:
+    """A string of an object at ``at``, or None. Raises InvalidParameter."""
+    return None if null_to_none(fields.get(name)) is None else as_text(fields, name, at)
+
+
+def as_optional_bool(fields: Mapping[str, Raw], name: str, at: str) -> bool | None:
+    """A boolean of an object at ``at``, or None. Raises InvalidParameter."""
+    raw = null_to_none(fields.get(name))
+    if raw is None:
+        return None
+    got = decode_value(raw)
+    if not isinstance(got, bool):
+        raise invalid_type_error(f"{at}.{name}", "a boolean", got)
+    return got

@@ -1,0 +1,94 @@
+"""vLLM's structured outputs: what ``response_format`` can't say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Raw
+
+from protocols.chat.params import (
+    as_object,
+    as_optional_bool,
+    conflict_error,
+    invalid_type_error,
+    null_to_none,
+)
+from protocols.core.errors import MalformedRequest
+from protocols.core.request import (
+    ChoiceFormat,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    OutputFormat,
+    RegexFormat,
+)
+from protocols.json_body import decode_value
+
+
+def read_structured_outputs(fields: Mapping[str, Raw]) -> OutputFormat | None:
+    """``structured_outputs``, or one of the ``guided_`` fields that came before it."""
+    raw = null_to_none(fields.get("structured_outputs"))
+    if raw is None:
+        old = {
+            kind: fields[f"guided_{kind}"] for kind in _GUIDE_KINDS if f"guided_{kind}" in fields
+        }
+        return _read_guide(old, "guided_") if old else None
+    return _read_guide(as_object(raw, "structured_outputs"), "structured_outputs.")
+
+
+_GUIDE_KINDS = ("json", "regex", "choice", "grammar")
+
+
+def _read_guide(fields: Mapping[str, Raw], at: str) -> OutputFormat | None:
+    asked = [kind for kind in _GUIDE_KINDS if null_to_none(fields.get(kind)) is not None]
+    if len(asked) > 1:
+        raise conflict_error(
+            at.rstrip("._"), "Only one kind of structured output can be asked for."
+        )
+    if not asked:
+        return JsonObjectFormat() if as_optional_bool(fields, "json_object", at[:-1]) else None
+    kind = asked[0]
+    got = decode_value(fields[kind])
+    match kind, got:
+        case "json", str():
+            return JsonSchemaFormat(_parse_schema_text(got, at + kind))
+        case "json", dict():
+            return JsonSchemaFormat(fields[kind])
+        case "regex", str():
+            return RegexFormat(got)
+        case "grammar", str():
+            return GrammarFormat(got)
+        case "choice", [_, *_] if all(isinstance(option, str) for option in got):
+            return ChoiceFormat(tuple(got))
+        case _:
+            raise invalid_type_error(at + kind, _GUIDE_TYPES[kind], got)
+
+
+def _parse_schema_text(text: str, at: str) -> Raw:
+    """A schema that was sent as text, which must be an object's JSON."""
+    raw = Raw(text.encode())
+    try:
+        as_object(raw, at)
+    except MalformedRequest:
+        raise invalid_type_error(at, "a JSON Schema", text) from None
+    return raw
+
+
+_GUIDE_TYPES = {
+    "json": "one of a string or object",
+    "regex": "a string",
+    "choice": "an array of strings",
+    "grammar": "a string",
+}
+
+
+def write_structured_outputs(output: OutputFormat | None) -> dict[str, Any] | None:
+    """``structured_outputs``, for what ``response_format`` can't say."""
+    match output:
+        case RegexFormat(pattern):
+            return {"regex": pattern}
+        case ChoiceFormat(options):
+            return {"choice": list(options)}
+        case GrammarFormat(text):
+            return {"grammar": text}
+        case _:
+            return None

@@ -1,0 +1,819 @@
+"""Answers to conversations and completions, whole and streamed, in a configurable style.
+
+A family makes one ``Style`` of its own and hands it to the encoders; all else comes with it::
+
+    STYLE = Style(
+        answer=("choices", "created", "model", "object", "usage"),     # keys, in their order
+        opening=b'{"role":"assistant","content":null}',
+        usage="finish",
+        absent={"logprobs": b"null"},                                  # keys there without a value
+        error_event=lambda error: ...,
+    )
+    encoder = ChatEncoder(STYLE, request, about, model=about.served_model)
+
+Bytes in a style are JSON. What the events and the style leave constant in a chunk is encoded once
+for each choice, so that a token costs one string and three joins.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+from protocols.chat import errors
+from protocols.core import sse
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import GatewayError
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    FinishReason,
+    PromptEcho,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest, ToolCall
+
+# The small shapes inside answers: usage, tool calls, log probabilities, keys in their order.
+
+encode_json = msgspec.json.Encoder().encode
+
+MIN_LOGPROB = -9999.0
+"""Stands for a log probability that JSON can't say (minus infinity), as in OpenAI's own answers."""
+
+
+def format_object(keys: tuple[str, ...], values: Mapping[str, bytes]) -> bytes:
+    """A JSON object of those ``keys`` that have a value, in their order; values are JSON."""
+    form, present = _build_object_template(keys, tuple(values))
+    return form % tuple(map(values.__getitem__, present))
+
+
+@lru_cache(maxsize=256)
+def _build_object_template(keys: tuple[str, ...], said: tuple[str, ...]) -> tuple[bytes, list[str]]:
+    """What the object of a style's keys is filled into, and the keys that it has."""
+    present = [key for key in keys if key in said]
+    members = [b'"%b":%%b' % key.encode().replace(b"%", b"%%") for key in present]
+    return b"{%b}" % b",".join(members), present
+
+
+ObjectFactory = Callable[..., Struct]
+"""Makes an object, to be encoded, of values that are named by key."""
+MappingFactory = Callable[[Mapping[str, Any]], Struct]
+"""The same of values by key. What the style has no key for is left out."""
+
+
+@lru_cache(maxsize=256)
+def create_object_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> ObjectFactory:
+    """For objects of a style's keys, in their order; ``known`` are values that some have, as JSON.
+
+    It is the same for all styles that are alike in this.
+    """
+    values = dict(known)
+    fields = [(key, Any, Raw(values[key]) if key in values else UNSET) for key in keys]
+    return msgspec.defstruct("Shaped", fields)
+
+
+@lru_cache(maxsize=256)
+def create_mapping_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> MappingFactory:
+    """For the same objects, where there may be values of other keys."""
+    names, made = frozenset(keys), create_object_factory(keys, *known)
+
+    def shaped(values: Mapping[str, Any]) -> Struct:
+        if not names.issuperset(values):
+            values = {key: value for key, value in values.items() if key in names}
+        return made(**values)
+
+    return shaped
+
+
+# --- usage ----------------------------------------------------------------------------------------
+
+
+class PromptTokensDetails(Struct):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Struct):
+    """Of the answer's tokens."""
+
+    reasoning_tokens: int
+
+
+class GenerationUsage(Struct):
+    """The usage of a conversation or completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class EmbeddingUsage(Struct):
+    """The usage of embeddings, which have no completion tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+def build_usage(usage: Usage) -> GenerationUsage:
+    """Usage as it is written; details only where the worker told them."""
+    cached, thought = usage.cached_tokens, usage.reasoning_tokens
+    return GenerationUsage(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.total_tokens,
+        UNSET if cached is None else PromptTokensDetails(cached),
+        UNSET if thought is None else CompletionTokensDetails(thought),
+    )
+
+
+# --- tool calls -----------------------------------------------------------------------------------
+
+
+class FunctionCallItem(Struct, omit_defaults=True):
+    """A call's name and arguments; a later piece of a stream has arguments only."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallItem(Struct):
+    """A tool call; in a stream with its ``index``, in later pieces without id and type."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionCallItem | UnsetType = UNSET
+
+
+def build_tool_calls(calls: Sequence[ToolCall]) -> list[ToolCallItem]:
+    """A whole answer's calls."""
+    return [
+        ToolCallItem(
+            id=call.id, type="function", function=FunctionCallItem(call.name, call.arguments)
+        )
+        for call in calls
+    ]
+
+
+def map_finish_reason(
+    reasons: Mapping[FinishReason, str], reason: FinishReason, *, called: bool, legacy: bool
+) -> str:
+    """The finish reason's wire name: an end after a tool call is ``tool_calls``."""
+    if called and reason in ("eos", "stop", "tool_calls"):
+        return "function_call" if legacy else reasons["tool_calls"]
+    return reasons[reason]
+
+
+# --- log probabilities ----------------------------------------------------------------------------
+
+
+class TopLogprobItem(Struct):
+    """A token that might have come."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(Struct):
+    """A token of a conversation's answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprobItem]
+
+
+class ChatLogprobs(Struct):
+    """Both keys are required."""
+
+    content: list[ChatTokenLogprob] | None
+    refusal: list[ChatTokenLogprob] | None = None
+
+
+def build_chat_logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
+    """The form of conversations."""
+    return ChatLogprobs(
+        [
+            ChatTokenLogprob(
+                t.token,
+                _clip_logprob(t.logprob),
+                list(t.data if t.data is not None else t.token.encode()),
+                [
+                    TopLogprobItem(
+                        top.token,
+                        _clip_logprob(top.logprob),
+                        list(top.data if top.data is not None else top.token.encode()),
+                    )
+                    for top in t.top
+                ],
+            )
+            for t in tokens
+        ]
+    )
+
+
+class CompletionLogprobs(Struct):
+    """The older form, of completions: columns, and the offset of each token in the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+def build_completion_logprobs(
+    tokens: Sequence[TokenLogprob], offset: int = 0
+) -> CompletionLogprobs:
+    """The form of completions; ``offset`` is where the first token stands in the choice's text."""
+    offsets = []
+    for t in tokens:
+        offsets.append(offset)
+        offset += len(t.token)
+    return CompletionLogprobs(
+        [_format_token(t.token, t.data) for t in tokens],
+        [None if t.logprob is None else _clip_logprob(t.logprob) for t in tokens],
+        [
+            {_format_token(top.token, top.data): _clip_logprob(top.logprob) for top in t.top}
+            or None
+            for t in tokens
+        ]
+        if any(t.top for t in tokens)
+        else None,
+        offsets,
+    )
+
+
+def _format_token(token: str, data: bytes | None) -> str:
+    """A token that is no text is shown by its bytes, as in OpenAI's own answers."""
+    return token if data is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _clip_logprob(logprob: float | None) -> float:
+    return MIN_LOGPROB if logprob is None or not logprob > MIN_LOGPROB else logprob
+
+
+# How a family of this dialect writes its answers. See ``protocols.openai.answers``.
+
+FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+    "unknown": "stop",
+}
+_DEFAULT_VALUES: Final = {"refusal": b"null", "logprobs": b"null"}
+
+
+class ResponseFactories(Struct, frozen=True):
+    """The objects of a whole answer."""
+
+    response: MappingFactory
+    choice: MappingFactory
+    message: MappingFactory
+
+
+class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
+    """How one family writes its answers. Key tuples say which keys there are, and in what order."""
+
+    unary_keys: tuple[str, ...] = (
+        "id",
+        "object",
+        "created",
+        "model",
+        "choices",
+        "usage",
+        "system_fingerprint",
+    )
+    chat_choice_keys: tuple[str, ...] = (
+        "index",
+        "message",
+        "logprobs",
+        "finish_reason",
+        "token_ids",
+    )
+    message_keys: tuple[str, ...] = (
+        "role",
+        "content",
+        "refusal",
+        "reasoning_content",
+        "tool_calls",
+        "function_call",
+    )
+    text_choice_keys: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
+    chunk_keys: tuple[str, ...] = (
+        "id",
+        "object",
+        "created",
+        "model",
+        "system_fingerprint",
+        "choices",
+        "usage",
+    )
+    chat_chunk_keys: tuple[str, ...] = ("index", "delta", "logprobs", "finish_reason", "token_ids")
+    text_chunk_keys: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
+    index_scope: Literal["choice", "prompt"] = "choice"
+    """What an index counts: the choices, or the prompts, whose choices then share one."""
+    default_values: Mapping[str, bytes] = field(default_factory=lambda: _DEFAULT_VALUES)
+    """What a key of a choice, message or piece holds without a value; others are left out."""
+    chat_object: str = "chat.completion"
+    chat_chunk_object: str = "chat.completion.chunk"
+    text_object: str = "text_completion"
+    text_chunk_object: str = "text_completion"
+    chat_prefix: str = "chatcmpl-"
+    text_prefix: str = "cmpl-"
+    first_delta: bytes = b'{"role":"assistant","content":""}'
+    """The delta of each choice's first chunk."""
+    first_tool_call_delta: bytes = b'{"role":"assistant","content":null}'
+    """The same where the first to come is a tool call."""
+    last_delta: bytes = b"{}"
+    """The delta of the chunk that holds the finish reason."""
+    usage_position: Literal["separate", "finish"] = "separate"
+    """Where a stream tells usage, if the request wants it: in a chunk without choices, or in the
+    last finish chunk. A request may want the running figure, which is in every chunk."""
+    empty_content: bytes = b"null"
+    """The content of a whole message that only calls tools or refuses."""
+    finish_reasons: Mapping[FinishReason, str] = field(default_factory=lambda: FINISH_REASONS)
+    content_type: str = "text/event-stream; charset=utf-8"
+    event_prefix: bytes = b"data: "
+    stream_end: bytes = sse.DONE_EVENT
+    encode_error_event: Callable[[GatewayError], bytes] = errors.format_error_event
+    headers: Headers = ()
+    """On every answer, whole or streamed."""
+    elapsed_header: str | None = None
+    """Tells in how many milliseconds the answer came about, or began if it is a stream."""
+    version_header: str | None = "x-served-model"
+    """Names the version that answered."""
+
+    @cached_property
+    def chat_factories(self) -> ResponseFactories:
+        """A whole answer to a conversation."""
+        return self._build_factories(self.chat_object, self.chat_choice_keys)
+
+    @cached_property
+    def text_factories(self) -> ResponseFactories:
+        """A whole answer to a completion."""
+        return self._build_factories(self.text_object, self.text_choice_keys)
+
+    def _build_factories(self, name: str, choice: tuple[str, ...]) -> ResponseFactories:
+        absent = tuple(self.default_values.items())
+        whole = (self.unary_keys, ("object", encode_json(name)))
+        choices = (choice, *absent)
+        message = (self.message_keys, *absent, ("role", encode_json("assistant")))
+        return ResponseFactories(
+            create_mapping_factory(*whole),
+            create_mapping_factory(*choices),
+            create_mapping_factory(*message),
+        )
+
+
+# What the answers to conversations and to completions share: framing, and where usage goes.
+
+_PLACEHOLDER: Final = b"\0"
+"""JSON never holds this byte, so a template can be cut at it."""
+
+
+def build_common_fields(
+    prefix: str, about: ResponseContext, name: str | None, model: str | None
+) -> dict[str, str | int]:
+    """The keys that are alike in every chunk and in the whole answer."""
+    return {
+        "id": prefix + about.id if name is None else name,
+        "created": about.created,
+        "model": about.model if model is None else model,
+    }
+
+
+class HeaderBuilder(Protocol):
+    """Gives the headers of an answer."""
+
+    def __call__(self, first: Headers = (), /) -> Headers:
+        """All of them, behind the first ones."""
+
+
+def create_header_builder(
+    style: ResponseStyle, about: ResponseContext, headers: Headers
+) -> HeaderBuilder:
+    """The headers of an answer, to be asked for when it begins: one may tell the time until then.
+
+    ``headers`` are added to those of the style.
+    """
+    began = 0.0 if style.elapsed_header is None else about.clock()
+    return partial(_build_headers, style, about, headers, began)
+
+
+def _build_headers(
+    style: ResponseStyle,
+    about: ResponseContext,
+    headers: Headers,
+    began: float,
+    first: Headers = (),
+) -> Headers:
+    told = first + style.headers
+    if style.version_header is not None:
+        told += ((style.version_header, about.version),)
+    if headers:
+        told += headers
+    if style.elapsed_header is not None:
+        elapsed = about.clock() - began
+        told += ((style.elapsed_header, str(int(elapsed * 1000))),)
+    return told
+
+
+def count_choices_per_index(style: ResponseStyle, request: GenerationRequest) -> int:
+    """How many choices share an index."""
+    return (request.n or 1) if style.index_scope == "prompt" else 1
+
+
+def build_choice_fields(
+    style: ResponseStyle, request: GenerationRequest, choice: UnaryChoice
+) -> dict[str, Any]:
+    """What a whole choice holds in either kind of answer."""
+    values: dict[str, Any] = {"index": choice.index // count_choices_per_index(style, request)}
+    if choice.token_ids and request.want.token_ids:
+        values["token_ids"] = choice.token_ids
+    return values
+
+
+def build_unary_response(
+    shapes: ResponseFactories,
+    answer: UnaryResponse,
+    choices: list[Struct],
+    shared: Mapping[str, str | int],
+) -> HttpResponse:
+    """The answer in one piece."""
+    values: dict[str, Any] = {**shared, "choices": choices}
+    if answer.usage is not None:
+        values["usage"] = build_usage(answer.usage)
+    if answer.metadata.fingerprint is not None:
+        values["system_fingerprint"] = answer.metadata.fingerprint
+    return HttpResponse(200, encode_json(shapes.response(values)))
+
+
+class ChunkWriter:
+    """Frames choices into chunks: what all chunks of an answer share, and where usage goes."""
+
+    def __init__(
+        self,
+        style: ResponseStyle,
+        request: GenerationRequest,
+        shared: Mapping[str, str | int],
+        *,
+        chat: bool,
+    ) -> None:
+        self._response_style = style
+        self._common_fields = {key: encode_json(value) for key, value in shared.items()}
+        self._choice_keys = style.chat_chunk_keys if chat else style.text_chunk_keys
+        self._delta_key = "delta" if chat else "text"
+        wanted = request.want.usage
+        self._usage_mode = style.usage_position if wanted == "final" else wanted
+        self._choices_per_index = count_choices_per_index(style, request)
+        self._writes_total_usage = self._usage_mode in ("each", "separate")
+        self._usage: Usage | None = None
+        self._pending_finish: tuple[int, bytes, dict[str, bytes]] | None = None
+        self._templates: dict[int, tuple[bytes, bytes]] = {}
+
+    def build_template(self, index: int) -> tuple[bytes, bytes]:
+        """An ordinary chunk of this choice, cut where its delta or text belongs."""
+        if index not in self._templates:
+            head, _, tail = self.write_chunk(index, _PLACEHOLDER).partition(_PLACEHOLDER)
+            self._templates[index] = head, tail
+        return self._templates[index]
+
+    def write_chunk(self, index: int, body: bytes, **more: bytes) -> bytes:
+        """One chunk; ``more`` are a piece's further keys."""
+        piece = {"finish_reason": b"null", **self._response_style.default_values, **more}
+        piece["index"] = self._format_index(index)
+        piece[self._delta_key] = body
+        return self._format_chunk(
+            b"[" + format_object(self._choice_keys, piece) + b"]", self._format_running_usage()
+        )
+
+    def write_finish(self, index: int, body: bytes, more: dict[str, bytes]) -> bytes:
+        """A choice's last chunk, held back if usage will go into it."""
+        if self._usage_mode not in ("finish", "each"):
+            return self.write_chunk(index, body, **more)
+        before = self._write_pending_finish()
+        self._pending_finish = index, body, more
+        return before
+
+    def set_usage(self, usage: Usage) -> None:
+        """Usage has come."""
+        self._usage = usage
+        if self._usage_mode == "each":
+            self._templates.clear()
+
+    def set_metadata(self, served: ResponseMetadata) -> None:
+        """The worker has told its fingerprint."""
+        if served.fingerprint is not None:
+            self._common_fields["system_fingerprint"] = encode_json(served.fingerprint)
+            self._templates.clear()
+
+    def write_end(self) -> bytes:
+        """The rest: a finish chunk held back, the usage chunk, the dialect's end."""
+        last = self._write_pending_finish(final=True)
+        if self._writes_total_usage and self._usage is not None:
+            last += self._format_chunk(b"[]", encode_json(build_usage(self._usage)))
+        return last + self._response_style.stream_end
+
+    def _write_pending_finish(self, *, final: bool = False) -> bytes:
+        if self._pending_finish is None:
+            return b""
+        (index, body, more), self._pending_finish = self._pending_finish, None
+        if final and self._usage_mode == "finish" and self._usage is not None:
+            piece = {
+                **self._response_style.default_values,
+                **more,
+                "index": self._format_index(index),
+                self._delta_key: body,
+            }
+            usage = encode_json(build_usage(self._usage))
+            return self._format_chunk(b"[" + format_object(self._choice_keys, piece) + b"]", usage)
+        return self.write_chunk(index, body, **more)
+
+    def _format_index(self, index: int) -> bytes:
+        return b"%d" % (index // self._choices_per_index)
+
+    def _format_running_usage(self) -> bytes | None:
+        if self._usage_mode == "each":
+            return b"null" if self._usage is None else encode_json(build_usage(self._usage))
+        return b"null" if self._usage_mode == "separate" else None
+
+    def _format_chunk(self, choices: bytes, usage: bytes | None) -> bytes:
+        values = {**self._common_fields, "choices": choices}
+        if usage is not None:
+            values["usage"] = usage
+        return (
+            self._response_style.event_prefix
+            + format_object(self._response_style.chunk_keys, values)
+            + b"\n\n"
+        )
+
+
+__all__ = ["FINISH_REASONS", "ChatEncoder", "CompletionEncoder", "ResponseStyle"]
+
+
+class ChatEncoder:
+    """Writes the answer to a conversation.
+
+    ``id`` and ``model`` replace what would come from ``about``; ``headers`` are added to those of
+    the style.
+    """
+
+    def __init__(
+        self,
+        style: ResponseStyle,
+        request: GenerationRequest,
+        about: ResponseContext,
+        *,
+        id: str | None = None,  # noqa: A002 - the wire's word
+        model: str | None = None,
+        headers: Headers = (),
+    ) -> None:
+        self.content_type = style.content_type
+        self._response_style, self._request = style, request
+        self._common_fields = build_common_fields(style.chat_prefix, about, id, model)
+        self._build_headers = create_header_builder(style, about, headers)
+        self._open_choices: set[int] = set()
+        self._tool_calling_choices: set[int] = set()
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._build_headers()
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        write = self._encode_event
+        return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._response_style.encode_error_event(error)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        choices = [self._build_choice(choice) for choice in answer.choices]
+        return build_unary_response(
+            self._response_style.chat_factories, answer, choices, self._common_fields
+        )
+
+    @cached_property
+    def _chunk_writer(self) -> ChunkWriter:
+        """Frames a stream. A whole answer does without."""
+        shared = {**self._common_fields, "object": self._response_style.chat_chunk_object}
+        return ChunkWriter(self._response_style, self._request, shared, chat=True)
+
+    def _encode_event(self, event: Event) -> bytes:
+        if type(event) is TextDelta:
+            return (
+                self._encode_text(event) if event.text or event.logprobs or event.token_ids else b""
+            )
+        match event:
+            case ResponseMetadata():
+                self._chunk_writer.set_metadata(event)
+            case ChoiceEnd():
+                return self._encode_choice_end(event)
+            case Usage():
+                self._chunk_writer.set_usage(event)
+            case StreamEnd():
+                return self._chunk_writer.write_end()
+            case ReasoningDelta(text, index) if text:
+                return self._encode_delta(index, b'"reasoning_content":' + encode_json(text))
+            case RefusalDelta(text, index) if text:
+                return self._encode_delta(index, b'"refusal":' + encode_json(text))
+            case PromptEcho(index, text):
+                return self._encode_delta(index, b'"content":' + encode_json(text))
+            case ToolCallStart() | ToolCallDelta():
+                return self._encode_tool_call(event)
+            case _:
+                pass
+        return b""
+
+    def _encode_text(self, event: TextDelta) -> bytes:
+        index = event.index
+        before = b"" if index in self._open_choices else self._encode_first_delta(index)
+        if not event.logprobs and not event.token_ids:
+            head, tail = self._chunk_writer.build_template(index)
+            return b'%b%b{"content":%b}%b' % (before, head, encode_json(event.text), tail)
+        more = {}
+        if event.logprobs:
+            more["logprobs"] = encode_json(build_chat_logprobs(event.logprobs))
+        if event.token_ids and self._request.want.token_ids:
+            more["token_ids"] = encode_json(event.token_ids)
+        delta = b'{"content":%b}' % encode_json(event.text)
+        return before + self._chunk_writer.write_chunk(index, delta, **more)
+
+    def _encode_delta(self, index: int, fields: bytes) -> bytes:
+        before = b"" if index in self._open_choices else self._encode_first_delta(index)
+        head, tail = self._chunk_writer.build_template(index)
+        return b"%b%b{%b}%b" % (before, head, fields, tail)
+
+    def _encode_first_delta(self, index: int, *, call: bool = False) -> bytes:
+        self._open_choices.add(index)
+        delta = (
+            self._response_style.first_tool_call_delta if call else self._response_style.first_delta
+        )
+        return self._chunk_writer.write_chunk(index, delta)
+
+    def _encode_tool_call(self, event: ToolCallStart | ToolCallDelta) -> bytes:
+        index = event.index
+        before = b"" if index in self._open_choices else self._encode_first_delta(index, call=True)
+        self._tool_calling_choices.add(index)
+        if isinstance(event, ToolCallStart):
+            function = FunctionCallItem(event.name, "")
+            piece = ToolCallItem(event.call_index, event.id, "function", function)
+        else:
+            function = FunctionCallItem(arguments=event.text)
+            piece = ToolCallItem(event.call_index, function=function)
+        if self._request.legacy_functions:
+            return before + self._encode_delta(index, b'"function_call":' + encode_json(function))
+        return before + self._encode_delta(index, b'"tool_calls":[' + encode_json(piece) + b"]")
+
+    def _encode_choice_end(self, event: ChoiceEnd) -> bytes:
+        index = event.index
+        before = b"" if index in self._open_choices else self._encode_first_delta(index)
+        reason = self._map_finish_reason(
+            event.finish_reason, called=index in self._tool_calling_choices
+        )
+        more = {"finish_reason": encode_json(reason)}
+        return before + self._chunk_writer.write_finish(
+            index, self._response_style.last_delta, more
+        )
+
+    def _map_finish_reason(self, reason: FinishReason, *, called: bool) -> str:
+        legacy = self._request.legacy_functions
+        return map_finish_reason(
+            self._response_style.finish_reasons, reason, called=called, legacy=legacy
+        )
+
+    def _build_choice(self, choice: UnaryChoice) -> Struct:
+        values = build_choice_fields(self._response_style, self._request, choice)
+        values["message"] = self._build_message(choice)
+        values["finish_reason"] = self._map_finish_reason(
+            choice.finish_reason, called=bool(choice.tool_calls)
+        )
+        if choice.logprobs:
+            values["logprobs"] = build_chat_logprobs(choice.logprobs)
+        return self._response_style.chat_factories.choice(values)
+
+    def _build_message(self, choice: UnaryChoice) -> Struct:
+        silent = not choice.text and bool(choice.tool_calls or choice.refusal)
+        values: dict[str, Any] = {
+            "content": Raw(self._response_style.empty_content) if silent else choice.text
+        }
+        if choice.reasoning:
+            values["reasoning_content"] = choice.reasoning
+        if choice.refusal:
+            values["refusal"] = choice.refusal
+        if choice.tool_calls and self._request.legacy_functions:
+            call = choice.tool_calls[0]
+            values["function_call"] = FunctionCallItem(call.name, call.arguments)
+        elif choice.tool_calls:
+            values["tool_calls"] = build_tool_calls(choice.tool_calls)
+        return self._response_style.chat_factories.message(values)
+
+
+class CompletionEncoder:
+    """Writes the answer to a completion; the arguments are those of ``ChatEncoder``."""
+
+    def __init__(
+        self,
+        style: ResponseStyle,
+        request: GenerationRequest,
+        about: ResponseContext,
+        *,
+        id: str | None = None,  # noqa: A002 - the wire's word
+        model: str | None = None,
+        headers: Headers = (),
+    ) -> None:
+        self.content_type = style.content_type
+        self._response_style, self._request = style, request
+        self._common_fields = build_common_fields(style.text_prefix, about, id, model)
+        self._build_headers = create_header_builder(style, about, headers)
+        self._offsets: dict[int, int] = {}
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._build_headers()
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        write = self._encode_event
+        return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._response_style.encode_error_event(error)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        choices = [self._build_choice(choice) for choice in answer.choices]
+        return build_unary_response(
+            self._response_style.text_factories, answer, choices, self._common_fields
+        )
+
+    @cached_property
+    def _chunk_writer(self) -> ChunkWriter:
+        """Frames a stream. A whole answer does without."""
+        shared = {**self._common_fields, "object": self._response_style.text_chunk_object}
+        return ChunkWriter(self._response_style, self._request, shared, chat=False)
+
+    def _encode_event(self, event: Event) -> bytes:
+        if type(event) is TextDelta:
+            ids = event.token_ids if self._request.want.token_ids else ()
+            return self._encode_text(event.index, event.text, event.logprobs, ids)
+        match event:
+            case PromptEcho(index, text, logprobs):
+                return self._encode_text(index, text, logprobs, ())
+            case ChoiceEnd(reason, index):
+                more = {"finish_reason": encode_json(self._response_style.finish_reasons[reason])}
+                return self._chunk_writer.write_finish(index, b'""', more)
+            case Usage():
+                self._chunk_writer.set_usage(event)
+            case ResponseMetadata():
+                self._chunk_writer.set_metadata(event)
+            case StreamEnd():
+                return self._chunk_writer.write_end()
+            case _:
+                pass
+        return b""
+
+    def _encode_text(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob], ids: Sequence[int]
+    ) -> bytes:
+        if not text and not logprobs and not ids:
+            return b""
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + len(text)
+        if not logprobs and not ids:
+            head, tail = self._chunk_writer.build_template(index)
+            return b"%b%b%b" % (head, encode_json(text), tail)
+        more = {}
+        if logprobs:
+            more["logprobs"] = encode_json(build_completion_logprobs(logprobs, offset))
+        if ids:
+            more["token_ids"] = encode_json(ids)
+        return self._chunk_writer.write_chunk(index, encode_json(text), **more)
+
+    def _build_choice(self, choice: UnaryChoice) -> Struct:
+        values = build_choice_fields(self._response_style, self._request, choice)
+        values["text"] = choice.text
+        values["finish_reason"] = self._response_style.finish_reasons[choice.finish_reason]
+        if choice.logprobs:
+            values["logprobs"] = build_completion_logprobs(choice.logprobs)
+        return self._response_style.text_factories.choice(values)

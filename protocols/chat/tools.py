@@ -1,0 +1,335 @@
+"""What binds an answer's form: tools, tool_choice, the older functions, and response_format.
+
+Each reader takes a request's fields and gives the internal form; each writer gives what a worker's
+JSON holds. The knobs are arguments::
+
+    tools = read_tools(fields, most=32)
+    choice = read_tool_choice(fields, tools)
+    output = read_response_format(fields)
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw
+
+from protocols.chat.params import (
+    as_array,
+    as_object,
+    as_optional_bool,
+    as_optional_text,
+    as_text,
+    conflict_error,
+    empty_value_error,
+    invalid_type_error,
+    invalid_value_error,
+    missing_error,
+    null_to_none,
+    too_long_error,
+)
+from protocols.core.request import (
+    AllowedTools,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedTool,
+    OutputFormat,
+    Tool,
+    ToolChoice,
+)
+from protocols.json_body import decode_value
+
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_encode = msgspec.json.Encoder().encode
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def read_tools(
+    fields: Mapping[str, Raw],
+    *,
+    most: int = 128,
+    kinds: tuple[str, ...] = ("function", "custom"),
+    none_as_absent: bool = False,
+) -> tuple[Tool, ...]:
+    """The tools offered. ``none_as_absent``: an empty array says nothing instead of being wrong."""
+    raw = null_to_none(fields.get("tools"))
+    if raw is None:
+        return ()
+    items = as_array(raw, "tools")
+    if not items and not none_as_absent:
+        raise empty_value_error("tools", items)
+    if len(items) > most:
+        raise too_long_error("tools", most, items)
+    return tuple(_read_tool(item, f"tools[{i}]", kinds) for i, item in enumerate(items))
+
+
+def _read_tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
+    fields = as_object(raw, at)
+    kind = as_text(fields, "type", at)
+    if kind not in kinds:
+        raise invalid_value_error(f"{at}.type", kind, kinds)
+    body = null_to_none(fields.get(kind))
+    if body is None:
+        raise missing_error(f"{at}.{kind}")
+    if kind == "function":
+        return _read_function(body, f"{at}.function")
+    custom = as_object(body, f"{at}.custom")
+    return Tool(
+        _read_name(custom, f"{at}.custom"),
+        as_optional_text(custom, "description", f"{at}.custom"),
+        null_to_none(custom.get("format")),
+        kind="custom",
+    )
+
+
+def _read_function(raw: Raw, at: str) -> Tool:
+    fields = as_object(raw, at)
+    parameters = null_to_none(fields.get("parameters"))
+    if parameters is not None:
+        as_object(parameters, f"{at}.parameters")
+    return Tool(
+        _read_name(fields, at),
+        as_optional_text(fields, "description", at),
+        parameters,
+        as_optional_bool(fields, "strict", at),
+    )
+
+
+def _read_name(fields: Mapping[str, Raw], at: str) -> str:
+    name = as_text(fields, "name", at)
+    if not name:
+        raise empty_value_error(f"{at}.name", name)
+    return name
+
+
+def write_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """``tools`` as a worker takes them."""
+    return [{"type": tool.kind, tool.kind: _write_tool(tool)} for tool in tools]
+
+
+def _write_tool(tool: Tool) -> dict[str, Any]:
+    schema = "parameters" if tool.kind == "function" else "format"
+    fields = {
+        "name": tool.name,
+        "description": tool.description,
+        schema: tool.parameters,
+        "strict": tool.strict,
+    }
+    return {name: got for name, got in fields.items() if got is not None}
+
+
+# --- tool_choice ----------------------------------------------------------------------------------
+
+
+def read_tool_choice(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> ToolChoice | None:
+    """What must be called. Raises InvalidParameter also for a tool that was not offered."""
+    raw = null_to_none(fields.get("tool_choice"))
+    if raw is None:
+        return None
+    choice = _read_tool_choice_value(raw)
+    if not tools and choice != "none":
+        raise _unknown_tool_error("'tool_choice' is only allowed when 'tools' are specified.")
+    offered = {tool.name for tool in tools}
+    for name in _list_required_names(choice):
+        if name not in offered:
+            raise _unknown_tool_error(f"Tool choice '{name[:64]}' not found in 'tools' parameter.")
+    return choice
+
+
+def _list_required_names(choice: ToolChoice) -> tuple[str, ...]:
+    match choice:
+        case NamedTool(name):
+            return (name,)
+        case AllowedTools(_, names):
+            return names
+        case _:
+            return ()
+
+
+def _unknown_tool_error(text: str) -> Exception:
+    error = conflict_error("tool_choice", text)
+    error.problem = "value"
+    return error
+
+
+def _read_tool_choice_value(raw: Raw) -> ToolChoice:
+    got = decode_value(raw)
+    match got:
+        case "none" | "auto" | "required":
+            return _TOOL_CHOICE_MODES[got]
+        case str():
+            raise invalid_value_error("tool_choice", got, ("none", "auto", "required"))
+        case dict():
+            return _read_object_choice(as_object(raw, "tool_choice"))
+        case _:
+            raise invalid_type_error("tool_choice", "one of a string or object", got)
+
+
+_TOOL_CHOICE_MODES: Mapping[str, Literal["none", "auto", "required"]] = {
+    "none": "none",
+    "auto": "auto",
+    "required": "required",
+}
+
+
+def _read_object_choice(fields: Mapping[str, Raw]) -> ToolChoice:
+    at = "tool_choice"
+    kind = as_text(fields, "type", at)
+    match kind:
+        case "function" | "custom":
+            return NamedTool(_read_tool_name(fields, kind, at))
+        case "allowed_tools":
+            return _read_allowed_tools(fields)
+        case _:
+            raise invalid_value_error(f"{at}.type", kind, ("function", "custom", "allowed_tools"))
+
+
+def _read_allowed_tools(fields: Mapping[str, Raw]) -> AllowedTools:
+    at = "tool_choice.allowed_tools"
+    body = null_to_none(fields.get("allowed_tools"))
+    if body is None:
+        raise missing_error(at)
+    inner = as_object(body, at)
+    mode = as_text(inner, "mode", at)
+    if mode not in ("auto", "required"):
+        raise invalid_value_error(f"{at}.mode", mode, ("auto", "required"))
+    tools = null_to_none(inner.get("tools"))
+    if tools is None:
+        raise missing_error(f"{at}.tools")
+    names = []
+    for i, raw in enumerate(as_array(tools, f"{at}.tools")):
+        where = f"{at}.tools[{i}]"
+        item = as_object(raw, where)
+        names.append(_read_tool_name(item, as_text(item, "type", where), where))
+    return AllowedTools(mode, tuple(names))  # type: ignore[arg-type]
+
+
+def _read_tool_name(fields: Mapping[str, Raw], kind: str, at: str) -> str:
+    body = null_to_none(fields.get(kind))
+    if body is None:
+        raise missing_error(f"{at}.{kind}")
+    return as_text(as_object(body, f"{at}.{kind}"), "name", f"{at}.{kind}")
+
+
+def write_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> Any:
+    """``tool_choice`` as a worker takes it; ``tools`` tells a function from a custom tool."""
+    kinds = {tool.name: tool.kind for tool in tools}
+
+    def reference(name: str) -> dict[str, Any]:
+        kind = kinds.get(name, "function")
+        return {"type": kind, kind: {"name": name}}
+
+    match choice:
+        case NamedTool(name):
+            return reference(name)
+        case AllowedTools(mode, names):
+            body = {"mode": mode, "tools": [reference(name) for name in names]}
+            return {"type": "allowed_tools", "allowed_tools": body}
+        case _:
+            return choice
+
+
+def restrict_tools(
+    choice: ToolChoice | None, tools: tuple[Tool, ...]
+) -> tuple[ToolChoice | None, tuple[Tool, ...]]:
+    """The same without ``allowed_tools``, for workers that do not know it: only those offered."""
+    if not isinstance(choice, AllowedTools):
+        return choice, tools
+    return choice.mode, tuple(tool for tool in tools if tool.name in choice.names)
+
+
+# --- the older functions --------------------------------------------------------------------------
+
+
+def read_functions(
+    fields: Mapping[str, Raw],
+) -> tuple[tuple[Tool, ...], ToolChoice | None]:
+    """``functions`` and ``function_call``, as tools and a choice of one."""
+    raw = null_to_none(fields.get("functions"))
+    if raw is None:
+        if null_to_none(fields.get("function_call")) is not None:
+            text = "'function_call' is only allowed when 'functions' are specified."
+            raise conflict_error("function_call", text)
+        return (), None
+    items = as_array(raw, "functions")
+    if not items:
+        raise empty_value_error("functions", items)
+    if len(items) > 128:  # noqa: PLR2004 - the specification's number
+        raise too_long_error("functions", 128, items)
+    tools = tuple(_read_function(item, f"functions[{i}]") for i, item in enumerate(items))
+    return tools, _read_function_call(fields, tools)
+
+
+def _read_function_call(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> ToolChoice | None:
+    raw = null_to_none(fields.get("function_call"))
+    if raw is None:
+        return None
+    got = decode_value(raw)
+    if isinstance(got, str):
+        if got not in ("none", "auto"):
+            raise invalid_value_error("function_call", got, ("none", "auto"))
+        return _TOOL_CHOICE_MODES[got]
+    name = as_text(as_object(raw, "function_call"), "name", "function_call")
+    if name not in {tool.name for tool in tools}:
+        raise invalid_value_error("function_call", name, tuple(tool.name for tool in tools))
+    return NamedTool(name)
+
+
+# --- response_format ------------------------------------------------------------------------------
+
+
+def read_response_format(fields: Mapping[str, Raw]) -> OutputFormat | None:
+    """The form asked for; None is plain text."""
+    raw = null_to_none(fields.get("response_format"))
+    if raw is None:
+        return None
+    inner = as_object(raw, "response_format")
+    kind = as_text(inner, "type", "response_format")
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return JsonObjectFormat()
+        case "json_schema":
+            return _read_json_schema(inner)
+        case _:
+            kinds = ("json_object", "json_schema", "text")
+            raise invalid_value_error("response_format.type", kind, kinds)
+
+
+def _read_json_schema(fields: Mapping[str, Raw]) -> JsonSchemaFormat:
+    at = "response_format.json_schema"
+    raw = null_to_none(fields.get("json_schema"))
+    if raw is None:
+        raise missing_error(at)
+    inner = as_object(raw, at)
+    name = as_text(inner, "name", at)
+    if not _NAME_PATTERN.fullmatch(name):
+        text = f"Invalid '{at}.name': string does not match pattern '^[a-zA-Z0-9_-]{{1,64}}$'."
+        error = conflict_error(f"{at}.name", text)
+        error.problem = "value"
+        raise error
+    schema = null_to_none(inner.get("schema"))
+    if schema is not None:
+        as_object(schema, f"{at}.schema")
+    return JsonSchemaFormat(
+        Raw(b"{}") if schema is None else schema,
+        name,
+        as_optional_text(inner, "description", at),
+        as_optional_bool(inner, "strict", at),
+    )
+
+
+def write_response_format(output: OutputFormat | None) -> dict[str, Any] | None:
+    """``response_format`` as a worker takes it; None where it can't say this output."""
+    match output:
+        case JsonObjectFormat():
+            return {"type": "json_object"}
+        case JsonSchemaFormat(schema, name, description, strict):
+            body = {"name": name, "description": description, "schema": schema, "strict": strict}
+            body = {key: got for key, got in body.items() if got is not None}
+            return {"type": "json_schema", "json_schema": body}
+        case _:
+            return None

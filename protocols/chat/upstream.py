@@ -1,0 +1,739 @@
+"""Writing requests for workers, and telling what they can't carry."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from protocols import params
+from protocols.chat.messages import MessageStyle, write_messages
+from protocols.chat.params import (
+    CHAT_EXTENSION_PARAMS,
+    EMBEDDING_PARAMS,
+    EXTENSION_PARAMS,
+    REASONING_EFFORTS,
+    SHARED_PARAMS,
+    find_param,
+    replace_params,
+)
+from protocols.chat.requests import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    DEFAULT_REQUEST_RULES,
+    EMBEDDING_FIELDS,
+    RequestRules,
+)
+from protocols.chat.response_format import write_structured_outputs
+from protocols.chat.tools import (
+    restrict_tools,
+    write_response_format,
+    write_tool_choice,
+    write_tools,
+)
+from protocols.core import loss
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.interfaces import UpstreamRequest
+from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParameter
+from protocols.core.request import (
+    AudioPart,
+    ContentPart,
+    EmbeddingRequest,
+    FilePart,
+    GenerationRequest,
+    GrammarFormat,
+    ImagePart,
+    LogprobsOptions,
+    Message,
+    OutputFormat,
+    ReasoningPart,
+    RefusalPart,
+    RegexFormat,
+    Request,
+    TextPart,
+    VideoPart,
+)
+from protocols.params import Param, ParamTable
+
+# What our own workers take: all that the internal request holds of how a text is made.
+#
+# ``interlingua worker`` reads with ``OWN`` in the place of what OpenAI's clients send. The names are
+# vLLM 0.32's where it has them, the ranges those of the internal request, and so a gateway before
+# such a worker clamps nothing, and loses only what the engine itself would not heed.
+
+_WORKER_PARAMS: Final = (
+    Param(wire="watermark", field="sampling.watermark", type="bool"),
+    Param(wire="beam_width", field="sampling.beam_width", type="int", low=1),
+    Param(wire="diversity_penalty", field="sampling.diversity_penalty", type="float"),
+)
+_UNLIMITED: Final[dict[str, Any]] = {"low": None, "high": None}
+_WIDENED_RANGES: Final[dict[str, dict[str, Any]]] = {
+    "temperature": {"high": None},
+    "presence_penalty": _UNLIMITED,
+    "frequency_penalty": _UNLIMITED,
+    "n": {"high": None},
+    "stop": {"max_items": None},
+}
+_UNLIMITED_BEST_OF: Final = Param(wire="best_of", field="best_of", type="int", low=1)
+
+INTERLINGUA_WORKER_RULES: Final[RequestRules] = RequestRules(
+    chat=ParamTable(
+        *replace_params(
+            DEFAULT_REQUEST_RULES.chat, **_WIDENED_RANGES, top_logprobs={"low": -1, "high": None}
+        ),
+        *_WORKER_PARAMS,
+        _UNLIMITED_BEST_OF,
+    ),
+    completion=ParamTable(
+        *replace_params(
+            DEFAULT_REQUEST_RULES.completion,
+            **_WIDENED_RANGES,
+            logprobs={"low": -1, "high": None},
+            best_of=_UNLIMITED,
+        ),
+        *_WORKER_PARAMS,
+    ),
+    embedding=ParamTable(
+        *DEFAULT_REQUEST_RULES.embedding,
+        Param(wire="instruction", field="instruction", type="str"),
+        Param(wire="normalize", field="normalize", type="bool"),
+        Param(wire="overflow", field="overflow", type="str", choices=("error", "truncate")),
+    ),
+)
+
+_SPECIAL_PARAMS: Final = frozenset(
+    {"stream", "logprobs", "top_logprobs", "max_completion_tokens", "use_beam_search", "request_id",
+     "session_id", "return_token_ids", "user", "encoding_format", "priority", "chat_template",
+     "suffix", "reasoning_effort", "include_reasoning", "thinking_token_budget", "seed",
+     "spaces_between_special_tokens"}
+)  # fmt: skip
+"""Rows that the writer of requests has code for, that only the operator may open to clients, or
+that no engine of ours heeds."""
+
+
+IGNORED_PARTS: Final[Mapping[type[ContentPart], str]] = {
+    ImagePart: "images",
+    AudioPart: "audio",
+    VideoPart: "videos",
+    FilePart: "files",
+    RefusalPart: "refusals",
+}
+"""Parts of messages that our engine passes over."""
+
+
+def select_written_params(table: tuple[Param, ...]) -> tuple[Param, ...]:
+    """The rows that are written to our own workers as they are read there."""
+    return tuple(
+        param
+        for param in table
+        if param.wire not in _SPECIAL_PARAMS and not param.field.startswith("labels.")
+    )
+
+
+# What the workers that speak this dialect take, by profile.
+#
+# Sources: OpenAI's specification 2.3.0; vLLM 0.32's and SGLang's protocol modules; llama.cpp's
+# server (tools/server); for our own workers, ``own``. A worker's row gives the range that the worker
+# takes: what lies outside is clamped, and reported.
+
+
+class WorkerProfile(Struct, frozen=True, kw_only=True):
+    """One kind of worker."""
+
+    chat: tuple[Param, ...]
+    completion: tuple[Param, ...]
+    embedding: tuple[Param, ...] = (find_param(EMBEDDING_PARAMS, "dimensions"),)
+    labels: tuple[str, ...] = ("user",)
+    message_style: MessageStyle = MessageStyle()
+    max_stop_strings: int | None = None
+    """The most stop strings it takes."""
+    max_chat_logprobs: int | None = None
+    max_completion_logprobs: int | None = None
+    """The most alternatives beside a token, in conversations and in completions."""
+    template_arguments: bool = True
+    allowed_tools: bool = False
+    """It knows ``allowed_tools``; others are given only those."""
+    custom_tools: bool = False
+    write_output_format: Callable[[OutputFormat], dict[str, Any] | None] = write_response_format
+    """``response_format``, or None for what it can't say."""
+    write_guide: Callable[[OutputFormat], Mapping[str, Any]] = lambda _: {}
+    """The fields for outputs that ``response_format`` can't say."""
+    completion_response_format: bool = True
+    """It takes ``response_format`` with completions, too."""
+    beam_search: bool = False
+    token_ids: bool = False
+    """It can say an answer's token ids."""
+    privileged_params: tuple[Param, ...] = ()
+    """Rows that are only written where the operator lets clients have them."""
+    ignored_parts: Mapping[type[ContentPart], str] = {}
+    """Parts of messages that its workers pass over, and what they are called."""
+    request_rules: RequestRules = DEFAULT_REQUEST_RULES
+    """What a listener of this profile reads from its clients."""
+
+
+SEED_PARAM = Param(wire="seed", field="sampling.seed", type="int", low=0, high=2**64 - 1)
+STOP_PARAM = Param(wire="stop", field="stopping.stop", type="strings")
+MAX_TOKENS_PARAM = Param(wire="max_tokens", field="stopping.max_tokens", type="int")
+
+_BASE_PARAMS = (
+    MAX_TOKENS_PARAM,
+    *(find_param(SHARED_PARAMS, name) for name in ("temperature", "top_p", "n")),
+    *(find_param(SHARED_PARAMS, name) for name in ("presence_penalty", "frequency_penalty")),
+    SEED_PARAM,
+    STOP_PARAM,
+)
+_EFFORT = Param(
+    wire="reasoning_effort", field="reasoning.effort", type="str", choices=REASONING_EFFORTS
+)
+_PARALLEL = Param(wire="parallel_tool_calls", field="parallel_tools", type="bool")
+_ECHO = Param(wire="echo", field="echo", type="bool")
+_BEST_OF = Param(wire="best_of", field="best_of", type="int", low=1, high=20)
+_SUFFIX = Param(wire="suffix", field="insert_before", type="str")
+
+
+def _find_params(*names: str) -> tuple[Param, ...]:
+    return tuple(find_param(CHAT_EXTENSION_PARAMS, name) for name in names)
+
+
+def _exclude_zero_top_p(table: tuple[Param, ...]) -> tuple[Param, ...]:
+    """VLLM and SGLang refuse 0; the smallest nucleus is the same one token."""
+    low = Param(wire="top_p", field="sampling.top_p", type="float", low=1e-6, high=1)
+    return tuple(low if param.wire == "top_p" else param for param in table)
+
+
+def _write_sglang_guide(output: OutputFormat) -> Mapping[str, Any]:
+    match output:
+        case RegexFormat(pattern):
+            return {"regex": pattern}
+        case GrammarFormat(text):
+            return {"ebnf": text}
+        case _:
+            return {}
+
+
+def _write_llamacpp_guide(output: OutputFormat) -> Mapping[str, Any]:
+    return {"grammar": output.text} if isinstance(output, GrammarFormat) else {}
+
+
+def _write_vllm_guide(output: OutputFormat) -> Mapping[str, Any]:
+    return {"structured_outputs": write_structured_outputs(output)}
+
+
+_VLLM_PARAMS = (
+    *_exclude_zero_top_p(_BASE_PARAMS),
+    *(param for param in EXTENSION_PARAMS if param.wire not in
+      {"typical_p", "use_beam_search", "priority", "request_id", "session_id", "return_token_ids"}),
+)  # fmt: skip
+_SGLANG_PARAMS = (
+    *_exclude_zero_top_p(_BASE_PARAMS),
+    *_find_params(
+        "top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "ignore_eos"
+    ),
+    *_find_params("skip_special_tokens"),
+    Param(wire="no_stop_trim", field="stopping.include_stop", type="bool"),
+)
+_LLAMACPP_PARAMS = (
+    *_BASE_PARAMS,
+    *_find_params("top_k", "min_p", "typical_p", "ignore_eos"),
+    Param(wire="repeat_penalty", field="sampling.repetition_penalty", type="float"),
+)
+_PRIORITY = find_param(EXTENSION_PARAMS, "priority")
+
+PROFILES: Mapping[str, WorkerProfile] = {
+    "openai": WorkerProfile(
+        chat=(*_BASE_PARAMS, _EFFORT, _PARALLEL),
+        completion=(*_BASE_PARAMS, _ECHO, _BEST_OF, _SUFFIX),
+        labels=("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+        max_stop_strings=4,
+        max_chat_logprobs=20,
+        max_completion_logprobs=5,
+        template_arguments=False,
+        allowed_tools=True,
+        custom_tools=True,
+        completion_response_format=False,
+    ),
+    "vllm": WorkerProfile(
+        chat=(
+            *_VLLM_PARAMS,
+            *_find_params("add_generation_prompt", "continue_final_message", "include_reasoning"),
+            *_find_params("thinking_token_budget"),
+            _EFFORT,
+            _PARALLEL,
+        ),
+        completion=(*_VLLM_PARAMS, _ECHO),
+        embedding=(
+            find_param(EMBEDDING_PARAMS, "dimensions"),
+            Param(wire="truncate_prompt_tokens", field="truncate", type="int"),
+        ),
+        message_style=MessageStyle(includes_reasoning=True),
+        write_guide=_write_vllm_guide,
+        beam_search=True,
+        token_ids=True,
+        privileged_params=(_PRIORITY, *_find_params("chat_template")),
+    ),
+    "sglang": WorkerProfile(
+        chat=(*_SGLANG_PARAMS, *_find_params("continue_final_message"), _EFFORT, _PARALLEL),
+        completion=(*_SGLANG_PARAMS, _ECHO, _SUFFIX),
+        message_style=MessageStyle(includes_reasoning=True),
+        write_guide=_write_sglang_guide,
+        token_ids=True,
+        privileged_params=(_PRIORITY,),
+    ),
+    "llamacpp": WorkerProfile(
+        chat=(
+            *_LLAMACPP_PARAMS,
+            *_find_params("add_generation_prompt"),
+            Param(wire="reasoning_budget_tokens", field="reasoning.budget", type="int"),
+            _PARALLEL,
+        ),
+        completion=_LLAMACPP_PARAMS,
+        message_style=MessageStyle(includes_reasoning=True),
+        write_guide=_write_llamacpp_guide,
+    ),
+    "interlingua": WorkerProfile(
+        chat=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.chat)),
+        completion=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.completion)),
+        embedding=select_written_params(INTERLINGUA_WORKER_RULES.embedding),
+        ignored_parts=IGNORED_PARTS,
+        write_guide=_write_vllm_guide,
+        token_ids=True,
+        privileged_params=(_PRIORITY, *_find_params("chat_template")),
+        request_rules=INTERLINGUA_WORKER_RULES,
+    ),
+}
+
+
+_encode = msgspec.json.Encoder().encode
+_JSON_HEADERS = (("Content-Type", "application/json"),)
+
+_KNOWN_FIELDS = frozenset(
+    {
+        p.wire
+        for table in (
+            DEFAULT_REQUEST_RULES.chat,
+            DEFAULT_REQUEST_RULES.completion,
+            DEFAULT_REQUEST_RULES.embedding,
+        )
+        for p in table
+    }
+    | CHAT_FIELDS
+    | COMPLETION_FIELDS
+    | EMBEDDING_FIELDS
+)
+"""Names with a meaning here: left over by another dialect, they mean something else."""
+
+_UNSUPPORTED_FIELDS = frozenset(
+    {"prompt_logprobs", "return_tokens_as_token_ids", "return_prompt_text", "logprob_token_ids",
+     "return_hidden_states", "return_prompt_token_ids", "audio", "watermarking"}
+)  # fmt: skip
+"""What would change the answer in a way that no event can tell."""
+
+_PRIVILEGED_FIELDS = frozenset(
+    {"cache_salt", "kv_transfer_params", "ec_transfer_params", "prompt_embeds", "media_io_kwargs",
+     "vllm_xargs", "mm_processor_kwargs", "custom_logit_processor", "lora_path", "session_params"}
+)  # fmt: skip
+"""What reaches into a worker: given on only where the operator lets clients have it."""
+
+_SPECIAL_PATHS: Final = frozenset(
+    {"sampling.seed", "sampling.do_sample", "sampling.logit_bias", "sampling.beam_width",
+     "stopping.stop", "stopping.overflow", "logprobs.top", "logprobs.prompt", "output",
+     "messages", "labels", "stream", "want.token_ids"}
+)  # fmt: skip
+"""Paths of which the rows for completions do not tell all that is written, or is lost."""
+
+
+def uses_chat_endpoint(request: GenerationRequest) -> bool:
+    """Whether the worker's chat endpoint answers it."""
+    return request.kind == "chat" or request.templating.mode == "server"
+
+
+class RequestWriter:
+    """Writes requests for the workers of one profile, under one path prefix."""
+
+    def __init__(self, profile: WorkerProfile, prefix: str, *, powers: bool) -> None:
+        self._profile = profile
+        self._prefix = prefix
+        self._allows_privileged = powers
+        more = profile.privileged_params if powers else ()
+        plain = [param for param in more if param.wire != "chat_template"]
+        self._chat_params = ParamTable(*profile.chat, *more)
+        self._completion_params = ParamTable(*profile.completion, *plain)
+        self._embedding_params = ParamTable(*profile.embedding)
+        self._generation_support = {chat: self._build_support(chat=chat) for chat in (True, False)}
+        self._embedding_support = params.build_parameter_support(self._embedding_params)
+        self._supports_echo = any(param.field == "echo" for param in profile.completion)
+        self._supports_truncation = any(
+            param.field == "stopping.truncate_prompt" for param in profile.chat
+        )
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        path, body = self.write_body(request)
+        return UpstreamRequest(f"{self._prefix}/{path}", _encode(body), _JSON_HEADERS)
+
+    def write_body(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """The path behind the prefix, and the body's fields."""
+        if isinstance(request, EmbeddingRequest):
+            path, body = "embeddings", self._write_embedding(request)
+        elif uses_chat_endpoint(request):
+            path, body = "chat/completions", self._write_chat(request)
+        else:
+            path, body = "completions", self._write_completion(request)
+        for name, raw in request.extra.items():
+            if self.forwards_field(name):
+                body.setdefault(name, raw)
+        return path, body
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, EmbeddingRequest):
+            found = loss.find_unsupported_parameters(
+                _ignore_overflow_error(request), self._embedding_support, names, extra=True
+            )
+        else:
+            found = self._find_generation_losses(request, names)
+        if not request.extra:
+            return found
+        left = tuple(
+            UnsupportedParameter(name, "dropped")
+            for name in request.extra
+            if not self.forwards_field(name)
+        )
+        return found + left
+
+    def expects_echo(self, request: GenerationRequest) -> bool:
+        """Whether the worker is asked to give the prompt back."""
+        return bool(request.echo) and self._supports_echo and not uses_chat_endpoint(request)
+
+    def forwards_field(self, name: str) -> bool:
+        """Whether a worker is given a field that the gateway does not know."""
+        if name in _KNOWN_FIELDS or name in _UNSUPPORTED_FIELDS:
+            return False
+        return self._allows_privileged or name not in _PRIVILEGED_FIELDS
+
+    # --- bodies -----------------------------------------------------------------------------------
+
+    def _write_embedding(self, request: EmbeddingRequest) -> dict[str, Any]:
+        alone = len(request.inputs) == 1
+        body: dict[str, Any] = {
+            "model": request.model,
+            "input": request.inputs[0] if alone else request.inputs,
+        }
+        body |= params.write_params(self._embedding_params, request.said)
+        if request.encoding != "float":
+            body["encoding_format"] = request.encoding
+        return body | self._write_labels(request)
+
+    def _write_chat(self, request: GenerationRequest) -> dict[str, Any]:
+        messages = request.messages or _wrap_prompt(request)
+        body: dict[str, Any] = {
+            "model": request.model,
+            "messages": write_messages(messages, self._profile.message_style),
+        }
+        body |= self._write_scalars(self._chat_params, request)
+        choice, tools = request.tool_choice, request.tools
+        if not self._profile.allowed_tools:
+            choice, tools = restrict_tools(choice, tools)
+        if not self._profile.custom_tools:
+            tools = tuple(tool for tool in tools if tool.kind == "function")
+        if tools:
+            body["tools"] = write_tools(tools)
+            if choice is not None:
+                body["tool_choice"] = write_tool_choice(choice, tools)
+        else:
+            body.pop("parallel_tool_calls", None)
+        if request.logprobs is not None:
+            body["logprobs"] = True
+            if request.logprobs.top:
+                body["top_logprobs"] = _limit_logprobs(
+                    request.logprobs, self._profile.max_chat_logprobs
+                )
+        if self._profile.template_arguments and request.templating.arguments is not None:
+            body["chat_template_kwargs"] = request.templating.arguments
+        return (
+            body
+            | self._write_output_format(request, takes_format=True)
+            | self._write_stream_options(request)
+        )
+
+    def _write_completion(self, request: GenerationRequest) -> dict[str, Any]:
+        prompts = request.prompts
+        prompt: Any = prompts[0] if len(prompts) == 1 else prompts
+        body = {"model": request.model, "prompt": prompt}
+        if _SPECIAL_PATHS.isdisjoint(request.said):
+            body |= params.write_params(self._completion_params, request.said)
+            return body
+        body |= self._write_scalars(self._completion_params, request)
+        if request.logprobs is not None:
+            body["logprobs"] = _limit_logprobs(
+                request.logprobs, self._profile.max_completion_logprobs
+            )
+        takes_format = self._profile.completion_response_format
+        return (
+            body
+            | self._write_output_format(request, takes_format=takes_format)
+            | self._write_stream_options(request)
+        )
+
+    def _write_scalars(self, table: ParamTable, request: GenerationRequest) -> dict[str, Any]:
+        body = params.write_params(table, request.said)
+        if (
+            "max_completion_tokens" in request.given
+            and "max_tokens" in body
+            and uses_chat_endpoint(request)
+        ):
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        if (seed := body.get("seed")) is not None and seed >= 2**63:
+            body["seed"] = seed - 2**64
+        if self._profile.max_stop_strings is not None and "stop" in body:
+            body["stop"] = body["stop"][: self._profile.max_stop_strings]
+        if request.sampling.do_sample is False:
+            body["temperature"] = 0.0
+        if request.sampling.logit_bias is not None:
+            body["logit_bias"] = {str(k): v for k, v in request.sampling.logit_bias.items()}
+        if self._profile.beam_search and request.sampling.beam_width is not None:
+            body["use_beam_search"] = True
+        if self._profile.token_ids and request.want.token_ids:
+            body["return_token_ids"] = True
+        if self._supports_truncation and request.stopping.overflow == "truncate":
+            body.setdefault("truncate_prompt_tokens", -1)
+        return body
+
+    def _write_output_format(
+        self, request: GenerationRequest, *, takes_format: bool
+    ) -> dict[str, Any]:
+        if request.output is None:
+            return {}
+        form = self._profile.write_output_format(request.output)
+        if form is None:
+            return dict(self._profile.write_guide(request.output))
+        return {"response_format": form} if takes_format else {}
+
+    def _write_stream_options(self, request: GenerationRequest) -> dict[str, Any]:
+        body: dict[str, Any] = self._write_labels(request)
+        if request.stream:
+            options = {"include_usage": True}
+            if request.want.usage == "each":
+                options["continuous_usage_stats"] = True
+            body |= {"stream": True, "stream_options": options}
+        return body
+
+    def _write_labels(self, request: Request) -> dict[str, Any]:
+        if not request.labels:
+            return {}
+        labels = {n: request.labels[n] for n in self._profile.labels if n in request.labels}
+        told = {
+            name.removeprefix("metadata."): text
+            for name, text in request.labels.items()
+            if name.startswith("metadata.")
+        }
+        if told and "safety_identifier" in self._profile.labels:
+            return {**labels, "metadata": told}
+        return dict(labels)
+
+    # --- losses -----------------------------------------------------------------------------------
+
+    def _find_generation_losses(
+        self, request: GenerationRequest, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        chat = uses_chat_endpoint(request)
+        carries = self._generation_support[chat]
+        if not chat and _SPECIAL_PATHS.isdisjoint(request.said):
+            return loss.find_unsupported_parameters(request, carries, names, extra=True)
+        if more := self._build_request_support(request, chat=chat):
+            carries = carries | more
+        found = list(
+            loss.find_unsupported_parameters(
+                _ignore_overflow_error(request), carries, names, extra=True
+            )
+        )
+        stops, most = len(request.stopping.stop), self._profile.max_stop_strings
+        if most is not None and stops > most:
+            wire = names.get("stopping.stop", "stop")
+            found.append(
+                UnsupportedParameter(wire, "clamped", f"{stops} to {most}", "stopping.stop")
+            )
+        if chat and len(request.prompts) > 1:
+            found.append(
+                UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
+            )
+        if request.want.token_ids and not self._profile.token_ids:
+            found.append(
+                UnsupportedParameter(names.get("want.token_ids", "return_token_ids"), "dropped")
+            )
+        custom = chat and request.tools and not self._profile.custom_tools
+        if custom and any(tool.kind == "custom" for tool in request.tools):
+            found.append(
+                UnsupportedParameter(
+                    names.get("tools", "tools"), "dropped", "custom tools", "tools"
+                )
+            )
+        if request.messages:
+            found += self._find_ignored_parts(request, names)
+        return tuple(found)
+
+    def _find_ignored_parts(
+        self, request: GenerationRequest, names: Mapping[str, str]
+    ) -> Iterator[UnsupportedParameter]:
+        """The parts of messages that the worker does not see."""
+        parts = {type(part) for message in request.messages for part in message.parts}
+        if unseen := [told for kind, told in self._profile.ignored_parts.items() if kind in parts]:
+            where = names.get("messages", "messages")
+            yield UnsupportedParameter(where, "dropped", ", ".join(unseen), "messages")
+        if ReasoningPart in parts and not self._profile.message_style.includes_reasoning:
+            yield UnsupportedParameter("messages", "dropped", "earlier reasoning")
+
+    def _build_support(self, *, chat: bool) -> dict[str, ParameterSupport]:
+        """What is carried of every request."""
+        profile = self._profile
+        most = profile.max_chat_logprobs if chat else profile.max_completion_logprobs
+        low = None if most is None else 0
+        carries = params.build_parameter_support(
+            self._chat_params if chat else self._completion_params
+        )
+        carries["sampling.logit_bias"] = ParameterSupport("logit_bias")
+        carries["sampling.do_sample"] = ParameterSupport("")
+        carries["logprobs.top"] = ParameterSupport(
+            "top_logprobs" if chat else "logprobs", low, most
+        )
+        if chat:
+            carries["tools"] = ParameterSupport("tools")
+            if profile.template_arguments:
+                carries["templating.arguments"] = ParameterSupport("chat_template_kwargs")
+        return carries
+
+    def _build_request_support(
+        self, request: GenerationRequest, *, chat: bool
+    ) -> dict[str, ParameterSupport]:
+        """What is carried beside that, by this request."""
+        profile = self._profile
+        carries = {}
+        if request.echo and not chat and request.logprobs is not None:
+            carries["logprobs.prompt"] = ParameterSupport(
+                "logprobs", maximum=profile.max_completion_logprobs
+            )
+        if self._write_output_format(
+            request, takes_format=chat or profile.completion_response_format
+        ):
+            carries["output"] = ParameterSupport("response_format")
+        if self._supports_truncation and request.stopping.overflow == "truncate":
+            carries["stopping.overflow"] = ParameterSupport("truncate_prompt_tokens")
+        if profile.beam_search and request.sampling.beam_width is not None:
+            exact = request.sampling.beam_width == (request.n or 1)
+            carries["sampling.beam_width"] = ParameterSupport(
+                "use_beam_search", reason=None if exact else "approximated"
+            )
+        return carries
+
+
+def _ignore_overflow_error(request: Any) -> Any:
+    """The request without the wish to be told of an overflow, which every worker fulfils."""
+    if isinstance(request, EmbeddingRequest):
+        unsaid = request.overflow == "error"
+        return msgspec.structs.replace(request, overflow=None) if unsaid else request
+    if request.stopping.overflow != "error":
+        return request
+    stopping = msgspec.structs.replace(request.stopping, overflow=None)
+    return msgspec.structs.replace(request, stopping=stopping)
+
+
+def _wrap_prompt(request: GenerationRequest) -> tuple[Message, ...]:
+    """A prompt that the worker's template shall wrap, as what a user said."""
+    match request.prompts:
+        case (str() as prompt,):
+            return (Message("user", (TextPart(prompt),)),)
+        case (_,):
+            text = "Token ids can't go through a chat template."
+            raise UnsupportedFeature(text, param="prompt")
+        case _:
+            text = "Only one prompt at a time can go through a worker's chat template."
+            raise UnsupportedFeature(text, param="prompt")
+
+
+def _limit_logprobs(logprobs: LogprobsOptions, most: int | None) -> int:
+    top = logprobs.top
+    if most is None:
+        return top
+    return most if top < 0 else min(top, most)
+
+
+# A request made narrower, step by step, for a worker that takes less; each step's loss is told.
+
+RequestT = TypeVar("RequestT", GenerationRequest, EmbeddingRequest)
+
+
+class RequestReducer(Generic[RequestT]):
+    """What is left of a request, and what was lost on the way.
+
+    ``names`` gives the client's wire name of a path, as from ``Dialect.names``.
+    """
+
+    def __init__(self, request: RequestT, names: Mapping[str, str]) -> None:
+        self.request: RequestT = request
+        self.unsupported_parameters: list[UnsupportedParameter] = []
+        self._field_names = names
+
+    def set_field(self, path: str, value: Any) -> None:
+        """Put a value at a path, of which nothing is told."""
+        section, _, name = path.rpartition(".")
+        if section:
+            name, value = section, replace(getattr(self.request, section), **{name: value})
+        self.request = replace(self.request, **{name: value})
+
+    def report(self, path: str, reason: LossReason, detail: str = "", *, wire: str = "") -> None:
+        """What becomes of the field at a path; ``wire`` is its name if the client has none."""
+        shown = self._field_names.get(path, wire or path.rpartition(".")[2])
+        self.unsupported_parameters.append(UnsupportedParameter(shown, reason, detail, path))
+
+    def drop_fields(self, *paths: str, detail: str = "") -> None:
+        """Leave out what is set at these paths."""
+        for path in paths:
+            got = self._get_field(path)
+            if got is not None and got != ():
+                self.set_field(path, () if isinstance(got, tuple) else None)
+                self.report(path, "dropped", detail)
+
+    def _get_field(self, path: str) -> Any:
+        """What is set there; None where a section is absent."""
+        section, _, name = path.rpartition(".")
+        holder = getattr(self.request, section) if section else self.request
+        return getattr(holder, name, None)
+
+    def drop_foreign_extra(self, source: str) -> None:
+        """Leave out unknown fields unless they are those of ``source``'s own clients."""
+        if self.request.source != source:
+            self.unsupported_parameters += [
+                UnsupportedParameter(name, "dropped") for name in self.request.extra
+            ]
+            self.request = replace(self.request, extra={})
+
+
+def keep_first_prompt(narrow: RequestReducer[GenerationRequest]) -> None:
+    """One prompt: the first."""
+    if len(narrow.request.prompts) > 1:
+        narrow.report("prompts", "dropped", "one at a time", wire="prompt")
+        narrow.set_field("prompts", narrow.request.prompts[:1])
+
+
+def remove_parts(
+    narrow: RequestReducer[GenerationRequest], kinds: Mapping[type[ContentPart], str]
+) -> None:
+    """Messages without parts of these kinds; the values say what they are, in reports."""
+    found = {type(part) for message in narrow.request.messages for part in message.parts}
+    if lost := sorted(shown for kind, shown in kinds.items() if kind in found):
+        narrow.report("messages", "dropped", ", ".join(lost))
+        kept = tuple(
+            replace(m, parts=tuple(part for part in m.parts if type(part) not in kinds))
+            for m in narrow.request.messages
+        )
+        narrow.set_field("messages", kept)
+
+
+def remove_logprobs(narrow: RequestReducer[GenerationRequest], detail: str = "") -> None:
+    """No log probabilities."""
+    if narrow.request.logprobs is not None:
+        narrow.set_field("logprobs", None)
+        narrow.report("logprobs.top", "dropped", detail)

@@ -1,0 +1,243 @@
+"""The dialect itself: which paths, and what happens on each."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+from msgspec import Raw, json
+
+from protocols.chat import errors as chat_errors
+from protocols.chat.params import invalid_type_error, null_to_none
+from protocols.chat.requests import read_model
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import ClientError, GatewayError
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Endpoint,
+    HttpResponse,
+    OpenApiFragment,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    RoutingInfo,
+    UpstreamRequest,
+)
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import EmbeddingRequest, Request
+from protocols.databricks import errors, listing, openapi, requests, responses, upstream
+from protocols.databricks.params import PARAM_TABLES
+from protocols.databricks.requests import RequestTask
+from protocols.databricks.upstream import DatabricksUpstream, map_worker_error
+from protocols.json_body import decode_value, read_object
+from protocols.params import Param
+
+_encode = json.Encoder().encode
+_CompletionIndex = Literal["prompt", "flat"]
+_PATH_PREFIXES = ("/serving-endpoints", "/ai-gateway/mlflow/v1")
+_LIST_PATH = "/api/2.0/serving-endpoints"
+
+_ENDPOINTS = (
+    Endpoint("POST", "/serving-endpoints/{name}/invocations", operation="invocations"),
+    Endpoint(
+        "POST",
+        "/serving-endpoints/{name}/served-models/{served}/invocations",
+        operation="invocations",
+    ),
+    *(
+        endpoint
+        for root in _PATH_PREFIXES
+        for endpoint in (
+            Endpoint("POST", f"{root}/chat/completions", operation="chat"),
+            Endpoint("POST", f"{root}/completions", operation="completion"),
+            Endpoint("POST", f"{root}/embeddings", operation="embedding"),
+            Endpoint("GET", f"{root}/models", "inform", "models"),
+        )
+    ),
+    Endpoint("GET", _LIST_PATH, "inform", "endpoints"),
+    Endpoint("GET", f"{_LIST_PATH}/{{name}}", "inform", "endpoint"),
+    Endpoint("GET", "/.well-known/databricks-config", "inform", "config", public=True),
+)
+
+
+class Databricks:
+    """Foundation Model APIs and model serving.
+
+    ``stream_default`` is what a request means that does not say ``stream``: the reference prints
+    true, and the service's own SDK counts on false. ``role_rules`` says whether the order of roles
+    is checked. ``completion_index`` is what numbers the choices of several prompts with several
+    choices each: ``prompt`` gives a prompt's choices its own index, as the reference has it, and
+    ``flat`` each choice one of its own, which OpenAI's clients sort by.
+
+    Of workers, ``pay_per_token`` says that their endpoints are such: they give one answer at a
+    time, and take ``error_behavior``. ``extra_params``: what the reference does not name is sent
+    in the field of that name, also for clients of other dialects.
+    """
+
+    name = "databricks"
+    profiles: ClassVar[tuple[str, ...]] = ("2026",)
+    model_options: ClassVar[Mapping[str, Any]] = {"pay_per_token": bool}
+    path_prefixes: tuple[str, ...] = (
+        "/serving-endpoints",
+        "/api/2.0",
+        "/ai-gateway",
+        "/.well-known",
+    )
+    endpoints: tuple[Endpoint, ...] = _ENDPOINTS
+    param_tables: Mapping[str, tuple[Param, ...]] = PARAM_TABLES
+    health_request = UpstreamRequest(_LIST_PATH, b"", method="GET")
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        *,
+        stream_default: bool = False,
+        role_rules: requests.RoleRules = "lenient",
+        completion_index: _CompletionIndex = "flat",
+        pay_per_token: bool = False,
+        extra_params: bool = False,
+    ) -> None:
+        if profile not in (None, *self.profiles):
+            known = ", ".join(self.profiles)
+            raise ValueError(f"databricks has no profile {profile!r}; it has {known}")
+        if role_rules not in get_args(requests.RoleRules):
+            raise ValueError(f"role_rules is strict or lenient, not {role_rules!r}")
+        if completion_index not in get_args(_CompletionIndex):
+            raise ValueError(f"completion_index is prompt or flat, not {completion_index!r}")
+        self._stream_default = stream_default
+        self._role_rules = role_rules
+        self._indexes_by_prompt = completion_index == "prompt"
+        self._upstream = DatabricksUpstream(
+            self.name, pay_per_token=pay_per_token, extra_params=extra_params
+        )
+        self._passthrough_rules = upstream.build_passthrough_rules()
+
+    # --- towards clients --------------------------------------------------------------------------
+
+    def peek(self, call: ClientRequest) -> RoutingInfo:
+        """The endpoint's name, from the path or from ``model``, and ``stream``.
+
+        A path that names a served entity pins that version. Source: Databricks' documentation,
+        "Query individual models behind an endpoint".
+        """
+        fields = read_object(call.body)
+        name, served = _read_endpoint_name(call, fields), call.path_params.get("served")
+        return RoutingInfo(name, served, self._is_stream(call, fields))
+
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+        """The request, checked."""
+        fields = read_object(call.body)
+        task = _read_task(call, fields)
+        strict = call.endpoint.operation == "invocations"
+        if strict:
+            requests.check_known_fields(fields, task)
+        if self._is_stream(call, fields) and task != "embedding":
+            fields["stream"] = Raw(b"true")
+        name = _read_endpoint_name(call, fields)
+        request = requests.read_request(fields, task, name, order=self._role_rules, wrapped=strict)
+        if model is not None:
+            requests.check_endpoint_rules(request, pay_per_token=listing.is_pay_per_token(model))
+        return request
+
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
+        """What writes the answer."""
+        del call
+        if isinstance(request, EmbeddingRequest):
+            return responses.create_embedding_encoder(request, about)
+        return responses.create_generation_encoder(
+            request, about, by_prompt=self._indexes_by_prompt
+        )
+
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
+        """The answer that tells of an error."""
+        del call
+        return errors.build_error_response(error)
+
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        """Endpoints, models and the host's metadata. Raises ModelNotFound."""
+        match call.endpoint.operation:
+            case "endpoints":
+                return HttpResponse(
+                    200, _encode(listing.build_endpoint_list(catalog.list_models()))
+                )
+            case "endpoint":
+                return HttpResponse(
+                    200,
+                    _encode(
+                        listing.build_endpoint_details(catalog.find_model(call.path_params["name"]))
+                    ),
+                )
+            case "models":
+                return HttpResponse(200, _encode(listing.build_model_list(catalog.list_models())))
+            case _:  # the host's metadata: each field is optional, and none is true of a gateway
+                return HttpResponse(200, b"{}")
+
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
+        """The wire name of each field."""
+        del call
+        return requests.FIELD_NAMES
+
+    def openapi_fragment(self) -> OpenApiFragment:
+        """What the endpoints take and answer."""
+        return openapi.describe_api()
+
+    def _is_stream(self, call: ClientRequest, fields: Mapping[str, Raw]) -> bool:
+        """Whether to stream: vectors never are. Raises InvalidParameter."""
+        raw = null_to_none(fields.get("stream"))
+        got = self._stream_default if raw is None else decode_value(raw)
+        if not isinstance(got, bool):
+            raise invalid_type_error("stream", "a boolean", got)
+        embeds = call.endpoint.operation == "embedding" or (
+            call.endpoint.operation == "invocations"
+            and "input" in fields
+            and "messages" not in fields
+        )
+        return got and not embeds
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return self._upstream.unsupported_parameters(request, names)
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return self._upstream.encode_request(request)
+
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``protocols.core.interfaces.SupportsPassthrough``: for clients whose order of roles is not checked."""
+        if not isinstance(client, Databricks) or client._role_rules == "strict":  # noqa: SLF001
+            return None
+        try:
+            fields = read_object(call.body)
+            task, stream = _read_task(call, fields), client._is_stream(call, fields)  # noqa: SLF001
+        except ClientError:
+            return None
+        return upstream.build_passthrough(self._passthrough_rules, call, about, task, stream=stream)
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return self._upstream.create_decoder(request)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return chat_errors.read_worker_error(status, headers, body, map_worker_error)
+
+
+def _read_endpoint_name(call: ClientRequest, fields: Mapping[str, Raw]) -> str:
+    """On the path of one endpoint a ``model`` in the body says nothing."""
+    return call.path_params.get("name") or read_model(fields)
+
+
+def _read_task(call: ClientRequest, fields: dict[str, Raw]) -> RequestTask:
+    match call.endpoint.operation:
+        case "chat" | "completion" | "embedding" as task:
+            return task
+        case _:
+            return requests.find_task(fields)

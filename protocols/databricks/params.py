@@ -1,0 +1,107 @@
+"""The scalar parameters of each task.
+
+Source: the reference of the Foundation Model REST API, for the ranges; what its page does not name
+and OpenAI's clients send is taken too, so that they can move.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from protocols.chat import params
+from protocols.chat.params import remove_params, replace_params
+from protocols.params import Param
+
+MAX_TOOLS = 32
+MAX_TOOL_PROPERTIES = 15
+
+_TOP_K = Param(
+    wire="top_k",
+    field="sampling.top_k",
+    type="int",
+    low=1,
+    note="null is no limit; 0 is refused",
+)
+_REQUEST_ID = Param(wire="client_request_id", field="client_id", type="str")
+_EXTENSION_PARAMS = remove_params(params.EXTENSION_PARAMS, "top_k", "request_id", "use_beam_search")
+
+_SHARED_CHANGES: dict[str, dict[str, Any]] = {
+    "top_p": {"above_low": True},
+    "n": {"high": None},
+    "stop": {"max_items": None},
+}
+
+_BASE_CHAT_PARAMS = replace_params(
+    remove_params(
+        params.CHAT_PARAMS, "safety_identifier", "prompt_cache_key", "prompt_cache_retention"
+    ),
+    reasoning_effort={"choices": ("low", "medium", "high")},
+    **_SHARED_CHANGES,
+)
+CHAT_PARAMS: tuple[Param, ...] = (*_BASE_CHAT_PARAMS, _TOP_K, _REQUEST_ID)
+"""What a chat request may name on the strict path."""
+
+USE_RAW_PROMPT = Param(
+    wire="use_raw_prompt",
+    field="asked.raw_prompt",
+    type="bool",
+    default=False,
+    note="false: the server may wrap the prompt as its template wants",
+)
+COMPLETION_PARAMS: tuple[Param, ...] = (
+    *replace_params(
+        remove_params(params.COMPLETION_PARAMS, "best_of", "logprobs"),
+        max_tokens={"low": 1, "default": None},
+        suffix={"field": "suffix", "default": "", "note": "appended to each completion"},
+        **_SHARED_CHANGES,
+    ),
+    _TOP_K,
+    Param(
+        wire="error_behavior",
+        field="stopping.overflow",
+        type="str",
+        choices=("truncate", "error"),
+        default="error",
+    ),
+    USE_RAW_PROMPT,
+    _REQUEST_ID,
+)
+"""What a completion request may name on the strict path."""
+
+EMBEDDING_PARAMS: tuple[Param, ...] = (
+    *params.EMBEDDING_PARAMS,
+    Param(wire="instruction", field="instruction", type="str"),
+    _REQUEST_ID,
+)
+
+LENIENT_CHAT_PARAMS = (
+    *CHAT_PARAMS,
+    *_EXTENSION_PARAMS,
+    *params.CHAT_EXTENSION_PARAMS[len(params.EXTENSION_PARAMS) :],
+)
+LENIENT_COMPLETION_PARAMS = (
+    *COMPLETION_PARAMS,
+    params.find_param(params.COMPLETION_PARAMS, "best_of"),
+    params.find_param(params.COMPLETION_PARAMS, "logprobs"),
+    *_EXTENSION_PARAMS,
+)
+"""What may also come in ``extra_params``, and on the paths of OpenAI's clients."""
+
+PARAM_TABLES: Mapping[str, tuple[Param, ...]] = {
+    "invocations, of a conversation": CHAT_PARAMS,
+    "invocations, of a completion": COMPLETION_PARAMS,
+    "invocations, of embeddings": EMBEDDING_PARAMS,
+    "chat": LENIENT_CHAT_PARAMS,
+    "completion": LENIENT_COMPLETION_PARAMS,
+    "embedding": EMBEDDING_PARAMS,
+}
+"""See ``protocols.params.ParamTableProvider``."""
+
+_OTHER_FIELDS = {"model", "extra_params", "usage_context"}
+STRICT_CHAT_FIELDS = _OTHER_FIELDS | {param.wire for param in CHAT_PARAMS} | {
+    "messages", "tools", "tool_choice", "response_format", "stream_options", "metadata", "thinking",
+}  # fmt: skip
+STRICT_COMPLETION_FIELDS = (
+    _OTHER_FIELDS | {param.wire for param in COMPLETION_PARAMS} | {"prompt", "stream_options"}
+)
+STRICT_EMBEDDING_FIELDS = _OTHER_FIELDS | {param.wire for param in EMBEDDING_PARAMS} | {"input"}
+"""Every field that the strict path knows."""

@@ -1,0 +1,43 @@
+"""Answers. Their model is the one that served, and so is the header that tells the arm of a split.
+
+A stream is nothing but ``data:`` lines: some clients fail on any other. It tells usage in the chunk
+that ends the last choice, or in a chunk of its own where the client asked by ``stream_options``.
+"""
+
+from msgspec.structs import replace
+
+from protocols.chat.embeddings import EmbeddingEncoder
+from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
+from protocols.core.interfaces import ResponseContext, ResponseEncoder
+from protocols.core.request import EmbeddingRequest, GenerationRequest
+
+RESPONSE_STYLE = ResponseStyle(
+    unary_keys=("id", "object", "created", "model", "choices", "usage"),
+    chat_choice_keys=("index", "message", "finish_reason", "logprobs"),
+    message_keys=("role", "content", "reasoning_content", "refusal", "tool_calls", "function_call"),
+    text_choice_keys=("index", "text", "finish_reason", "logprobs"),
+    chunk_keys=("id", "object", "created", "model", "choices", "usage"),
+    chat_chunk_keys=("index", "delta", "finish_reason", "logprobs"),
+    text_chunk_keys=("index", "text", "finish_reason", "logprobs"),
+    default_values={},
+    version_header="served-model-name",
+)
+_DEFAULT_USAGE_STYLE = replace(RESPONSE_STYLE, usage_position="finish")
+
+
+def create_generation_encoder(
+    request: GenerationRequest, about: ResponseContext, *, by_prompt: bool
+) -> ResponseEncoder:
+    """What writes a conversation or a completion; ``by_prompt``: an index is the prompt's."""
+    style = RESPONSE_STYLE if "stream_options" in request.given else _DEFAULT_USAGE_STYLE
+    if request.kind == "chat":
+        return ChatEncoder(style, request, about, model=about.backend_model)
+    if by_prompt:
+        style = replace(style, index_scope="prompt")
+    return CompletionEncoder(style, request, about, model=about.backend_model)
+
+
+def create_embedding_encoder(request: EmbeddingRequest, about: ResponseContext) -> ResponseEncoder:
+    """What writes embeddings."""
+    name = f"embd-{about.id}"
+    return EmbeddingEncoder(RESPONSE_STYLE, request, about, id=name, model=about.backend_model)

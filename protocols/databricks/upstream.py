@@ -1,0 +1,488 @@
+"""The dialect towards workers: requests, losses, and what their errors mean.
+
+Everything goes to one path, on which an endpoint knows its task by the body's fields.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.structs import replace
+
+from protocols.chat import errors
+from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.embeddings import EmbeddingDecoder
+from protocols.chat.errors import WorkerErrorBody
+from protocols.chat.messages import MessageStyle
+from protocols.chat.params import CHAT_PARAMS, EXTENSION_PARAMS, find_param
+from protocols.chat.passthrough import (
+    INPUTS,
+    OPTIONAL_BOOL,
+    OPTIONAL_STRING,
+    PLAIN_MESSAGES,
+    PROMPTS,
+    TOOL_FIELDS,
+    PassthroughRule,
+    PassthroughRules,
+    build_count_type,
+    create_passthrough_decoder,
+    is_valid_chat,
+)
+from protocols.chat.responses import create_header_builder
+from protocols.chat.tools import restrict_tools
+from protocols.chat.upstream import (
+    RequestReducer,
+    RequestWriter,
+    WorkerProfile,
+    remove_logprobs,
+    remove_parts,
+)
+from protocols.core.errors import ContextTooLong, GatewayError, ModelNotFound, UnsupportedFeature
+from protocols.core.interfaces import (
+    ClientRequest,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseDecoder,
+    UpstreamRequest,
+)
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
+    AudioPart,
+    ContentPart,
+    EmbeddingRequest,
+    FilePart,
+    GenerationRequest,
+    Message,
+    NamedTool,
+    Prompt,
+    RefusalPart,
+    Request,
+    TextPart,
+    VideoPart,
+)
+from protocols.databricks import params
+from protocols.databricks.params import MAX_TOOL_PROPERTIES, MAX_TOOLS
+from protocols.databricks.requests import RequestTask
+from protocols.databricks.responses import RESPONSE_STYLE
+from protocols.json_body import decode_value
+from protocols.params import Param
+
+# What serving endpoints take of a gateway's request.
+#
+# Source: the reference of the Foundation Model REST API. The service refuses a field that it does not
+# name, ``stream_options`` among them; what else a client sends has its place in ``extra_params``.
+
+EFFORT_MAPPING = {"minimal": "low", "xhigh": "high", "max": "high"}
+"""The nearest of those that are known, for the others."""
+
+_MAX_TOKENS = Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=1)
+_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=1e-6, high=1)
+_STOP = Param(wire="stop", field="stopping.stop", type="strings")
+_N = Param(wire="n", field="n", type="int", low=1)
+_EFFORT = Param(wire="reasoning_effort", field="reasoning.effort", type="str")
+_ERROR_BEHAVIOR = find_param(params.COMPLETION_PARAMS, "error_behavior")
+
+_SHARED_PARAMS = (
+    _MAX_TOKENS,
+    find_param(CHAT_PARAMS, "temperature"),
+    _TOP_P,
+    find_param(params.CHAT_PARAMS, "top_k"),
+    _STOP,
+)
+_CHAT_PARAMS = (*_SHARED_PARAMS, _N, _EFFORT)
+_COMPLETION_PARAMS = (
+    *_SHARED_PARAMS,
+    *(find_param(params.COMPLETION_PARAMS, name) for name in ("echo", "suffix")),
+)
+
+_PENALTY_PARAMS = tuple(
+    find_param(CHAT_PARAMS, name) for name in ("presence_penalty", "frequency_penalty")
+)
+_SEED = Param(wire="seed", field="sampling.seed", type="int")
+_EXTRA_COMPLETION_PARAMS = (
+    *_PENALTY_PARAMS,
+    _SEED,
+    *(
+        find_param(EXTENSION_PARAMS, name)
+        for name in (
+            "min_p", "typical_p", "repetition_penalty", "length_penalty", "allowed_token_ids",
+            "bad_words", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+            "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",
+        )
+    ),
+)  # fmt: skip
+_EXTRA_CHAT_PARAMS = (*_EXTRA_COMPLETION_PARAMS, find_param(CHAT_PARAMS, "parallel_tool_calls"))
+
+EXTRA_PARAM_NAMES = frozenset(param.wire for param in _EXTRA_CHAT_PARAMS)
+"""The rows that go into ``extra_params``."""
+
+
+def build_profile(*, pay_per_token: bool, extra: bool) -> WorkerProfile:
+    """What an endpoint takes; ``extra``: with the rows that go into ``extra_params``."""
+    behavior = (_ERROR_BEHAVIOR,) if pay_per_token else ()
+    chat, completion = (_EXTRA_CHAT_PARAMS, _EXTRA_COMPLETION_PARAMS) if extra else ((), ())
+    return WorkerProfile(
+        chat=(*_CHAT_PARAMS, *chat),
+        completion=(*_COMPLETION_PARAMS, *behavior, *completion),
+        embedding=(find_param(params.EMBEDDING_PARAMS, "instruction"),),
+        labels=(),
+        message_style=MessageStyle(part_format="joined", role_mapping=(("developer", "system"),)),
+        max_chat_logprobs=20,
+        template_arguments=False,
+        completion_response_format=False,
+    )
+
+
+_encode = msgspec.json.Encoder().encode
+_JSON_HEADERS: Final = (("Content-Type", "application/json"),)
+_UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
+    AudioPart: "audio",
+    FilePart: "files",
+    RefusalPart: "refusals",
+    VideoPart: "videos",
+}
+_USAGE_CONTEXT_PREFIX: Final = "usage_context."
+
+
+class DatabricksUpstream:
+    """Writes requests for serving endpoints, and reads what they answer.
+
+    ``source`` is the dialect's name: what its own clients send beside the reference goes along in
+    ``extra_params``, and with ``extra_params`` what any client does. ``pay_per_token``: endpoints
+    that give one answer at a time, and can truncate.
+    """
+
+    def __init__(self, source: str, *, pay_per_token: bool, extra_params: bool) -> None:
+        self._source = source
+        self._pay_per_token = pay_per_token
+        self._extra_params = extra_params
+        self._writers = {
+            extra: RequestWriter(
+                build_profile(pay_per_token=pay_per_token, extra=extra), "", powers=False
+            )
+            for extra in (False, True)
+        }
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        narrow = self._reduce_request(request, names)
+        return (
+            *narrow.unsupported_parameters,
+            *self._select_writer(request).unsupported_parameters(narrow.request, names),
+        )
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises ModelNotFound, Unsupported."""
+        texts = request.inputs if isinstance(request, EmbeddingRequest) else request.prompts
+        _check_texts(texts, "input" if isinstance(request, EmbeddingRequest) else "prompt")
+        writer = self._select_writer(request)
+        asked = replace(self._reduce_request(request, {}).request, extra={})
+        _, body = writer.write_body(asked)
+        del body["model"]
+        if isinstance(request, GenerationRequest):
+            _finish_body(body, request)
+        extra = {name: body.pop(name) for name in EXTRA_PARAM_NAMES & body.keys()}
+        if request.source == self._source:
+            extra |= {
+                n: decode_value(raw) for n, raw in request.extra.items() if writer.forwards_field(n)
+            }
+            if request.client_id is not None:
+                body["client_request_id"] = request.client_id
+        if extra:
+            body["extra_params"] = {name: _as_text(extra[name]) for name in sorted(extra)}
+        if context := _build_usage_context(request):
+            body["usage_context"] = context
+        return UpstreamRequest(_build_path(request.model), _encode(body), _JSON_HEADERS)
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        complaint = partial(errors.raise_worker_error, judge=map_worker_error)
+        if isinstance(request, EmbeddingRequest):
+            return EmbeddingDecoder(request, complaint=complaint)
+        narrow = self._reduce_generation(request, {})
+        echoes = self._select_writer(request).expects_echo(narrow.request)
+        return GenerationDecoder(narrow.request, echoes=echoes, complaint=complaint)
+
+    def _select_writer(self, request: Request) -> RequestWriter:
+        return self._writers[self._extra_params or request.source == self._source]
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _reduce_request(self, request: Request, names: Mapping[str, str]) -> RequestReducer[Any]:
+        """What of the request an endpoint can be asked."""
+        if isinstance(request, EmbeddingRequest):
+            vectors = RequestReducer(request, names)
+            vectors.drop_foreign_extra(self._source)
+            vectors.set_field(
+                "encoding", "float"
+            )  # base64 is a form of the answer, which is ours to give
+            return vectors
+        return self._reduce_generation(request, names)
+
+    def _reduce_generation(
+        self, request: GenerationRequest, names: Mapping[str, str]
+    ) -> RequestReducer[GenerationRequest]:
+        narrow = RequestReducer(request, names)
+        narrow.drop_foreign_extra(self._source)
+        narrow.drop_fields("sampling.logit_bias")
+        narrow.set_field("given", request.given - {"max_completion_tokens"})
+        if request.kind == "chat":
+            if self._pay_per_token and (request.n or 1) > 1:
+                narrow.drop_fields("n", detail="one at a time")
+            _reduce_messages(narrow)
+            _reduce_tools(narrow)
+            _reduce_reasoning(narrow, own=request.source == self._source)
+        else:
+            if (request.n or 1) > 1:
+                narrow.drop_fields("n", detail="those of one prompt have one index")
+            narrow.set_field("n", None)
+            narrow.set_field(
+                "templating.mode", "raw"
+            )  # an endpoint wraps a prompt, and stays at its task
+            remove_logprobs(narrow)
+        return narrow
+
+
+def _reduce_messages(narrow: RequestReducer[GenerationRequest]) -> None:
+    remove_parts(narrow, _UNSUPPORTED_PARTS)
+    if any(message.name and message.role != "user" for message in narrow.request.messages):
+        narrow.report("messages", "dropped", "names")
+    narrow.set_field(
+        "messages", tuple(_reduce_message(message) for message in narrow.request.messages)
+    )
+
+
+def _reduce_message(message: Message) -> Message:
+    """The message as an endpoint takes it: no name but a user's, no blank text beside calls."""
+    name = message.name if message.role == "user" else None
+    blank = bool(message.tool_calls) and not message.text.strip()
+    kept = tuple(part for part in message.parts if not (blank and isinstance(part, TextPart)))
+    return replace(message, name=name, parts=kept)
+
+
+def _reduce_tools(narrow: RequestReducer[GenerationRequest]) -> None:
+    """No more than may be; the one that must be called is among them."""
+    choice, tools = restrict_tools(narrow.request.tool_choice, narrow.request.tools)
+    if len(tools) > MAX_TOOLS:
+        narrow.report("tools", "clamped", f"{len(tools)} to {MAX_TOOLS}")
+        named = choice.name if isinstance(choice, NamedTool) else None
+        kept = sorted(tools, key=lambda tool: tool.name != named)[:MAX_TOOLS]
+        narrow.set_field("tools", tuple(kept))
+        narrow.set_field("tool_choice", choice)
+
+
+def _reduce_reasoning(narrow: RequestReducer[GenerationRequest], *, own: bool) -> None:
+    """``thinking`` tells what is left out here without a loss."""
+    asked = narrow.request.reasoning
+    if asked is None:
+        return
+    if asked.effort == "none":
+        narrow.drop_fields("reasoning.effort")
+    elif (nearest := EFFORT_MAPPING.get(asked.effort or "")) is not None:
+        narrow.report("reasoning.effort", "clamped", f"{asked.effort} to {nearest}")
+        narrow.set_field("reasoning.effort", nearest)
+    if asked.include is False and not own:
+        narrow.report("reasoning.include", "approximated", "no thinking at all")
+    narrow.set_field("reasoning.budget", None)
+    narrow.set_field("reasoning.include", None)
+
+
+def _finish_body(body: dict[str, Any], request: GenerationRequest) -> None:
+    """What no table can say."""
+    body.pop("stream_options", None)
+    body["stream"] = request.stream  # the reference and the service differ in what silence means
+    if request.kind != "chat":
+        if request.templating.mode != "server":
+            body["use_raw_prompt"] = True
+    elif request.reasoning is not None:
+        budget = request.reasoning.budget
+        if request.reasoning.include is False or budget == 0:
+            body["thinking"] = {"type": "disabled"}
+        elif budget is not None:
+            body["thinking"] = {"type": "enabled", "budget_tokens": budget}
+
+
+def _check_texts(texts: tuple[Prompt, ...], param: str) -> None:
+    if not all(isinstance(one, str) for one in texts):
+        raise UnsupportedFeature("The model's workers take text, not token ids.", param=param)
+
+
+def _as_text(got: Any) -> str:
+    """A value in ``extra_params``, where each is a string."""
+    return got if isinstance(got, str) else _encode(got).decode()
+
+
+def _build_usage_context(request: Request) -> dict[str, str]:
+    return {
+        name.removeprefix(_USAGE_CONTEXT_PREFIX): text
+        for name, text in request.labels.items()
+        if name.startswith(_USAGE_CONTEXT_PREFIX)
+    }
+
+
+def _build_path(model: str) -> str:
+    """Where an endpoint answers. Its name is one segment, whatever is in it."""
+    if model in ("", ".", ".."):
+        raise ModelNotFound("No serving endpoint can have this name.", model=model)
+    return f"/serving-endpoints/{quote(model, safe='')}/invocations"
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+_STATUS_BY_CODE: Final[Mapping[str, int]] = {
+    "BAD_REQUEST": 400,
+    "MALFORMED_REQUEST": 400,
+    "INVALID_PARAMETER_VALUE": 400,
+    "UNAUTHENTICATED": 401,
+    "CUSTOMER_UNAUTHORIZED": 401,
+    "PERMISSION_DENIED": 403,
+    "RESOURCE_DOES_NOT_EXIST": 404,
+    "ENDPOINT_NOT_FOUND": 404,
+    "NOT_FOUND": 404,
+    "REQUEST_LIMIT_EXCEEDED": 429,
+    "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499,
+    "INTERNAL_ERROR": 500,
+    "NOT_IMPLEMENTED": 501,
+    "TEMPORARILY_UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+"""What a code stands for, which says more than the status. Source: mlflow 3.17, exceptions.py."""
+_PROMPT_TOO_LONG: Final = re.compile(r"the prompt has (\d+) tokens, the model's limit is (\d+)")
+
+
+def map_worker_error(
+    status: int, fault: WorkerErrorBody, retry_after: float | None
+) -> GatewayError:
+    """A ``protocols.openai.faults.WorkerErrorMapper`` that goes by the error's code."""
+    status = _STATUS_BY_CODE.get(str(fault.code), status)
+    if found := _PROMPT_TOO_LONG.search(fault.text):
+        return ContextTooLong(fault.text, tokens=int(found[1]), limit=int(found[2]))
+    return errors.map_worker_error(status, fault, retry_after)
+
+
+# A client's own bytes for serving endpoints. See ``protocols.openai.relay``.
+#
+# A call goes to a path of the kind that it came by: what becomes of a prompt is not the same on those
+# of OpenAI's clients. Where the path names the model the body does not. Only what the reference names
+# goes along: all else has its place in ``extra_params``, where the long way puts it, and
+# ``stream_options`` the service refuses.
+
+_INVALID_NAMES: Final = ("", ".", "..")
+"""What no path can name."""
+_GATEWAY_FIELDS: Final = frozenset({"n", "echo", "suffix", "error_behavior"})
+"""What depends on the kind of endpoint, or is the gateway's to do."""
+
+
+class _ParametersSchema(Struct):
+    properties: Annotated[dict[str, Raw], Meta(max_length=MAX_TOOL_PROPERTIES)] | UnsetType = UNSET
+
+
+class _DatabricksFunction(Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+    description: str | UnsetType = UNSET
+    parameters: _ParametersSchema | UnsetType = UNSET
+
+
+class _DatabricksTool(Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: _DatabricksFunction
+
+
+_SHARED_FIELD_TYPES: Final[Mapping[str, Any]] = {
+    "stream": OPTIONAL_BOOL,
+    "client_request_id": OPTIONAL_STRING,
+    "usage_context": dict[str, str] | UnsetType,
+}
+_CHAT_FIELD_TYPES: Final[Mapping[str, Any]] = {
+    **_SHARED_FIELD_TYPES,
+    "messages": PLAIN_MESSAGES,
+    "tools": Annotated[list[_DatabricksTool], Meta(min_length=1, max_length=MAX_TOOLS)] | UnsetType,
+    "tool_choice": TOOL_FIELDS["tool_choice"],
+    "logprobs": OPTIONAL_BOOL,
+    "top_logprobs": build_count_type(20),
+}
+_COMPLETION_FIELD_TYPES: Final[Mapping[str, Any]] = {
+    **_SHARED_FIELD_TYPES,
+    "prompt": PROMPTS,
+    "use_raw_prompt": OPTIONAL_BOOL,
+}
+_EMBEDDING_FIELD_TYPES: Final[Mapping[str, Any]] = {
+    "input": INPUTS,
+    "encoding_format": Literal["float"] | UnsetType,
+    "client_request_id": OPTIONAL_STRING,
+    "usage_context": dict[str, str] | UnsetType,
+}
+
+
+_INVOCATIONS_PATH: Final = "/serving-endpoints/{model}/invocations"
+_OPENAI_PATHS: Final[Mapping[RequestTask, str]] = {
+    "chat": "/serving-endpoints/chat/completions",
+    "completion": "/serving-endpoints/completions",
+    "embedding": "/serving-endpoints/embeddings",
+}
+
+
+def build_passthrough_rules() -> PassthroughRules:
+    """For every endpoint: what only some take goes the long way."""
+    taken = build_profile(pay_per_token=False, extra=False)
+    form = partial(PassthroughRule, gateway_fields=_GATEWAY_FIELDS)
+    forms: Mapping[RequestTask, PassthroughRule] = {
+        "chat": form(
+            path=_INVOCATIONS_PATH,
+            field_types=_CHAT_FIELD_TYPES,
+            worker_params=taken.chat,
+            client_params=params.CHAT_PARAMS,
+            is_valid_body=is_valid_chat,
+        ),
+        "completion": form(
+            path=_INVOCATIONS_PATH,
+            field_types=_COMPLETION_FIELD_TYPES,
+            worker_params=taken.completion,
+            client_params=params.COMPLETION_PARAMS,
+        ),
+        "embedding": form(
+            path=_INVOCATIONS_PATH,
+            field_types=_EMBEDDING_FIELD_TYPES,
+            worker_params=taken.embedding,
+            client_params=params.EMBEDDING_PARAMS,
+        ),
+    }
+    return PassthroughRules(
+        {
+            **{f"{task} of an endpoint": one for task, one in forms.items()},
+            **{task: replace(one, path=_OPENAI_PATHS[task]) for task, one in forms.items()},
+        },
+        read=partial(
+            create_passthrough_decoder,
+            complaint=partial(errors.raise_worker_error, judge=map_worker_error),
+        ),
+    )
+
+
+def build_passthrough(
+    relays: PassthroughRules,
+    call: ClientRequest,
+    about: ResponseContext,
+    task: RequestTask,
+    *,
+    stream: bool,
+) -> PassthroughRequest | None:
+    """See ``protocols.core.interfaces.SupportsPassthrough``.
+
+    ``stream`` is what the client means, also by silence: whatever the worker takes that for, the
+    client gets what it waits for.
+    """
+    if about.backend_model in _INVALID_NAMES:
+        return None
+    form = f"{task} of an endpoint" if call.endpoint.operation == "invocations" else task
+    streams = stream and task != "embedding"
+    names = {"model": about.backend_model}
+    headers = create_header_builder(RESPONSE_STYLE, about, ())
+    return relays.prepare_passthrough(form, call, about, headers, names=names, stream=streams)

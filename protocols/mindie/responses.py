@@ -1,0 +1,914 @@
+"""Answers of generate, generate_stream and infer.
+
+An event is ``data:`` without a blank, and a stream ends without a mark of its own: with ``details``
+the last event names the finish reason, and without them nothing does. Times are in milliseconds,
+``queue_wait_time`` is in microseconds.
+
+Source: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp (FillResponseBody) and
+single_req_triton_token_infer_interface.cpp; for 1.0.RC1 the published page of generate_stream.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from protocols.chat.responses import FunctionCallItem, ToolCallItem, build_tool_calls
+from protocols.core import events as core_events
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import ClientDisconnected, GatewayError
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    Timing,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+from protocols.core.interfaces import ClientRequest, Clock, Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest
+from protocols.core.sse import DONE_EVENT
+from protocols.core.sse import format_event as framed
+from protocols.mindie import errors
+from protocols.mindie.params import MindieProfile
+
+encode_json = msgspec.json.Encoder().encode
+
+STREAM_CONTENT_TYPE = "text/event-stream"
+_FINISH_REASONS: dict[FinishReason, str] = {
+    "eos": "eos_token",
+    "stop": "eos_token",
+    "tool_calls": "eos_token",
+    "length": "length",
+    "content_filter": "stop_sequence",
+}
+
+STOPPED_FINISH_REASON: Final = "stop_sequence"
+"""The finish reason of what its client stopped: a true end, since the client asked for it."""
+
+
+def map_finish_reason(reason: FinishReason, profile: MindieProfile) -> str:
+    """A finish reason, as every endpoint says it that is not OpenAI's."""
+    unknown = "invalid flag" if profile.early else "invalid finishReason"
+    return _FINISH_REASONS.get(reason, unknown)
+
+
+def build_headers(call: ClientRequest) -> Headers:
+    """What the server adds to every answer. ``startTime`` is in nanoseconds of Unix time."""
+    return ("RequestUUID", call.id), ("startTime", str(round(call.started_at * 1e9)))
+
+
+def build_json_response(body: bytes) -> HttpResponse:
+    """A whole answer, after which the server closes the connection."""
+    return HttpResponse(200, body, errors.JSON_HEADERS)
+
+
+def join_choice_text(choice: UnaryChoice) -> str:
+    """All that a choice says, where reasoning has no place of its own."""
+    return choice.reasoning + choice.text + choice.refusal
+
+
+def get_only_choice(answer: UnaryResponse) -> UnaryChoice:
+    """The choice of an answer that has one."""
+    return answer.choices[0] if answer.choices else UnaryChoice(0)
+
+
+class ChunkTimer:
+    """Milliseconds since the last piece: the backend's figure where it tells one, else measured.
+
+    The first piece counts from the request.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_time = clock()
+        self._is_first = True
+        self._backend_timing: Timing | None = None
+
+    def set_backend_timing(self, timing: Timing) -> None:
+        """The backend's figures for the piece that comes."""
+        self._backend_timing = timing
+
+    def measure_chunk(self) -> tuple[int | None, int | None]:
+        """The times of prefill and decoding, of which a piece has one."""
+        now = self._clock()
+        first, told = self._is_first, self._backend_timing
+        seconds = now - self._last_time
+        if told is not None:
+            figure = told.prefill if first else told.decode
+            seconds = seconds if figure is None else figure
+        self._last_time, self._is_first, self._backend_timing = now, False, None
+        spent = round(seconds * 1000)
+        return (spent, None) if first else (None, spent)
+
+
+class _TextDetails(Struct, kw_only=True):
+    finish_reason: str | UnsetType = UNSET
+    generated_tokens: int
+    first_token_cost: None = None
+    decode_cost: None = None
+    batch_size: int | list[int]
+    queue_wait_time: int | list[int]
+
+
+class _ChunkTimes(Struct):
+    prefill_time: int | None
+    decode_time: int | None
+
+
+class _PendingChunk(Struct):
+    """An event that may yet turn out to be the last."""
+
+    text: str
+    details: _TextDetails
+    times: _ChunkTimes | None
+
+
+class TextEncoder:
+    """Writes the answer to generate or generate_stream.
+
+    With details an event is held back until the next has come: the finish reason belongs in the
+    last event and nowhere else, and the server has one event for each token, so that an event of
+    ours with no text would count as one more. Without details nothing is held.
+    """
+
+    content_type = STREAM_CONTENT_TYPE
+
+    def __init__(
+        self,
+        profile: MindieProfile,
+        request: GenerationRequest,
+        about: ResponseContext,
+        headers: Headers,
+    ) -> None:
+        self._profile, self._request, self._headers = profile, request, headers
+        head = b'{"id":%b,"model_name":%b,"model_version":null,"text_output":'
+        self._head = head % (encode_json(request.client_id), encode_json(about.model))
+        self._event_head = b"data:" + self._head
+        self._with_details = request.want.details
+        self._timer = ChunkTimer(about.clock)
+        self._pending: _PendingChunk | None = None
+        self._finish_reason: str | None = None
+        self._token_count = 0
+        self._batch_size, self._queue_microseconds = 1, 0
+        self._started = False
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._headers
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return b"".join([self._encode_event(event) for event in events])
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """Bare text. What was held back is text all the same, and goes before it."""
+        if isinstance(error, ClientDisconnected):
+            self._finish_reason = STOPPED_FINISH_REASON
+            return self._encode_end()
+        return self._flush_pending() + errors.encode_stream_error(error, self._request.timeout)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        choice = get_only_choice(answer)
+        body = self._head + encode_json(join_choice_text(choice))
+        if self._with_details:
+            tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
+            steps = _list_step_timings(answer.timings, tokens)
+            details = _TextDetails(
+                finish_reason=map_finish_reason(choice.finish_reason, self._profile),
+                generated_tokens=tokens,
+                batch_size=[step.batch_size or 1 for step in steps],
+                queue_wait_time=[_to_microseconds(step.queue) for step in steps],
+            )
+            body += b',"details":' + encode_json(details)
+        return build_json_response(body + b"}")
+
+    def _encode_event(self, event: Event) -> bytes:
+        match event:
+            case TextDelta(text):
+                return self._encode_text(text, event.tokens)
+            case ReasoningDelta(text) | RefusalDelta(text):
+                return self._encode_text(text, 1)
+            case Timing():
+                self._timer.set_backend_timing(event)
+                self._batch_size = event.batch_size or self._batch_size
+                self._queue_microseconds = (
+                    self._queue_microseconds
+                    if event.queue is None
+                    else _to_microseconds(event.queue)
+                )
+            case ChoiceEnd(reason):
+                self._finish_reason = map_finish_reason(reason, self._profile)
+            case Usage():
+                self._token_count = max(event.completion_tokens, self._token_count)
+            case StreamEnd():
+                return self._encode_end()
+            case _:
+                pass
+        return b""
+
+    def _encode_text(self, text: str, tokens: int) -> bytes:
+        self._started = True
+        if not self._with_details:
+            return self._event_head + encode_json(text) + b"}\n\n"
+        before = self._flush_pending()
+        self._token_count += tokens
+        details = _TextDetails(
+            generated_tokens=self._token_count,
+            batch_size=self._batch_size,
+            queue_wait_time=self._queue_microseconds,
+        )
+        times = None if self._profile.early else _ChunkTimes(*self._timer.measure_chunk())
+        self._pending = _PendingChunk(text, details, times)
+        return before
+
+    def _encode_end(self) -> bytes:
+        """The last event. An answer without any text still has one."""
+        out = b"" if self._started else self._encode_text("", 0)
+        if self._pending is not None and self._finish_reason is not None:
+            self._pending.details.finish_reason = self._finish_reason
+            self._pending.details.generated_tokens = self._token_count
+        return out + self._flush_pending()
+
+    def _flush_pending(self) -> bytes:
+        if self._pending is None:
+            return b""
+        held, self._pending = self._pending, None
+        body = (
+            self._event_head + encode_json(held.text) + b',"details":' + encode_json(held.details)
+        )
+        if held.times is not None:
+            body += b"," + encode_json(held.times)[1:-1]
+        return body + b"}\n\n"
+
+
+def _list_step_timings(timings: Sequence[Timing], tokens: int) -> Sequence[Timing]:
+    """What was measured of each step. Who measured the answer as a whole waited for it once."""
+    if len(timings) > 1:
+        return timings
+    first = timings[0] if timings else Timing()
+    return [first, *[Timing(batch_size=first.batch_size)] * (tokens - 1)][:tokens]
+
+
+def _to_microseconds(seconds: float | None) -> int:
+    return round((seconds or 0.0) * 1_000_000)
+
+
+class TokensEncoder:
+    """Writes the answer to infer, which is never streamed."""
+
+    content_type = STREAM_CONTENT_TYPE
+
+    def __init__(self, request: GenerationRequest, headers: Headers, output: str) -> None:
+        self._request, self._headers, self._output_name = request, headers, output
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._headers
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """Nothing: there is no stream of this endpoint."""
+        del events
+        return b""
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return errors.encode_stream_error(error, self._request.timeout)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """The ids. A backend that tells none has not answered the question."""
+        choice = get_only_choice(answer)
+        ids = choice.token_ids
+        if choice.tokens and not ids:
+            return errors.build_engine_error_response()
+        tensor = {
+            "name": self._output_name,
+            "shape": [1, len(ids)],
+            "datatype": "UINT32",
+            "data": ids,
+        }
+        return build_json_response(
+            encode_json({"id": self._request.client_id, "outputs": [tensor]})
+        )
+
+
+# Answers to conversations and completions: OpenAI's shapes in the server's order of keys.
+#
+# A stream's last event of a choice carries the finish reason and usage. It has no text: the model's
+# end is a token of its own, whose text the server leaves out; so nothing is held back. It waits for
+# the end of the answer, when usage is known.
+#
+# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp (EncodeStreamJsonObject,
+# EncodeNonStreamJsonObject) and single_req_vllm_openai_completions_infer_interface.cpp; for 1.0.RC1
+# the published page: the role in every chunk, a bare last delta, and no usage.
+
+_OPENAI_FINISH_REASONS: Mapping[FinishReason, str] = {
+    "length": "length",
+    "tool_calls": "tool_calls",
+}
+"""All else is ``stop``."""
+_EARLY_OPENAI_FINISH_REASONS: Mapping[FinishReason, str] = {
+    "length": "length",
+    "content_filter": "stop_sequence",
+    "unknown": "invalid flag",
+}
+
+
+class ResponseVariant(Struct, frozen=True):
+    """What tells conversations from completions, and the first releases from the later."""
+
+    is_chat: bool = True
+    early: bool = False
+
+    @property
+    def unary_object(self) -> str:
+        """The ``object`` of a whole answer."""
+        return "chat.completion" if self.is_chat else "text_completion"
+
+    @property
+    def chunk_object(self) -> str:
+        """The ``object`` of a chunk."""
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
+
+    def map_finish_reason(self, reason: FinishReason, *, called: bool) -> str:
+        """A finish reason's name: whatever is no length is an end."""
+        if self.early:
+            return _EARLY_OPENAI_FINISH_REASONS.get(reason, "eos_token")
+        if called and reason != "length":
+            return "tool_calls"
+        return _OPENAI_FINISH_REASONS.get(reason, "stop")
+
+
+class OpenAiStyleEncoder:
+    """Writes the answer to a conversation or a completion."""
+
+    content_type = STREAM_CONTENT_TYPE
+
+    def __init__(
+        self,
+        form: ResponseVariant,
+        request: GenerationRequest,
+        about: ResponseContext,
+        headers: Headers,
+    ) -> None:
+        self._variant, self._request, self._headers = form, request, headers
+        about_it = b'"created":%d,"model":%b' % (about.created, encode_json(about.model))
+        head = b'{"id":%b,"object":%b,' + about_it + b","
+        self._unary_head = head % (encode_json(request.client_id), encode_json(form.unary_object))
+        self._chunk_head = head % (encode_json(request.client_id), encode_json(form.chunk_object))
+        self._started = False
+        self._prompt_tokens: int | None = None
+        self._usage: core_events.Usage | None = None
+        self._token_counts = [0] * request.choice_count
+        self._text_offsets = [0] * request.choice_count
+        self._templates: dict[int, tuple[bytes, bytes]] = {}
+        self._choices_with_calls: set[int] = set()
+        self._choice_ends: list[ChoiceEnd] = []
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._headers
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return b"".join([self._encode_event(event) for event in events])
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
+        if isinstance(error, ClientDisconnected):
+            return self._encode_stopped()
+        return errors.encode_stream_error(error, self._request.timeout)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        write = self._build_chat_choice if self._variant.is_chat else self._build_completion_choice
+        body = b'"choices":' + encode_json([write(choice) for choice in answer.choices])
+        if answer.usage is not None:
+            body += b',"usage":' + encode_json(build_usage(answer.usage))
+        return build_json_response(self._unary_head + body + b"}")
+
+    # --- a stream ---------------------------------------------------------------------------------
+
+    def _encode_event(self, event: Event) -> bytes:
+        match event:
+            case TextDelta() | ReasoningDelta() | RefusalDelta():
+                return self._encode_role_chunks() + self._encode_text(event)
+            case ToolCallStart(index, call, name_id, name):
+                piece = ToolCallItem(call, name_id, "function", FunctionCallItem(name, ""))
+                return self._encode_role_chunks() + self._encode_call(index, piece)
+            case ToolCallDelta(index, call, text):
+                piece = ToolCallItem(call, function=FunctionCallItem(arguments=text))
+                return self._encode_role_chunks() + self._encode_call(index, piece)
+            case StreamStart(prompt_tokens):
+                self._prompt_tokens = prompt_tokens
+            case ChoiceEnd():
+                self._choice_ends.append(event)
+            case core_events.Usage():
+                self._usage = event
+            case StreamEnd():
+                last = b"".join([self._encode_final_chunk(end) for end in self._choice_ends])
+                return self._encode_role_chunks() + last + DONE_EVENT
+            case _:
+                pass
+        return b""
+
+    def _encode_role_chunks(self) -> bytes:
+        """Before the first piece of a conversation, an empty one for each choice."""
+        if self._started or self._variant.early or not self._variant.is_chat:
+            return b""
+        self._started = True
+        return b"".join(
+            [self._encode_delta(i, content=b'""') for i in range(self._request.choice_count)]
+        )
+
+    def _encode_text(self, event: TextDelta | ReasoningDelta | RefusalDelta) -> bytes:
+        index, logprobs = event.index, b"null"
+        if isinstance(event, TextDelta):
+            self._token_counts[index] += event.tokens
+            if event.logprobs:
+                logprobs = encode_json(self._build_logprobs(index, event.logprobs))
+        if not event.text and logprobs == b"null":
+            return b""
+        apart = (
+            isinstance(event, ReasoningDelta) and self._variant.is_chat and not self._variant.early
+        )
+        if not apart and logprobs == b"null":
+            head, tail = self._templates.get(index) or self._build_template(index)
+            return head + encode_json(event.text) + tail
+        key = b"reasoning_content" if apart else b"content"
+        return self._encode_delta(
+            index, content=encode_json(event.text), key=key, logprobs=logprobs
+        )
+
+    def _build_template(self, index: int) -> tuple[bytes, bytes]:
+        """A piece of plain text, cut where the text belongs; JSON never holds the mark."""
+        head, _, tail = self._encode_delta(index, content=b"\0").partition(b"\0")
+        self._templates[index] = head, tail
+        return head, tail
+
+    def _encode_call(self, index: int, piece: ToolCallItem) -> bytes:
+        self._choices_with_calls.add(index)
+        return self._encode_delta(index, content=b"[%b]" % encode_json(piece), key=b"tool_calls")
+
+    def _encode_delta(
+        self, index: int, *, content: bytes, key: bytes = b"content", logprobs: bytes = b"null"
+    ) -> bytes:
+        if not self._variant.is_chat:
+            return self._encode_chunk(index, b'"text":' + content, logprobs, b"null", b"")
+        delta = b'"delta":{"role":"assistant","%b":%b}' % (key, content)
+        return self._encode_chunk(index, delta, logprobs, b"null", b"")
+
+    def _encode_final_chunk(self, end: ChoiceEnd) -> bytes:
+        reason = encode_json(
+            self._variant.map_finish_reason(
+                end.finish_reason, called=end.index in self._choices_with_calls
+            )
+        )
+        if self._variant.early:
+            return self._encode_chunk(end.index, b'"delta":{}', b"null", reason, b"")
+        said = (
+            b'"delta":{"role":"assistant","content":""}' if self._variant.is_chat else b'"text":""'
+        )
+        usage = self._get_choice_usage(end.index)
+        told = b"" if usage is None else b'"usage":' + encode_json(build_usage(usage))
+        return self._encode_chunk(end.index, said, b"null", reason, told)
+
+    def _encode_stopped(self) -> bytes:
+        """The end of every choice that had none; a call that it had begun is none."""
+        cut = set(range(self._request.choice_count)) - {end.index for end in self._choice_ends}
+        self._choices_with_calls -= cut
+        self._choice_ends.extend(ChoiceEnd("content_filter", index) for index in sorted(cut))
+        return self._encode_event(StreamEnd())
+
+    def _get_choice_usage(self, index: int) -> core_events.Usage | None:
+        """Each choice tells its own tokens; the backend's figure is for all of them."""
+        if self._request.choice_count == 1 and self._usage is not None:
+            return self._usage
+        prompt = self._usage.prompt_tokens if self._usage else self._prompt_tokens
+        return None if prompt is None else core_events.Usage(prompt, self._token_counts[index])
+
+    def _encode_chunk(
+        self, index: int, said: bytes, logprobs: bytes, reason: bytes, usage: bytes
+    ) -> bytes:
+        more = b"" if self._variant.early and self._variant.is_chat else b',"logprobs":' + logprobs
+        if not self._variant.is_chat:
+            more += b',"stop_reason":null'
+        choice = b'{"index":%d,%b%b,"finish_reason":%b}' % (index, said, more, reason)
+        choices = b'"choices":[%b]' % choice
+        parts = [usage, choices] if self._variant.is_chat else [choices, usage]
+        return framed(self._chunk_head + b",".join(filter(None, parts)) + b"}")
+
+    # --- a whole answer ---------------------------------------------------------------------------
+
+    def _build_chat_choice(self, choice: UnaryChoice) -> dict[str, Any]:
+        form = self._variant
+        text = choice.text + choice.refusal
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        whole: dict[str, Any] = {"index": choice.index, "message": message}
+        if form.early:
+            message["content"] = choice.reasoning + text
+        else:
+            if choice.reasoning:
+                message["reasoning_content"] = choice.reasoning
+            message["tool_calls"] = build_tool_calls(choice.tool_calls)
+            whole["logprobs"] = self._build_logprobs(choice.index, choice.logprobs)
+        whole["finish_reason"] = form.map_finish_reason(
+            choice.finish_reason, called=bool(choice.tool_calls)
+        )
+        return whole
+
+    def _build_completion_choice(self, choice: UnaryChoice) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "text": choice.reasoning + choice.text + choice.refusal,
+            "logprobs": self._build_logprobs(choice.index, choice.logprobs),
+            "stop_reason": None,
+            "finish_reason": self._variant.map_finish_reason(choice.finish_reason, called=False),
+        }
+
+    def _build_logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> Any:
+        if not tokens:
+            return None
+        if self._variant.is_chat:
+            return {"content": [_build_chat_logprob(one) for one in tokens]}
+        start = self._text_offsets[index]
+        columns = _CompletionLogprobs([], [], [], [])
+        for one in tokens:
+            columns.append_token(one, start)
+            start += len(one.token.encode())
+        self._text_offsets[index] = start
+        return columns
+
+
+# --- the small shapes -----------------------------------------------------------------------------
+
+
+class _PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class _CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
+class _UsageBody(Struct):
+    prompt_tokens: int
+    prompt_tokens_details: _PromptTokensDetails | UnsetType
+    completion_tokens: int
+    completion_tokens_details: _CompletionTokensDetails | UnsetType
+    total_tokens: int
+
+
+def build_usage(usage: core_events.Usage) -> _UsageBody:
+    """Usage, its details where they are known."""
+    cached, thought = usage.cached_tokens, usage.reasoning_tokens
+    return _UsageBody(
+        usage.prompt_tokens,
+        UNSET if cached is None else _PromptTokensDetails(cached),
+        usage.completion_tokens,
+        UNSET if thought is None else _CompletionTokensDetails(thought),
+        usage.total_tokens,
+    )
+
+
+def _build_token_logprob(token: str, logprob: float | None, data: bytes | None) -> dict[str, Any]:
+    return {
+        "token": token,
+        "logprob": logprob,
+        "bytes": list(token.encode() if data is None else data),
+    }
+
+
+def _build_chat_logprob(one: TokenLogprob) -> dict[str, Any]:
+    top = [_build_token_logprob(other.token, other.logprob, other.data) for other in one.top]
+    return {**_build_token_logprob(one.token, one.logprob, one.data), "top_logprobs": top}
+
+
+class _CompletionLogprobs(Struct):
+    """The older form. The token that came is the first among its alternatives."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float | None]]
+
+    def append_token(self, one: TokenLogprob, offset: int) -> None:
+        self.text_offset.append(offset)
+        self.token_logprobs.append(one.logprob)
+        self.tokens.append(one.token)
+        others: Iterable[tuple[str, float]] = ((other.token, other.logprob) for other in one.top)
+        self.top_logprobs.append({one.token: one.logprob} | dict(others))
+
+
+# Answers of the endpoints that name no model: the server's own, and those after TGI and vLLM.
+#
+# Streams of the first two end with an event that says the whole text once more, and is ours to add:
+# it has no token of its own, so nothing need be held back for it.
+#
+# Source: MindIE-LLM 0695772, single_req_self_develop_infer_interface.cpp,
+# single_req_tgi_text_infer_interface.cpp, single_req_vllm_infer_interface.cpp.
+
+
+class _StreamState:
+    """What a stream has told so far."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_count = 0
+        self.prompt_tokens = 0
+        self.finish_reason = ""
+
+    def update(self, event: Event, profile: MindieProfile) -> None:
+        """Remember what the end will repeat."""
+        match event:
+            case TextDelta(text):
+                self.texts.append(text)
+                self.token_count += event.tokens
+            case ReasoningDelta(text) | RefusalDelta(text):
+                self.texts.append(text)
+                self.token_count += 1
+            case StreamStart(prompt_tokens):
+                self.prompt_tokens = prompt_tokens or 0
+            case Usage(prompt_tokens, completion_tokens):
+                self.prompt_tokens = prompt_tokens
+                self.token_count = max(self.token_count, completion_tokens)
+            case ChoiceEnd(reason):
+                self.finish_reason = map_finish_reason(reason, profile)
+            case _:
+                pass
+
+
+def _get_token_ids(event: Event) -> list[int]:
+    return list(event.token_ids) if isinstance(event, TextDelta) else []
+
+
+# --- the server's own -----------------------------------------------------------------------------
+
+
+class _NativeDetails(Struct):
+    finish_reason: str
+    generated_tokens: int
+    generated_token_ids: list[int] | UnsetType
+    seed: int | None
+
+
+class _NativeToken(Struct):
+    id: list[int]
+    text: str | None
+
+
+class _NativeChunk(Struct):
+    prefill_time: int | None
+    decode_time: int | None
+    token: _NativeToken
+
+
+class _NativeFinalChunk(Struct):
+    prefill_time: int | None
+    decode_time: int | None
+    generated_text: str
+    details: _NativeDetails | None
+    token: _NativeToken
+
+
+class NativeEncoder:
+    """Writes the answer to /infer and /infer_token."""
+
+    content_type = STREAM_CONTENT_TYPE
+
+    def __init__(
+        self,
+        profile: MindieProfile,
+        request: GenerationRequest,
+        about: ResponseContext,
+        headers: Headers,
+    ) -> None:
+        self._profile, self._request, self._headers = profile, request, headers
+        self._timer = ChunkTimer(about.clock)
+        self._state = _StreamState()
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._headers
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return b"".join([self._encode_event(event) for event in events])
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
+        if isinstance(error, ClientDisconnected):
+            self._state.finish_reason = STOPPED_FINISH_REASON
+            return self._encode_final_event()
+        return errors.encode_stream_error(error, self._request.timeout)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        choice = get_only_choice(answer)
+        body: dict[str, Any] = {"generated_text": join_choice_text(choice)}
+        if self._request.want.details:
+            tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
+            body["details"] = self._build_details(
+                map_finish_reason(choice.finish_reason, self._profile), tokens, choice.token_ids
+            )
+        return build_json_response(encode_json(body))
+
+    def _encode_event(self, event: Event) -> bytes:
+        self._state.update(event, self._profile)
+        match event:
+            case TextDelta(text) | ReasoningDelta(text) | RefusalDelta(text):
+                token = _NativeToken(_get_token_ids(event), text)
+                return framed(encode_json(_NativeChunk(*self._timer.measure_chunk(), token)))
+            case Timing():
+                self._timer.set_backend_timing(event)
+            case StreamEnd():
+                return self._encode_final_event()
+            case _:
+                pass
+        return b""
+
+    def _encode_final_event(self) -> bytes:
+        told = self._state
+        details = self._build_details(told.finish_reason, told.token_count, UNSET)
+        last = _NativeFinalChunk(
+            *self._timer.measure_chunk(),
+            "".join(told.texts),
+            details if self._request.want.details else None,
+            _NativeToken([], None),
+        )
+        return framed(encode_json(last))
+
+    def _build_details(
+        self, reason: str, tokens: int, ids: list[int] | UnsetType
+    ) -> _NativeDetails:
+        return _NativeDetails(reason, tokens, ids, self._request.sampling.seed)
+
+
+# --- after TGI ------------------------------------------------------------------------------------
+
+
+class _TgiToken(Struct):
+    id: list[int]
+    text: str
+    logprob: None = None
+    special: None = None
+
+
+class _TgiStreamDetails(Struct):
+    prompt_tokens: int
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None
+
+
+class _TgiChunk(Struct):
+    token: _TgiToken
+    generated_text: str | None = None
+    details: _TgiStreamDetails | None = None
+
+
+class _TgiUnaryToken(Struct):
+    id: int
+    logprob: None = None
+    special: None = None
+    text: None = None
+
+
+class _TgiUnaryDetails(Struct):
+    prompt_tokens: int
+    finish_reason: str
+    generated_tokens: int
+    prefill: list[_TgiUnaryToken]
+    seed: int | None
+    tokens: list[_TgiUnaryToken] | UnsetType
+
+
+class TgiStyleEncoder:
+    """Writes the answers of the endpoints after TGI; ``listed``: whole, as a list of one."""
+
+    content_type = STREAM_CONTENT_TYPE
+
+    def __init__(
+        self,
+        profile: MindieProfile,
+        request: GenerationRequest,
+        headers: Headers,
+        *,
+        listed: bool = False,
+    ) -> None:
+        self._profile, self._request, self._as_list = profile, request, listed
+        self._headers = headers
+        self._state = _StreamState()
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._headers
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return b"".join([self._encode_event(event) for event in events])
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
+        if isinstance(error, ClientDisconnected):
+            self._state.finish_reason = STOPPED_FINISH_REASON
+            return self._encode_final_event()
+        return errors.encode_stream_error(error, self._request.timeout)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        choice = get_only_choice(answer)
+        body: dict[str, Any] = {}
+        if self._request.want.details:
+            body["details"] = self._build_details(answer, choice)
+        body["generated_text"] = join_choice_text(choice)
+        return build_json_response(encode_json([body] if self._as_list else body))
+
+    def _build_details(self, answer: UnaryResponse, choice: UnaryChoice) -> _TgiUnaryDetails:
+        usage = answer.usage
+        return _TgiUnaryDetails(
+            usage.prompt_tokens if usage else 0,
+            map_finish_reason(choice.finish_reason, self._profile),
+            usage.completion_tokens if usage else choice.tokens,
+            [],
+            self._request.sampling.seed,
+            [_TgiUnaryToken(one) for one in choice.token_ids] or UNSET,
+        )
+
+    def _encode_event(self, event: Event) -> bytes:
+        self._state.update(event, self._profile)
+        match event:
+            case TextDelta(text) | ReasoningDelta(text) | RefusalDelta(text):
+                return framed(encode_json(_TgiChunk(_TgiToken(_get_token_ids(event), text))))
+            case StreamEnd():
+                return self._encode_final_event()
+            case _:
+                return b""
+
+    def _encode_final_event(self) -> bytes:
+        told = self._state
+        details = None
+        if self._request.want.details:
+            seed = self._request.sampling.seed
+            details = _TgiStreamDetails(
+                told.prompt_tokens, told.finish_reason, told.token_count, seed
+            )
+        return framed(encode_json(_TgiChunk(_TgiToken([], ""), "".join(told.texts), details)))
+
+
+# --- after vLLM -----------------------------------------------------------------------------------
+
+
+class VllmStyleEncoder:
+    """Writes the answers of the endpoint after vLLM: objects, each with a NUL byte behind it."""
+
+    content_type = STREAM_CONTENT_TYPE
+
+    def __init__(self, request: GenerationRequest, headers: Headers) -> None:
+        self._request, self._headers = request, headers
+        self._choice_count = request.choice_count
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._headers
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return b"".join([self._encode_event(event) for event in events])
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped just ends, as all does."""
+        if isinstance(error, ClientDisconnected):
+            return b""
+        return errors.encode_stream_error(error, self._request.timeout)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """Every text begins with the prompt."""
+        prompt = self._get_prompt()
+        return build_json_response(
+            encode_json({"text": [prompt + join_choice_text(choice) for choice in answer.choices]})
+        )
+
+    def _get_prompt(self) -> str:
+        request = self._request
+        if request.prompts:
+            return str(request.prompts[0])
+        return request.messages[0].text
+
+    def _encode_event(self, event: Event) -> bytes:
+        match event:
+            case TextDelta(text, index) | ReasoningDelta(text, index) | RefusalDelta(text, index):
+                texts = [""] * self._choice_count
+                texts[index] = text
+                return encode_json({"text": texts}) + b"\0"
+            case _:
+                return b""

@@ -1,0 +1,386 @@
+"""The dialect itself: paths, and what answers each of them."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from protocols import params
+from protocols.chat import errors, openapi
+from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.embeddings import EmbeddingDecoder, EmbeddingEncoder
+from protocols.chat.params import invalid_type_error, null_to_none
+from protocols.chat.passthrough import build_openai_passthrough
+from protocols.chat.requests import (
+    DEFAULT_REQUEST_RULES,
+    RequestRules,
+    read_chat,
+    read_completion,
+    read_embedding,
+    read_model,
+)
+from protocols.chat.responses import (
+    ChatEncoder,
+    CompletionEncoder,
+    ResponseStyle,
+    create_header_builder,
+)
+from protocols.chat.upstream import PROFILES, RequestWriter
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Endpoint,
+    Headers,
+    HttpResponse,
+    OpenApiFragment,
+    PassthroughRequest,
+    RateLimitStatus,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    RoutingInfo,
+    UpstreamRequest,
+)
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import EmbeddingRequest, Request
+from protocols.json_body import decode_value, read_fields, read_unchecked_fields
+from protocols.openapi import (
+    Schema,
+    array_of,
+    build_error_responses,
+    build_response,
+    build_struct_schemas,
+    object_of,
+    ref,
+)
+
+# What is left to a client, in the headers of every answer.
+#
+# Source: the headers of OpenAI's API, https://platform.openai.com/docs/guides/rate-limits, "Rate
+# limits in headers": numbers, and durations such as ``120ms``, ``1s`` and ``6m0s``.
+
+
+def format_rate_limit_headers(
+    requests: RateLimitStatus | None, tokens: RateLimitStatus | None
+) -> Headers:
+    """The headers of each limit that there is."""
+    found: Headers = ()
+    for name, one in (("requests", requests), ("tokens", tokens)):
+        if one is not None:
+            found += (
+                (f"x-ratelimit-limit-{name}", str(one.limit)),
+                (f"x-ratelimit-remaining-{name}", str(one.remaining)),
+                (f"x-ratelimit-reset-{name}", format_duration(one.reset_after)),
+            )
+    return found
+
+
+def format_duration(seconds: float) -> str:
+    """Rounded up: to a thousandth of a second below one, and else to a whole one."""
+    if 0 < seconds <= 0.999:  # noqa: PLR2004 - what is more rounds up to a whole one
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{rest}s"
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+_encode = msgspec.json.Encoder().encode
+
+_FIELD_NAMES: Final[Mapping[str, str]] = {
+    "tools": "tools",
+    "tool_choice": "tool_choice",
+    "parallel_tools": "parallel_tool_calls",
+    "output": "response_format",
+    "stopping.max_tokens": "max_tokens",
+    "sampling.logit_bias": "logit_bias",
+    "sampling.beam_width": "use_beam_search",
+    "templating.arguments": "chat_template_kwargs",
+    "logprobs.top": "top_logprobs",
+    "logprobs.prompt": "logprobs",
+}
+"""What is no scalar of its own."""
+
+_VERSION_HEADERS: Final[Headers] = (("openai-version", "2020-10-01"),)
+"""On every answer and refusal, as clients' logs and proxies look for it."""
+
+
+_TIMEOUT_HEADER: Final = "x-stainless-read-timeout"
+
+_ModelName = Annotated[str, Meta(min_length=1)]
+
+
+class _RoutingFields(Struct):
+    model: _ModelName
+    stream: bool | None = None
+    request_id: str | None = None
+
+
+_decode_routing_fields = msgspec.json.Decoder(_RoutingFields).decode
+_decode_model_name = msgspec.json.Decoder(_ModelName).decode
+_decode_optional_bool = msgspec.json.Decoder(bool | None).decode
+
+
+def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
+    """The paths under ``prefix``, such as ``/v1``."""
+    return (
+        Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
+        Endpoint("POST", f"{prefix}/completions", operation="completion"),
+        Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
+        Endpoint("GET", f"{prefix}/models", "inform", "models"),
+        Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
+    )
+
+
+def _read_any_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
+    """The same as ``OpenAI.peek``, of any body."""
+    try:
+        found = _decode_routing_fields(call.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _read_checked_routing_info(call, client_id)
+    return RoutingInfo(found.model, None, found.stream is True, client_id or found.request_id)
+
+
+def _read_checked_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
+    """The same, to find out what exactly is wrong."""
+    fields = read_fields(call)
+    model = read_model(fields)
+    raw = null_to_none(fields.get("stream"))
+    stream = decode_value(raw) if raw is not None else False
+    if not isinstance(stream, bool):
+        raise invalid_type_error("stream", "a boolean", stream)
+    return RoutingInfo(model, None, stream, client_id)
+
+
+def read_timeout(headers: Mapping[str, str]) -> float | None:
+    """How many seconds the client will wait, as its library tells; a hint, so never wrong."""
+    told = headers.get(_TIMEOUT_HEADER)
+    if told is None:
+        return None
+    try:
+        seconds = float(told)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < 1e9 else None  # noqa: PLR2004 - and no infinity
+
+
+class OpenAI:
+    """OpenAI's API: conversations, completions, embeddings and the list of models.
+
+    ``profile`` says what the workers are. ``prefix`` stands before every path. ``unknown``: what
+    becomes of fields that the dialect does not have. ``powers`` lets clients reach what steers a
+    worker itself: a chat template of their own, priorities, caches.
+    """
+
+    name: str = "openai"
+    profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
+    model_options: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        *,
+        prefix: str = "/v1",
+        unknown: Literal["forward", "ignore", "reject"] = "forward",
+        powers: bool = False,
+    ) -> None:
+        chosen = PROFILES.get(profile or self.profiles[0])
+        if chosen is None:
+            known = ", ".join(self.profiles)
+            raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
+        self.path_prefixes: tuple[str, ...] = (prefix,)
+        self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
+        self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
+        self._has_default_rules = chosen.request_rules is DEFAULT_REQUEST_RULES
+        self._allows_passthrough = self._has_default_rules and unknown == "forward"
+        """Whether its clients' own bytes are for any worker: they mean what OpenAI's would."""
+        self._request_rules: RequestRules = msgspec.structs.replace(
+            chosen.request_rules, unknown_fields=unknown
+        )
+        self._response_style = ResponseStyle(
+            headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
+        )
+        self._request_writer = RequestWriter(chosen, prefix, powers=powers)
+        self._passthrough_rules = build_openai_passthrough(
+            chosen, prefix, self._request_writer.forwards_field, DEFAULT_REQUEST_RULES
+        )
+        self._field_names: Mapping[str, Mapping[str, str]] = {
+            "chat": {**params.map_field_names(self._request_rules.chat), **_FIELD_NAMES},
+            "completion": {
+                **_FIELD_NAMES,
+                **params.map_field_names(self._request_rules.completion),
+            },
+            "embedding": params.map_field_names(self._request_rules.embedding),
+        }
+        self.param_tables: Mapping[str, tuple[params.Param, ...]] = {
+            "chat": self._request_rules.chat,
+            "completion": self._request_rules.completion,
+            "embedding": self._request_rules.embedding,
+        }
+
+    # --- towards clients --------------------------------------------------------------------------
+
+    def peek(self, call: ClientRequest) -> RoutingInfo:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        client_id = call.headers.get("x-client-request-id")
+        fields = read_unchecked_fields(call)
+        if fields is None or "request_id" in fields:
+            return _read_any_routing_info(call, client_id)
+        try:
+            model = _decode_model_name(fields["model"])
+            stream = "stream" in fields and _decode_optional_bool(fields["stream"]) is True
+        except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _read_any_routing_info(call, client_id)
+        return RoutingInfo(model, None, stream, client_id or None)
+
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        del model
+        client_id = call.headers.get("x-client-request-id")
+        timeout = read_timeout(call.headers)
+        variant = call.endpoint.operation
+        fields = read_fields(call)
+        match variant:
+            case "chat":
+                return read_chat(fields, self._request_rules, client_id=client_id, timeout=timeout)
+            case "completion":
+                return read_completion(
+                    fields, self._request_rules, client_id=client_id, timeout=timeout
+                )
+            case _:
+                return read_embedding(
+                    fields, self._request_rules, client_id=client_id, timeout=timeout
+                )
+
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        del call
+        if isinstance(request, EmbeddingRequest):
+            return EmbeddingEncoder(self._response_style, request, about)
+        if request.kind == "chat":
+            return ChatEncoder(self._response_style, request, about)
+        return CompletionEncoder(self._response_style, request, about)
+
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        del call
+        reply = errors.build_error_response(error)
+        return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
+
+    def rate_limit_headers(
+        self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None
+    ) -> Headers:
+        """See ``protocols.core.interfaces.RateLimitHeaders``."""
+        return format_rate_limit_headers(requests, tokens)
+
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        if call.endpoint.operation == "models":
+            cards = [build_model_card(model, model.name) for model in catalog.list_models()]
+            return _build_json_response({"object": "list", "data": cards})
+        name = call.path_params["model"]
+        return _build_json_response(build_model_card(catalog.find_model(name), name))
+
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        return self._field_names.get(call.endpoint.operation, {})
+
+    def openapi_fragment(self) -> OpenApiFragment:
+        """See ``protocols.core.interfaces.OpenApiProvider``."""
+        error = ref("ErrorAnswer")
+        refused = build_error_responses(errors.ERROR_STATUSES, error)
+        models: dict[str, Schema] = {
+            "object": {"const": "list"},
+            "data": array_of(ref("ModelCard")),
+        }
+        return OpenApiFragment(
+            {
+                **openapi.build_operations(self._request_rules, refused, error),
+                "models": {
+                    "summary": "List the models.",
+                    "responses": {"200": build_response(object_of(models, *models)), **refused},
+                },
+                "model": {
+                    "summary": "Tell of one model.",
+                    "responses": {"200": build_response(ref("ModelCard")), **refused},
+                },
+            },
+            {
+                **openapi.build_response_schemas(self._response_style),
+                **build_struct_schemas(ModelCard, errors.ErrorBody),
+                "ErrorAnswer": object_of({"error": ref("ErrorBody")}, "error"),
+            },
+        )
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        known = self._remove_foreign_extra(request)
+        told = self._request_writer.unsupported_parameters(known, names)
+        if known is request:
+            return told
+        return told + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return self._request_writer.encode_request(self._remove_foreign_extra(request))
+
+    def _remove_foreign_extra(self, request: Request) -> Request:
+        """Without what only another dialect's workers may know."""
+        if not request.extra or request.source in ("", self.name):
+            return request
+        return msgspec.structs.replace(request, extra={})
+
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``protocols.core.interfaces.SupportsPassthrough``."""
+        if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
+            return None
+        headers = create_header_builder(client._response_style, about, ())  # noqa: SLF001
+        timeout = read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None
+        return self._passthrough_rules.prepare_passthrough(
+            call.endpoint.operation, call, about, headers, timeout=timeout
+        )
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, EmbeddingRequest):
+            return EmbeddingDecoder(request)
+        return GenerationDecoder(request, echoes=self._request_writer.expects_echo(request))
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body)
+
+
+def _build_json_response(body: Any) -> HttpResponse:
+    return HttpResponse(
+        200, _encode(body), (("Content-Type", "application/json"), *_VERSION_HEADERS)
+    )
+
+
+class ModelCard(Struct):
+    """A model in the list of models; the last key is vLLM's, and load generators read it."""
+
+    id: str
+    created: int
+    object: Literal["model"] = "model"
+    owned_by: str = "interlingua"
+    max_model_len: int | UnsetType = UNSET
+
+
+def build_model_card(model: ModelInfo, name: str) -> ModelCard:
+    """A model under the ``name`` by which it was asked for."""
+    length = UNSET if model.context_length is None else model.context_length
+    return ModelCard(name, model.created, max_model_len=length)

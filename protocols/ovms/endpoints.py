@@ -1,0 +1,288 @@
+"""The dialect itself: which paths, and what happens on each."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from msgspec import Struct, json
+
+from protocols import params
+from protocols.chat import errors as chat_errors
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Endpoint,
+    HttpResponse,
+    OpenApiFragment,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    RoutingInfo,
+    UpstreamRequest,
+)
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import EmbeddingRequest, Request
+from protocols.ovms import errors, openapi, requests
+from protocols.ovms import params as ovms_params
+from protocols.ovms.responses import GenerationEncoder, OvmsEmbeddingEncoder, ResponseVariant
+from protocols.ovms.upstream import OvmsUpstream, build_passthrough, map_worker_error
+
+_encode = json.Encoder().encode
+_WRONG_ENDPOINT_ERROR = (
+    "Wrong endpoint. Allowed endpoints: /v[13]/chat/completions, /v[13]/completions, "
+    "/v[13]/responses, /v[13]/tokenize"
+)
+_NOT_JSON_ERROR = "Non-json request received in {} calculator"
+_GENERATION_OPERATIONS = ("chat", "completion")
+_FIELD_NAMES = {
+    "tools": "tools",
+    "tool_choice": "tool_choice",
+    "output": "response_format",
+    "templating.arguments": "chat_template_kwargs",
+    **params.map_field_names(row.param for row in ovms_params.ALL_PARAMS),
+}
+
+
+class _ModelCard(Struct):
+    id: str
+    object: str
+    created: int
+    owned_by: str = "OVMS"
+
+
+class _ModelList(Struct):
+    data: list[_ModelCard]
+    object: str = "list"
+
+
+class _KserveServerMetadata(Struct):
+    name: str
+    version: str
+
+
+def _build_endpoints(root: str) -> tuple[Endpoint, ...]:
+    """One root's endpoints.
+
+    A GET of a path that is none of the server's is no wrong method there but a wrong URL, and a
+    POST of one is refused by the graph that the body names: hence the rows without a use.
+    """
+    return (
+        Endpoint("POST", f"{root}/chat/completions", operation="chat"),
+        Endpoint("POST", f"{root}/completions", operation="completion"),
+        Endpoint("POST", f"{root}/embeddings", operation="embedding"),
+        Endpoint("GET", f"{root}/models", "inform", "models", public=True),
+        Endpoint("GET", f"{root}/models/{{model}}", "inform", "model", public=True),
+        Endpoint("GET", f"{root}/models/{{owner}}/{{model}}", "inform", "model", public=True),
+        *(
+            Endpoint("GET", f"{root}/{path}", "inform", "nothing", public=True)
+            for path in ("chat/completions", "completions", "embeddings", "{a}", "{a}/{b}")
+        ),
+        *(
+            Endpoint("POST", f"{root}/{path}", operation="nothing")
+            for path in ("models", "models/{model}", "{a}", "{a}/{b}")
+        ),
+    )
+
+
+_KSERVE_ENDPOINTS = (
+    Endpoint("GET", "/v2", "inform", "server", public=True),
+    Endpoint("GET", "/v2/health/live", "inform", "live", public=True),
+    Endpoint("GET", "/v2/health/ready", "inform", "ready", public=True),
+    Endpoint("GET", "/v2/models/{model}/ready", "inform", "model ready", public=True),
+    Endpoint(
+        "GET", "/v2/models/{model}/versions/{version}/ready", "inform", "model ready", public=True
+    ),
+    Endpoint("POST", "/v2/models/{model}/infer", "inform", "infer"),
+    Endpoint("POST", "/v2/models/{model}/versions/{version}/infer", "inform", "infer"),
+)
+
+
+class OVMS:
+    """OpenVINO Model Server's REST API for language models.
+
+    The profile ``2024`` is the first release with chat: no usage, no id, no tools, no stop strings,
+    greedy unless told otherwise. ``v1`` mounts the paths under ``/v1`` too, ``kserve`` the health
+    paths under ``/v2``: both belong to others where several dialects share a listener.
+    """
+
+    name = "ovms"
+    profiles: ClassVar[tuple[str, ...]] = ("2026", "2024")
+
+    def __init__(
+        self, profile: str | None = None, *, v1: bool = False, kserve: bool = False
+    ) -> None:
+        chosen = self.profiles[0] if profile is None else profile
+        if chosen not in self.profiles:
+            known = ", ".join(self.profiles)
+            raise ValueError(f"ovms has no profile {chosen!r}; it has {known}")
+        self._early = chosen == "2024"
+        self._profile = chosen
+        self._upstream = OvmsUpstream(chosen, self.name)
+        self._passthrough = build_passthrough(chosen)
+        self.health_request = self._upstream.health_request
+        self.param_tables: Mapping[str, tuple[params.Param, ...]] = (
+            ovms_params.EARLY_PARAM_TABLES if self._early else ovms_params.PARAM_TABLES
+        )
+        roots = ("/v3", "/v1") if v1 else ("/v3",)
+        self.path_prefixes: tuple[str, ...] = (*roots, "/v2") if kserve else roots
+        self.endpoints: tuple[Endpoint, ...] = (
+            *(endpoint for root in ("/v3/v1", *roots) for endpoint in _build_endpoints(root)),
+            *(_KSERVE_ENDPOINTS if kserve else ()),
+        )
+
+    # --- towards clients --------------------------------------------------------------------------
+
+    def peek(self, call: ClientRequest) -> RoutingInfo:
+        """The model and ``stream``, with what is checked before the graph is looked up.
+
+        Of content that is not JSON, and of an empty name, the model is what follows the root.
+        """
+        model, stream = "", False
+        if requests.has_json_body(call):
+            generates = call.endpoint.operation in _GENERATION_OPERATIONS
+            _, model, stream = requests.read_routing_fields(call, generates=generates)
+        return RoutingInfo(model or _read_path_model(call), stream=stream)
+
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+        """The request as the graph reads it."""
+        del model
+        if not requests.has_json_body(call):
+            what = "embeddings" if call.endpoint.operation == "embedding" else "text generation"
+            raise InvalidParameter(_NOT_JSON_ERROR.format(what), param="messages")
+        match call.endpoint.operation:
+            case "chat" | "completion" as kind:
+                return requests.read_generation_request(
+                    call, chat=kind == "chat", early=self._early
+                )
+            case "embedding":
+                return requests.read_embedding_request(call)
+            case _:
+                raise InvalidParameter(_WRONG_ENDPOINT_ERROR, param="path")
+
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
+        """What writes the answer."""
+        if isinstance(request, EmbeddingRequest):
+            return OvmsEmbeddingEncoder(request.encoding)
+        usage = request.stream and request.want.usage != "none"
+        form = ResponseVariant(
+            is_chat=call.endpoint.operation == "chat", early=self._early, with_usage=usage
+        )
+        return GenerationEncoder(form, about)
+
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
+        """The answer that tells of an error."""
+        variant = call.endpoint.operation if call else ""
+        if isinstance(error, ModelNotFound) and variant == "model":
+            return errors.build_unknown_model_response()
+        node = errors.EMBEDDING_NODE if variant == "embedding" else errors.GENERATION_NODE
+        return errors.build_error_response(
+            error, node=node, stream=call is not None and self._is_stream(call)
+        )
+
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        """Models and, where mounted, health. Raises ModelNotFound, PathNotFound."""
+        match call.endpoint.operation:
+            case "models":
+                ready = [
+                    _build_model_card(info, info.name)
+                    for info in catalog.list_models()
+                    if info.ready
+                ]
+                return HttpResponse(200, _encode(_ModelList(ready)))
+            case "model":
+                name = "/".join(call.path_params.values())
+                info = catalog.find_model(name)
+                if not info.ready:
+                    raise ModelNotFound("the model has no version that can answer", model=name)
+                return HttpResponse(200, _encode(_build_model_card(info, name)))
+            case "server":
+                return HttpResponse(
+                    200, _encode(_KserveServerMetadata("OpenVINO Model Server", self._profile))
+                )
+            case "live":
+                return HttpResponse(200)
+            case "ready":
+                return _build_health_response(ready=catalog.ready)
+            case "model ready":
+                version = call.path_params.get("version")
+                info = catalog.find_model(call.path_params["model"], version)
+                chosen = [v for v in info.versions if version in (None, v.name)]
+                return _build_health_response(ready=any(v.ready for v in chosen))
+            case "infer":
+                name = call.path_params["model"]
+                raise ModelNotFound("no model here takes tensors", model=name)
+            case _:
+                raise PathNotFound("no endpoint is called so")
+
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
+        """The wire name of each field."""
+        del call
+        return _FIELD_NAMES
+
+    def openapi_fragment(self) -> OpenApiFragment:
+        """See ``protocols.core.interfaces.OpenApiProvider``."""
+        return openapi.describe_api({one.operation for one in self.endpoints}, early=self._early)
+
+    def _is_stream(self, call: ClientRequest) -> bool:
+        """Whether a stream had been promised: errors before that are no errors of the graph."""
+        if call.endpoint.operation not in _GENERATION_OPERATIONS:
+            return False
+        try:
+            return self.peek(call).stream
+        except GatewayError:
+            return False
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return self._upstream.unsupported_parameters(request, names)
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return self._upstream.encode_request(request)
+
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``protocols.core.interfaces.SupportsPassthrough``: between servers of one release."""
+        alike = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
+        if (
+            not alike
+            or not requests.has_json_body(call)
+            or call.endpoint.operation not in self._passthrough
+        ):
+            return None
+        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return self._upstream.create_decoder(request)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return chat_errors.read_worker_error(status, headers, body, map_worker_error)
+
+
+def _read_path_model(call: ClientRequest) -> str:
+    """What follows ``/v3/`` or ``/v1/``."""
+    root = call.endpoint.path[:4]
+    return call.path.partition(root)[2]
+
+
+def _build_model_card(info: ModelInfo, name: str) -> _ModelCard:
+    return _ModelCard(name, "model", info.created)
+
+
+def _build_health_response(*, ready: bool) -> HttpResponse:
+    return (
+        HttpResponse(200)
+        if ready
+        else HttpResponse(503, errors.encode_error_body("Server is not ready"))
+    )

@@ -1,0 +1,209 @@
+"""The scalar parameters, in the order in which the server checks them, with its words for each.
+
+Source: openvinotoolkit/model_server, src/llm/apis (2026) and src/llm/http_llm_calculator.cc (2024);
+its documentation, model_server_rest_api_chat.md, for the ranges that the early release promised.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Raw, Struct
+
+from protocols.core.errors import InvalidParameter
+from protocols.json_body import decode_value
+from protocols.params import Param, ParsedParams, read_param
+
+INT32_RANGE = (-(2**31), 2**31 - 1)
+UINT32_RANGE = (0, 2**32 - 1)
+JSON_INTEGER_RANGE = (-(2**63), 2**64 - 1)
+MAX_STOP_STRINGS = 16
+
+
+class OvmsParam(Struct, frozen=True):
+    """A parameter, and what the server says of a wrong one.
+
+    ``takes`` is the range of integers that its JSON library calls a number of the wanted kind; one
+    beyond it is of a wrong type, and not out of range.
+    """
+
+    param: Param
+    type_error: str
+    range_error: str = ""
+    integer_range: tuple[int, int] = INT32_RANGE
+
+
+def _build_float_param(
+    wire: str, field: str, low: float | None = None, high: float | None = None, *, text: str = ""
+) -> OvmsParam:
+    param = Param(wire=wire, field=field, type="float", low=low, high=high)
+    shown = text or f"{wire} out of range({low}, {high})"
+    return OvmsParam(param, f"{wire} is not a valid number", shown)
+
+
+def _build_bool_param(wire: str, field: str, wrong_type: str) -> OvmsParam:
+    return OvmsParam(Param(wire=wire, field=field, type="bool", default=False), wrong_type)
+
+
+def _build_count_param(wire: str, field: str, off: tuple[float, ...] = ()) -> OvmsParam:
+    return OvmsParam(
+        Param(wire=wire, field=field, type="strict int", low=1, off=off, default=1),
+        f"{wire} is not an unsigned integer",
+        f"{wire} value should be greater than 0",
+        UINT32_RANGE,
+    )
+
+
+def _build_max_tokens_param(wire: str, *, null: bool) -> OvmsParam:
+    return OvmsParam(
+        Param(
+            wire=wire,
+            field="stopping.max_tokens",
+            type="strict int",
+            low=0,
+            high=UINT32_RANGE[1],
+            null=null,
+            note="0 is judged after everything else: with echo it scores the prompt",
+        ),
+        f"{wire} is not an unsigned integer",
+        f"{wire} value can't be greater than {UINT32_RANGE[1]}",
+        (0, JSON_INTEGER_RANGE[1]),
+    )
+
+
+IGNORE_EOS = _build_bool_param(
+    "ignore_eos", "stopping.ignore_eos", "ignore_eos accepts values true or false"
+)
+MAX_TOKENS = _build_max_tokens_param("max_tokens", null=False)
+MAX_COMPLETION_TOKENS = _build_max_tokens_param("max_completion_tokens", null=True)
+_REPETITION_PENALTY = _build_float_param("repetition_penalty", "sampling.repetition_penalty")
+_LENGTH_PENALTY = _build_float_param("length_penalty", "sampling.length_penalty")
+_TEMPERATURE = _build_float_param("temperature", "sampling.temperature", 0.0, 2.0)
+_BEST_OF = _build_count_param("best_of", "sampling.beam_width", off=(1,))
+_N = _build_count_param("n", "n")
+
+PARAMS_BEFORE_STOP = (
+    IGNORE_EOS,
+    MAX_TOKENS,
+    _build_float_param("frequency_penalty", "sampling.frequency_penalty", -2.0, 2.0),
+    _build_float_param("presence_penalty", "sampling.presence_penalty", -2.0, 2.0),
+    _REPETITION_PENALTY,
+    _LENGTH_PENALTY,
+    _TEMPERATURE,
+    _build_float_param("top_p", "sampling.top_p", 0.0, 1.0),
+    OvmsParam(
+        Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=1, below_high=True),
+        "min_p is not a valid number",
+        "min_p out of range [0.0, 1.0)",
+    ),
+    OvmsParam(
+        Param(wire="top_k", field="sampling.top_k", type="strict int", low=1, off=(-1,)),
+        "top_k is not an integer",
+        "top_k must be -1 (all tokens) or a positive integer",
+    ),
+    OvmsParam(
+        Param(wire="seed", field="sampling.seed", type="strict int", low=0, high=UINT32_RANGE[1]),
+        "seed is not an integer",
+        f"seed out of range [0, {UINT32_RANGE[1]}]",
+        JSON_INTEGER_RANGE,
+    ),
+)
+"""Those before ``stop``, which has a reading of its own."""
+
+INCLUDE_STOP = _build_bool_param(
+    "include_stop_str_in_output",
+    "stopping.include_stop",
+    "include_stop_str_in_output accepts values true or false",
+)
+BEST_OF_PARAMS = (_BEST_OF,)
+PARAMS_AFTER_BEST_OF = (
+    _N,
+    _build_bool_param(
+        "skip_special_tokens", "stopping.skip_special_tokens", "skip_special_tokens is not a bool"
+    ),
+)
+
+EARLY_PARAMS = (
+    IGNORE_EOS,
+    MAX_TOKENS,
+    _REPETITION_PENALTY,
+    _build_float_param("diversity_penalty", "sampling.diversity_penalty"),
+    _LENGTH_PENALTY,
+    _TEMPERATURE,
+    OvmsParam(
+        Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, above_low=True),
+        "top_p is not a valid number",
+        "top_p out of range(0.0, 1.0)",
+    ),
+    OvmsParam(
+        Param(wire="top_k", field="sampling.top_k", type="strict int", low=1, off=(0,), default=0),
+        "top_k is not an integer",
+        "top_k must be 0 (all tokens) or a positive integer",
+    ),
+    OvmsParam(
+        Param(wire="seed", field="sampling.seed", type="strict int", low=0, high=UINT32_RANGE[1]),
+        "seed is not an unsigned integer",
+        "seed is not an unsigned integer",
+        UINT32_RANGE,
+    ),
+    _BEST_OF,
+    _N,
+)
+"""All that the early release knew; the rest of today's it ignored."""
+
+_STOP = OvmsParam(
+    Param(wire="stop", field="stopping.stop", type="strings", max_items=MAX_STOP_STRINGS), ""
+)
+_COMMON_PARAMS = (*PARAMS_BEFORE_STOP, _STOP, INCLUDE_STOP, *BEST_OF_PARAMS, *PARAMS_AFTER_BEST_OF)
+_CHAT_PARAMS = (
+    *_COMMON_PARAMS,
+    _build_bool_param("logprobs", "logprobs.top", "logprobs accepts values true or false"),
+    MAX_COMPLETION_TOKENS,
+)
+_COMPLETION_PARAMS = (
+    *_COMMON_PARAMS,
+    OvmsParam(Param(wire="logprobs", field="logprobs.top", type="strict int", low=1, high=1), ""),
+    _build_bool_param("echo", "echo", "echo accepts values true or false"),
+)
+
+ALL_PARAMS = (
+    *_COMPLETION_PARAMS,
+    *_CHAT_PARAMS[-2:],
+    *(row for row in EARLY_PARAMS if row.param.wire == "diversity_penalty"),
+)
+"""For reports."""
+
+
+def _list_params(rows: Iterable[OvmsParam]) -> tuple[Param, ...]:
+    return tuple(row.param for row in rows)
+
+
+PARAM_TABLES: Mapping[str, tuple[Param, ...]] = {
+    "chat": _list_params(_CHAT_PARAMS),
+    "completion": _list_params(_COMPLETION_PARAMS),
+}
+EARLY_PARAM_TABLES: Mapping[str, tuple[Param, ...]] = dict.fromkeys(
+    PARAM_TABLES, _list_params(EARLY_PARAMS)
+)
+"""See ``protocols.params.ParamTableProvider``."""
+
+
+def read_params(rows: Iterable[OvmsParam], fields: Mapping[str, Raw], into: ParsedParams) -> None:
+    """Read these parameters. Raises InvalidParameter in the server's words for the first wrong."""
+    for row in rows:
+        raw = fields.get(row.param.wire)
+        if raw is None:
+            continue
+        got = decode_value(raw)
+        low, high = row.integer_range
+        if type(got) is int and not low <= got <= high:
+            raise _build_value_error(row, row.type_error, got)
+        try:
+            read_param(row.param, raw, into)
+        except InvalidParameter as error:
+            wrong_type = error.problem == "type"
+            raise _build_value_error(
+                row, row.type_error if wrong_type else row.range_error, got
+            ) from None
+
+
+def _build_value_error(row: OvmsParam, text: str, got: object) -> InvalidParameter:
+    return InvalidParameter(text, param=row.param.wire, expected=row.param, got=got)

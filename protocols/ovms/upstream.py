@@ -1,0 +1,405 @@
+"""The dialect towards workers: requests, losses, and what their errors mean."""
+
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from protocols.chat import errors
+from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.embeddings import EmbeddingDecoder
+from protocols.chat.errors import WorkerErrorBody
+from protocols.chat.messages import MessageStyle
+from protocols.chat.passthrough import (
+    ENCODINGS,
+    MESSAGES,
+    OPTIONAL_BOOL,
+    OPTIONAL_STRING,
+    PLAIN_MESSAGES,
+    STREAM_OPTIONS,
+    TOOL_FIELDS,
+    PassthroughRule,
+    PassthroughRules,
+    create_passthrough_decoder,
+)
+from protocols.chat.upstream import (
+    RequestReducer,
+    RequestWriter,
+    WorkerProfile,
+    keep_first_prompt,
+    remove_logprobs,
+    remove_parts,
+    uses_chat_endpoint,
+)
+from protocols.core.errors import ContextTooLong, GatewayError, UnsupportedFeature, WorkerFailed
+from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
+    AudioPart,
+    ContentPart,
+    EmbeddingRequest,
+    FilePart,
+    GenerationRequest,
+    ImagePart,
+    Request,
+    VideoPart,
+)
+from protocols.ovms import params
+from protocols.ovms.requests import MAX_IGNORE_EOS_TOKENS, MAX_INPUTS
+from protocols.params import Param
+
+# What a server takes of a gateway's request, by release.
+#
+# Source: openvinotoolkit/model_server, src/llm/apis (2026) and its documentation of 2024,
+# model_server_rest_api_chat.md; for what is refused only when the text is made:
+# openvinotoolkit/openvino.genai, src/cpp/src/generation_config.cpp.
+
+SEED_COUNT = 2**32
+"""How many seeds there are."""
+MAX_BEAM_WIDTH = 19
+"""A graph's ``best_of_limit`` is 20 unless it says otherwise, and is itself refused."""
+
+_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=1e-6, high=1)
+_MIN_P = Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=0.999999)
+_SEED = Param(wire="seed", field="sampling.seed", type="int")
+_BEST_OF = Param(
+    wire="best_of", field="sampling.beam_width", type="int", low=1, high=MAX_BEAM_WIDTH
+)
+_N = Param(wire="n", field="n", type="int", low=1)
+_MAX_TOKENS = Param(
+    wire="max_tokens", field="stopping.max_tokens", type="int", low=1, high=params.UINT32_RANGE[1]
+)
+_ECHO = Param(wire="echo", field="echo", type="bool")
+
+
+def _select_params(*names: str) -> tuple[Param, ...]:
+    rows = {row.param.wire: row.param for row in params.ALL_PARAMS}
+    return tuple(rows[name] for name in names)
+
+
+_EARLY_PARAMS = (
+    _MAX_TOKENS,
+    *_select_params("ignore_eos", "repetition_penalty", "diversity_penalty", "length_penalty"),
+    *_select_params("temperature", "top_k"),
+    _TOP_P,
+    _SEED,
+    _BEST_OF,
+    _N,
+)
+_CURRENT_PARAMS = (
+    *(param for param in _EARLY_PARAMS if param.wire != "diversity_penalty"),
+    *_select_params("frequency_penalty", "presence_penalty", "stop", "include_stop_str_in_output"),
+    *_select_params("skip_special_tokens"),
+    _MIN_P,
+)
+
+WORKER_PROFILES: Mapping[str, WorkerProfile] = {
+    "2026": WorkerProfile(
+        chat=_CURRENT_PARAMS,
+        completion=(*_CURRENT_PARAMS, _ECHO),
+        embedding=(),
+        labels=(),
+        message_style=MessageStyle(includes_reasoning=True),
+        max_stop_strings=params.MAX_STOP_STRINGS,
+        max_chat_logprobs=0,
+        max_completion_logprobs=1,
+        completion_response_format=False,
+    ),
+    "2024": WorkerProfile(
+        chat=_EARLY_PARAMS,
+        completion=_EARLY_PARAMS,
+        embedding=(),
+        labels=(),
+        message_style=MessageStyle(
+            part_format="joined", empty_content="", role_mapping=(("developer", "system"),)
+        ),
+        template_arguments=False,
+        completion_response_format=False,
+    ),
+}
+
+
+_encode = msgspec.json.Encoder().encode
+_JSON_HEADERS: Final = (("Content-Type", "application/json"),)
+
+_UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
+    VideoPart: "videos",
+    FilePart: "files",
+}
+_EARLY_UNSUPPORTED_PARTS: Final = {**_UNSUPPORTED_PARTS, ImagePart: "images", AudioPart: "audio"}
+_BEAM_SEARCH_CONFLICTS: Final = (
+    "sampling.repetition_penalty",
+    "sampling.presence_penalty",
+    "sampling.frequency_penalty",
+)
+"""What beam search refuses."""
+
+
+class OvmsUpstream:
+    """Writes requests for servers of one release, and reads what they answer.
+
+    ``source`` is the dialect's name: unknown fields of its own clients go along.
+    """
+
+    def __init__(self, profile: str, source: str) -> None:
+        self._early = profile == "2024"
+        self._protocol_name = source
+        self._openai_writer = RequestWriter(WORKER_PROFILES[profile], _ROOT, powers=False)
+        # The early release lists no models; there, KServe's path is the one that tells.
+        path = "/v2/health/ready" if self._early else f"{_ROOT}/models"
+        self.health_request = UpstreamRequest(path, b"", method="GET")
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, EmbeddingRequest):
+            vectors = RequestReducer(request, names)
+            vectors.drop_foreign_extra(self._protocol_name)
+            return (
+                *vectors.unsupported_parameters,
+                *self._openai_writer.unsupported_parameters(vectors.request, names),
+            )
+        narrow = self._adapt_request(request, names)
+        return (
+            *narrow.unsupported_parameters,
+            *self._openai_writer.unsupported_parameters(narrow.request, names),
+        )
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for token ids to go on."""
+        if isinstance(request, EmbeddingRequest):
+            vectors = RequestReducer(request, {})
+            vectors.drop_foreign_extra(self._protocol_name)
+            return self._openai_writer.encode_request(vectors.request)
+        asked = self._adapt_request(request, {}).request
+        if not all(isinstance(prompt, str) for prompt in asked.prompts):
+            raise UnsupportedFeature(
+                "The model's workers take text, not token ids.", param="prompt"
+            )
+        path, body = self._openai_writer.write_body(asked)
+        self._adjust_body(body, asked)
+        return UpstreamRequest(f"{_ROOT}/{path}", _encode(body), _JSON_HEADERS)
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        complaint = partial(errors.raise_worker_error, judge=map_worker_error)
+        if isinstance(request, EmbeddingRequest):
+            return EmbeddingDecoder(request, complaint=complaint)
+        asked = self._adapt_request(request, {}).request
+        echoes = self._openai_writer.expects_echo(asked)
+        return GenerationDecoder(asked, echoes=echoes, complaint=complaint)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _adapt_request(
+        self, request: GenerationRequest, names: Mapping[str, str]
+    ) -> RequestReducer[GenerationRequest]:
+        """What of the request this server can be asked."""
+        narrow = RequestReducer(request, names)
+        narrow.drop_foreign_extra(self._protocol_name)
+        keep_first_prompt(narrow)
+        narrow.drop_fields("sampling.logit_bias")
+        if (seed := request.sampling.seed) is not None and seed >= SEED_COUNT:
+            narrow.report("sampling.seed", "approximated", f"{seed} to {seed % SEED_COUNT}")
+            narrow.set_field("sampling.seed", seed % SEED_COUNT)
+        _adapt_beam_search(narrow)
+        if self._early:
+            _adapt_for_early_release(narrow)
+        else:
+            _adapt_for_current_release(narrow)
+        if request.want.usage == "each":
+            narrow.set_field("want.usage", "final")
+        return narrow
+
+    def _adjust_body(self, body: dict[str, Any], asked: GenerationRequest) -> None:
+        """What the parameters of one field alone can't say."""
+        if not uses_chat_endpoint(asked) and "logprobs" in body:
+            body["logprobs"] = 1  # the only number it takes: the token itself
+        if body.get("top_logprobs") == 0:
+            del body["top_logprobs"]
+        if asked.stream:
+            body.pop("include_stop_str_in_output", None)  # always so, and false is refused
+        if not self._early:
+            return
+        body.pop("stream_options", None)
+        sampling = asked.sampling
+        if sampling.temperature is None and sampling.do_sample is None and not sampling.beam_width:
+            body["temperature"] = 1.0  # it would be greedy, which no client means by saying nothing
+
+
+def _adapt_beam_search(narrow: RequestReducer[GenerationRequest]) -> None:
+    """Beam search is never streamed; several answers are the best of as many beams, or more."""
+    if narrow.request.stream:
+        narrow.drop_fields("sampling.beam_width", detail="not with a stream")
+    width = narrow.request.sampling.beam_width
+    if width is not None:
+        narrow.drop_fields(*_BEAM_SEARCH_CONFLICTS, detail="not with beam search")
+    if (narrow.request.n or 1) > min(width or 1, MAX_BEAM_WIDTH):
+        narrow.drop_fields("n", detail="without beam search")
+
+
+def _adapt_for_current_release(narrow: RequestReducer[GenerationRequest]) -> None:
+    remove_parts(narrow, _UNSUPPORTED_PARTS)
+    if narrow.request.stream:
+        remove_logprobs(narrow, "not with a stream")
+        if narrow.request.stopping.stop and not narrow.request.stopping.include_stop:
+            narrow.report("stopping.stop", "approximated", "it stays in the text of a stream")
+
+
+def _adapt_for_early_release(narrow: RequestReducer[GenerationRequest]) -> None:
+    remove_parts(narrow, _EARLY_UNSUPPORTED_PARTS)
+    remove_logprobs(narrow)
+    narrow.drop_fields("tools", "output")
+    if any(message.tool_calls for message in narrow.request.messages):
+        narrow.report("messages", "dropped", "tool calls")
+    narrow.set_field("given", narrow.request.given - {"max_completion_tokens"})
+    stopping = narrow.request.stopping
+    if stopping.ignore_eos and (stopping.max_tokens or 0) > MAX_IGNORE_EOS_TOKENS:
+        detail = f"{stopping.max_tokens} to {MAX_IGNORE_EOS_TOKENS}"
+        narrow.report("stopping.max_tokens", "clamped", detail)
+        narrow.set_field("stopping.max_tokens", MAX_IGNORE_EOS_TOKENS)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+_GRAPH_ERROR_PATTERN: Final = re.compile(
+    r"Mediapipe execution failed\. MP status - (?P<code>[A-Z_]+):\s*"
+    r"(?:CalculatorGraph::Run\(\) failed:\s*)?"
+    r'(?:Calculator::\w+\(\) for node "[^"]*" failed:\s*)?',
+)
+_JSON_ERROR_PATTERN: Final = re.compile(r"The file is not valid json - ")
+_CONTEXT_LENGTH_PATTERNS: Final = (
+    re.compile(
+        r"Number of prompt tokens: (\d+)(?: \+ max tokens value: \d+)?"
+        r" exceeds model max length: (\d+)"
+    ),
+    re.compile(r"Input length exceeds pipeline capabilities: (\d+) > (\d+)"),
+    re.compile(r"Input length (\d+) longer than allowed (\d+)"),
+    re.compile(r"Input length exceeds the maximum allowed length()()"),
+)
+_STATUS_BY_CODE: Final[Mapping[str, int]] = {
+    "INVALID_ARGUMENT": 400,
+    "OUT_OF_RANGE": 400,
+    "UNIMPLEMENTED": 400,
+    "RESOURCE_EXHAUSTED": 503,
+    "UNAVAILABLE": 503,
+}
+"""Of what the graph says; anything else is the server's failure."""
+_PATH_ERROR_PATTERN: Final = re.compile(r"Invalid request URL|Wrong endpoint")
+_API_KEY_ERROR: Final = "Unauthorized request due to invalid or missing api-key"
+
+
+def map_worker_error(
+    status: int, fault: WorkerErrorBody, retry_after: float | None
+) -> GatewayError:
+    """A ``protocols.openai.faults.WorkerErrorMapper`` that takes the graph's sentence off what its node said.
+
+    What the graph says inside an answer (status 0) is the server's failure, unless the prompt was
+    too long: it checks a request before the first event.
+    """
+    text = fault.text
+    if sentence := _GRAPH_ERROR_PATTERN.match(text):
+        text = text[sentence.end() :]
+        status = _STATUS_BY_CODE.get(sentence["code"], 500) if status else 500
+    elif text == _API_KEY_ERROR:
+        status = 401
+    elif status == 412:  # noqa: PLR2004 - its own for what it could not read
+        text, status = _JSON_ERROR_PATTERN.sub("", text), 400
+    for pattern in _CONTEXT_LENGTH_PATTERNS:
+        if found := pattern.search(text):
+            tokens, limit = (int(one) if one else None for one in found.groups())
+            return ContextTooLong(text, tokens=tokens, limit=limit)
+    if _PATH_ERROR_PATTERN.match(text):
+        error = WorkerFailed("The worker does not know the gateway's path.", status=status)
+        error.add_note(f"the worker said: {text}")
+        return error
+    return errors.map_worker_error(status, msgspec.structs.replace(fault, text=text), retry_after)
+
+
+# A client's own bytes for a server of the same release. See ``protocols.openai.relay``.
+#
+# What is looked at together with something else (beams, and how many answers they give) goes the long
+# way; so do tokens that the early release counts on its own when it may not stop.
+
+_ROOT: Final = "/v3"
+_GATEWAY_CHECKED_FIELDS: Final = frozenset({"best_of", "n", "echo"})
+_EARLY_GATEWAY_CHECKED_FIELDS: Final = _GATEWAY_CHECKED_FIELDS | {"ignore_eos"}
+_NonemptyString = Annotated[str, Meta(min_length=1)]
+_INPUTS_TYPE: Final = (
+    _NonemptyString | Annotated[list[_NonemptyString], Meta(min_length=1, max_length=MAX_INPUTS)]
+)
+_EVENT_STREAM_HEADERS: Final = (("Content-Type", "text/event-stream"),)
+
+_COMMON_FIELD_TYPES: Final[Mapping[str, Any]] = {"stream": OPTIONAL_BOOL, "user": OPTIONAL_STRING}
+_CHAT_FIELD_TYPES: Final = {
+    **_COMMON_FIELD_TYPES,
+    **TOOL_FIELDS,
+    "messages": MESSAGES,
+    "stream_options": STREAM_OPTIONS,
+    "logprobs": OPTIONAL_BOOL,
+}
+_COMPLETION_FIELD_TYPES: Final = {
+    **_COMMON_FIELD_TYPES,
+    "prompt": _NonemptyString,
+    "stream_options": STREAM_OPTIONS,
+    "logprobs": Literal[1] | UnsetType,
+}
+_EARLY_CHAT_FIELD_TYPES: Final = {**_COMMON_FIELD_TYPES, "messages": PLAIN_MESSAGES}
+_EARLY_COMPLETION_FIELD_TYPES: Final = {**_COMMON_FIELD_TYPES, "prompt": _NonemptyString}
+
+
+def build_passthrough(release: str) -> PassthroughRules:
+    """For the servers of one release."""
+    early, profile = release == "2024", WORKER_PROFILES[release]
+    rows = params.EARLY_PARAM_TABLES if early else params.PARAM_TABLES
+    form = partial(
+        PassthroughRule,
+        gateway_fields=_EARLY_GATEWAY_CHECKED_FIELDS if early else _GATEWAY_CHECKED_FIELDS,
+        forwards_field=RequestWriter(profile, _ROOT, powers=False).forwards_field,
+        is_valid_body=_is_stream_supported,
+    )
+    return PassthroughRules(
+        {
+            "chat": form(
+                path=f"{_ROOT}/chat/completions",
+                field_types=_EARLY_CHAT_FIELD_TYPES if early else _CHAT_FIELD_TYPES,
+                worker_params=profile.chat,
+                client_params=rows["chat"],
+            ),
+            "completion": form(
+                path=f"{_ROOT}/completions",
+                field_types=_EARLY_COMPLETION_FIELD_TYPES if early else _COMPLETION_FIELD_TYPES,
+                worker_params=profile.completion,
+                client_params=rows["completion"],
+            ),
+            "embedding": form(
+                path=f"{_ROOT}/embeddings",
+                field_types={
+                    "input": _INPUTS_TYPE,
+                    "encoding_format": ENCODINGS,
+                    "user": OPTIONAL_STRING,
+                },
+                worker_params=(),
+                client_params=(),
+            ),
+        },
+        read=partial(
+            create_passthrough_decoder,
+            complaint=partial(errors.raise_worker_error, judge=map_worker_error),
+        ),
+        stream=_EVENT_STREAM_HEADERS,
+    )
+
+
+def _is_stream_supported(body: Any, said: AbstractSet[str]) -> bool:
+    """A stream has no log probabilities, and keeps its stop strings."""
+    del said
+    if getattr(body, "stream", False) is not True:
+        return True
+    kept = getattr(body, "include_stop_str_in_output", True) is not False
+    return kept and not getattr(body, "logprobs", UNSET)

@@ -1,0 +1,59 @@
+"""What TGI's errors mean.
+
+Its own answers tell of an error as ``{"error", "error_type"}``, with a status or, in the stream of
+``/generate_stream``, without one; a stream of ``/v1`` says ``{"error": {"message"}}`` and 422
+whatever went wrong, so that only the text tells (``router/src/infer/mod.rs``).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from protocols.chat import errors
+from protocols.chat.errors import WorkerErrorBody, map_worker_error
+from protocols.core.errors import ContextTooLong, GatewayError
+
+_CONTEXT_LENGTH_PATTERN = re.compile(
+    r"`inputs` must have less than (?P<limit>\d+) tokens\. Given: (?P<prompt>\d+)"
+    r"|`max_new_tokens` must be <= (?P<whole>\d+)\. Given: (?P<inputs>\d+) `inputs` tokens"
+    r" and (?P<new>\d+)"
+)
+_STATUS_BY_PREFIX: Final[Mapping[str, int]] = {
+    "Input validation error": 422,
+    "Template error": 422,
+    "Missing template vatiable": 422,  # as it is spelt there
+    "Tool error": 422,
+    "Model is overloaded": 429,
+    "Request failed during generation": 424,
+}
+"""By how the text begins; an answer that did not come to its end is 500."""
+
+
+def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+    """See ``protocols.core.interfaces.UpstreamAdapter``."""
+    return errors.read_worker_error(status, headers, body, _map_worker_error)
+
+
+def raise_worker_error(body: bytes) -> None:
+    """Raises what a body that is no answer tells of; returns if it tells of nothing."""
+    errors.raise_worker_error(body, _map_worker_error)
+
+
+def _map_worker_error(
+    status: int, fault: WorkerErrorBody, retry_after: float | None
+) -> GatewayError:
+    begun = (known for text, known in _STATUS_BY_PREFIX.items() if fault.text.startswith(text))
+    long = _read_context_error(fault)
+    return long or map_worker_error(status or next(begun, 500), fault, retry_after)
+
+
+def _read_context_error(fault: WorkerErrorBody) -> GatewayError | None:
+    found = _CONTEXT_LENGTH_PATTERN.search(fault.text)
+    if found is None:
+        return None
+    told = {name: int(count[:18]) for name, count in found.groupdict().items() if count}
+    if "whole" in told:
+        tokens, limit = told["inputs"] + told["new"], told["whole"]
+    else:
+        tokens, limit = told["prompt"], told["limit"]
+    return ContextTooLong(fault.text, tokens=tokens, limit=limit)

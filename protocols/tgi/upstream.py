@@ -1,0 +1,464 @@
+"""The dialect itself: conversations in OpenAI's words, prompts in TGI's own."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Final
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
+
+from protocols import params
+from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.params import replace_params
+from protocols.chat.upstream import RequestWriter, WorkerProfile, uses_chat_endpoint
+from protocols.core import loss
+from protocols.core.errors import GatewayError, UnsupportedFeature
+from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
+from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.request import (
+    AudioPart,
+    ChoiceFormat,
+    ContentPart,
+    EmbeddingRequest,
+    FilePart,
+    GenerationRequest,
+    ImagePart,
+    JsonSchemaFormat,
+    Message,
+    OutputFormat,
+    ReasoningPart,
+    RefusalPart,
+    RegexFormat,
+    Request,
+    TextPart,
+    Tool,
+    VideoPart,
+)
+from protocols.params import Param, ParamTable
+from protocols.prompt import build_prompt
+from protocols.tgi import errors
+from protocols.tgi.decoder import GenerateDecoder
+from protocols.tgi.errors import raise_worker_error
+
+# What TGI's servers take: scalar parameters, and the forms that an answer may be bound to.
+#
+# Source: text-generation-inference 3.3, ``router/src/lib.rs`` and ``validation.rs``. A row gives the
+# range that is taken: what lies outside is clamped, and reported.
+
+MIN_POSITIVE = 1e-6
+"""The least of what must be above 0."""
+MAX_TOP_TOKENS = 5
+"""The most alternatives beside a token; it is not told, so this is the launcher's default."""
+
+
+class TgiLimits(Struct, frozen=True):
+    """What the operator of a server allows; the defaults are its launcher's."""
+
+    max_stop_strings: int = 4
+    max_best_of: int = 2
+    max_prompt_tokens: int | None = None
+    """The longest prompt in tokens, where it was told."""
+
+
+_STOP = Param(
+    wire="stop",
+    field="stopping.stop",
+    type="strings",
+    reason="approximated",
+    note="stays in the text, and is seen only where a token ends with it",
+)
+_SEED = Param(wire="seed", field="sampling.seed", type="int", low=0, high=2**64 - 1)
+_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=MIN_POSITIVE, high=1)
+_FREQUENCY_PENALTY = Param(
+    wire="frequency_penalty", field="sampling.frequency_penalty", type="float", low=-2, high=2
+)
+
+_GENERATE_PARAMS: tuple[Param, ...] = (
+    Param(wire="best_of", field="best_of", type="int", low=1),
+    Param(wire="temperature", field="sampling.temperature", type="float", low=MIN_POSITIVE),
+    Param(
+        wire="repetition_penalty",
+        field="sampling.repetition_penalty",
+        type="float",
+        low=MIN_POSITIVE,
+    ),
+    _FREQUENCY_PENALTY,
+    Param(wire="top_k", field="sampling.top_k", type="int", low=1, high=2**31 - 1),
+    _TOP_P,
+    Param(wire="typical_p", field="sampling.typical_p", type="float", low=MIN_POSITIVE, high=1),
+    Param(wire="do_sample", field="sampling.do_sample", type="bool"),
+    Param(wire="max_new_tokens", field="stopping.max_tokens", type="int", low=1),
+    _STOP,
+    Param(wire="truncate", field="stopping.truncate_prompt", type="int", low=1),
+    Param(wire="watermark", field="sampling.watermark", type="bool"),
+    _SEED,
+    Param(wire="adapter_id", field="adapter", type="str"),
+)
+
+
+@lru_cache(maxsize=64)
+def build_generate_table(limits: TgiLimits) -> ParamTable:
+    """The ``parameters`` of ``/generate``."""
+    highest: dict[str, Any] = {"high": limits.max_best_of}
+    longest: dict[str, Any] = {"high": limits.max_prompt_tokens}
+    return ParamTable(*replace_params(_GENERATE_PARAMS, best_of=highest, truncate=longest))
+
+
+def write_output_format(output: OutputFormat) -> dict[str, Any] | None:
+    """A ``grammar`` of ``/generate``, and a ``response_format`` of conversations; None for others.
+
+    A schema without ``properties`` is refused by the server.
+    """
+    match output:
+        case JsonSchemaFormat(schema):
+            return {"type": "json", "value": schema}
+        case RegexFormat(pattern):
+            return {"type": "regex", "value": pattern}
+        case ChoiceFormat(options):
+            return {"type": "regex", "value": f"({'|'.join(map(re.escape, options))})"}
+        case _:
+            return None
+
+
+CHAT_PROFILE = WorkerProfile(
+    chat=(
+        Param(wire="model", field="adapter", type="str"),
+        Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=1),
+        Param(wire="temperature", field="sampling.temperature", type="float", low=0),
+        _TOP_P,
+        _FREQUENCY_PENALTY,
+        _SEED,
+        _STOP,
+    ),
+    completion=(),
+    labels=(),
+    max_chat_logprobs=MAX_TOP_TOKENS,
+    template_arguments=False,
+    write_output_format=write_output_format,
+)
+"""Conversations. ``n``, ``logit_bias`` and whatever it does not know are read and not heeded;
+``presence_penalty`` becomes a repetition penalty of two more."""
+
+
+# Prompts for ``/generate`` and ``/generate_stream``, and what can't be asked there.
+
+_encode = msgspec.json.Encoder().encode
+_JSON_HEADERS = (("Content-Type", "application/json"),)
+_SAMPLING_ONLY_FIELDS = ("temperature", "top_p", "top_k", "typical_p")
+"""What a greedy choice makes no use of, and what would make it a draw."""
+
+
+def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> UpstreamRequest:
+    """The first prompt of a request.
+
+    Only a stream tells how long the prompt was, so a whole answer is asked for as one, too, where
+    its usage is wanted. Raises Unsupported for token ids.
+    """
+    asked = adapt_generate_request(request, limits)
+    carried = build_parameter_support(asked, limits)
+    said = {path: got for path, got in asked.said.items() if path in carried}
+    parameters: dict[str, Any] = params.write_params(build_generate_table(limits), said)
+    parameters |= {"details": True, "return_full_text": False}
+    if asked.output is not None and "output" in carried:
+        parameters["grammar"] = write_output_format(asked.output)
+    if asked.logprobs is not None:
+        if top := asked.logprobs.top:
+            parameters["top_n_tokens"] = min(top, MAX_TOP_TOKENS) if top > 0 else MAX_TOP_TOKENS
+        if asked.logprobs.prompt is not None and "logprobs.prompt" in carried:
+            parameters["decoder_input_details"] = True
+    whole = not request.stream and (
+        request.want.usage == "none" or not parameters.keys().isdisjoint(_UNARY_ONLY_PARAMS)
+    )
+    body = {"inputs": build_prompt(request, None), "parameters": parameters}
+    return UpstreamRequest(
+        "/generate" if whole else "/generate_stream", _encode(body), _JSON_HEADERS
+    )
+
+
+_UNARY_ONLY_PARAMS = ("best_of", "decoder_input_details")
+"""What is refused in a stream."""
+
+
+def find_unsupported_generate_parameters(
+    request: GenerationRequest, limits: TgiLimits, names: Mapping[str, str]
+) -> tuple[UnsupportedParameter, ...]:
+    """What can't be asked of a request with prompts."""
+    asked = adapt_generate_request(request, limits)
+    found = loss.find_unsupported_parameters(asked, build_parameter_support(asked, limits), names)
+    if len(request.prompts) > 1:
+        several = UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
+        return (*found, several)
+    return found
+
+
+def adapt_generate_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:
+    """The same request, said as it is said here.
+
+    Parameters make a server greedy where they do not say otherwise; without any it draws, and so it
+    is to do for a client that says nothing. What means nothing (the whole of the probability, one
+    choice, no more stops than are taken) is left out, since it is refused or would be a loss.
+    """
+    sampling, stopping = request.sampling, request.stopping
+    greedy = sampling.do_sample is False or sampling.temperature == 0
+    if greedy:
+        sampling = replace(sampling, **dict.fromkeys(_SAMPLING_ONLY_FIELDS))
+    truncated = stopping.truncate_prompt
+    if truncated == -1 or (truncated is None and stopping.overflow == "truncate"):
+        truncated = limits.max_prompt_tokens or truncated
+    told = stopping.overflow == "error" or truncated is not None
+    return replace(
+        request,
+        n=None if request.n == 1 else request.n,
+        best_of=None if request.best_of == 1 else request.best_of,
+        sampling=replace(
+            sampling,
+            do_sample=not greedy,
+            top_p=_drop_full_probability(sampling.top_p),
+            typical_p=_drop_full_probability(sampling.typical_p),
+        ),
+        stopping=replace(
+            stopping,
+            stop=stopping.stop[: limits.max_stop_strings],
+            truncate_prompt=truncated,
+            overflow=None if told else stopping.overflow,
+        ),
+    )
+
+
+def _drop_full_probability(share: float | None) -> float | None:
+    """A share of the probability; the whole of it is refused."""
+    return None if share is not None and share >= 1 else share
+
+
+def build_parameter_support(
+    request: GenerationRequest, limits: TgiLimits
+) -> Mapping[str, ParameterSupport]:
+    """What becomes of each field of an ``exact`` request."""
+    carried = params.build_parameter_support(build_generate_table(limits))
+    carried |= {
+        "echo": ParameterSupport(""),
+        "logprobs.top": ParameterSupport("top_n_tokens", 0, MAX_TOP_TOKENS),
+        "stopping.skip_special_tokens": ParameterSupport(""),
+    }
+    if not request.stream:
+        carried["logprobs.prompt"] = ParameterSupport("decoder_input_details")
+    if request.output is not None and write_output_format(request.output) is not None:
+        carried["output"] = ParameterSupport("grammar")
+    if request.templating.add_special_tokens:
+        carried["templating.add_special_tokens"] = ParameterSupport("")
+    if request.stopping.truncate_prompt == -1:
+        del carried["stopping.truncate_prompt"]
+    drawn = request.sampling.do_sample and request.sampling.seed is None
+    if request.stream or not drawn or limits.max_best_of == 1:
+        del carried["best_of"]
+    elif request.n is not None:
+        carried["best_of"] = ParameterSupport("best_of", reason="approximated")
+    return carried
+
+
+# Conversations for ``/v1/chat/completions``, and what can't be asked there.
+#
+# They are written as for any worker that speaks OpenAI's words. What this server refuses, or takes
+# for something else, is said otherwise here, or left out and told of.
+
+_CHAT_WRITER: Final = RequestWriter(CHAT_PROFILE, "/v1", powers=False)
+_EMPTY_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
+"""The parameters of a tool that has none; a server can't read a tool without any."""
+_UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
+    AudioPart: "audio",
+    FilePart: "files",
+    ReasoningPart: "earlier reasoning",
+    VideoPart: "videos",
+}
+
+
+def encode_chat_request(request: GenerationRequest, limits: TgiLimits) -> UpstreamRequest:
+    """See ``protocols.core.interfaces.UpstreamAdapter``."""
+    return _CHAT_WRITER.encode_request(_adapt_chat_request(request, limits))
+
+
+def create_chat_decoder(request: GenerationRequest) -> ResponseDecoder:
+    """What reads the answer. A stream that calls a tool ends without a finish reason."""
+    return GenerationDecoder(request, complaint=raise_worker_error, ends_calls=True)
+
+
+def find_unsupported_chat_parameters(
+    request: GenerationRequest, limits: TgiLimits, names: Mapping[str, str]
+) -> tuple[UnsupportedParameter, ...]:
+    """See ``protocols.core.interfaces.UpstreamAdapter``."""
+    return (
+        *_CHAT_WRITER.unsupported_parameters(_adapt_chat_request(request, limits), names),
+        *_iter_unsupported_fields(request, names),
+    )
+
+
+def _iter_unsupported_fields(
+    request: GenerationRequest, names: Mapping[str, str]
+) -> Iterator[UnsupportedParameter]:
+    """What ``_plain`` takes away that was meant."""
+    for name in request.extra:
+        yield UnsupportedParameter(name, "dropped")
+    if request.sampling.logit_bias is not None:
+        path = "sampling.logit_bias"
+        yield UnsupportedParameter(names.get(path, "logit_bias"), "dropped", path=path)
+    if request.output is not None and _has_callable_tools(request):
+        wire = names.get("output", "response_format")
+        yield UnsupportedParameter(wire, "dropped", "not beside tools", "output")
+    unseen = {
+        _UNSUPPORTED_PARTS[type(p)]
+        for m in request.messages
+        for p in m.parts
+        if type(p) in _UNSUPPORTED_PARTS
+    }
+    if any(message.tool_calls and message.text for message in request.messages):
+        unseen.add("text beside tool calls")
+    if unseen:
+        wire = names.get("messages", "messages")
+        yield UnsupportedParameter(wire, "dropped", ", ".join(sorted(unseen)), "messages")
+
+
+def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:
+    """The request as this server reads it.
+
+    Greedy is temperature 0 alone: a share of the probability would make it a draw. A seed has 63
+    bits on the way there, and 64 are folded into them, so that the same one still gives the same
+    answer. ``max_tokens`` has had no other name in all releases.
+    """
+    sampling, stopping = request.sampling, request.stopping
+    greedy = sampling.do_sample is False or sampling.temperature == 0
+    whole = sampling.top_p is not None and sampling.top_p >= 1
+    offers = _has_callable_tools(request)
+    return replace(
+        request,
+        n=None if request.n == 1 else request.n,
+        messages=tuple(map(_adapt_message, request.messages)),
+        sampling=replace(
+            sampling,
+            top_p=None if greedy or whole else sampling.top_p,
+            seed=None if sampling.seed is None else sampling.seed % 2**63,
+            logit_bias=None,
+        ),
+        stopping=replace(stopping, stop=stopping.stop[: limits.max_stop_strings]),
+        tools=tuple(map(_add_parameters_schema, request.tools)) if offers else (),
+        tool_choice=request.tool_choice if offers else None,
+        output=None if offers else request.output,
+        given=frozenset(),
+        extra={},
+    )
+
+
+def _has_callable_tools(request: GenerationRequest) -> bool:
+    """Whether there are tools to call; with ``none`` the model is not told of any."""
+    return bool(request.tools) and request.tool_choice != "none"
+
+
+def _add_parameters_schema(tool: Tool) -> Tool:
+    return tool if tool.parameters is not None else replace(tool, parameters=_EMPTY_PARAMETERS)
+
+
+def _adapt_message(message: Message) -> Message:
+    """A turn has either content or calls, and its content is text and images."""
+    role = "system" if message.role == "developer" else message.role
+    if message.tool_calls:
+        return replace(message, role=role, parts=())
+    parts = [TextPart(p.text) if isinstance(p, RefusalPart) else p for p in message.parts]
+    kept = tuple(part for part in parts if isinstance(part, TextPart | ImagePart))
+    return replace(message, role=role, parts=kept or (TextPart(""),))
+
+
+_NonNegativeInt = Annotated[int, Meta(ge=0)]
+
+
+class _ServerInfo(Struct):
+    """What ``/info`` tells; the second name of a prompt's limit is that of earlier releases."""
+
+    max_concurrent_requests: _NonNegativeInt | None = None
+    max_stop_sequences: _NonNegativeInt | None = None
+    max_best_of: _NonNegativeInt | None = None
+    max_input_tokens: _NonNegativeInt | None = None
+    max_input_length: _NonNegativeInt | None = None
+
+
+_decode_info = msgspec.json.Decoder(_ServerInfo).decode
+
+
+class TGI:
+    """Hugging Face's Text Generation Inference. For workers alone: no client is answered in it.
+
+    Conversations go to ``/v1/chat/completions``, where the server has the model's chat template;
+    prompts go to ``/generate`` and ``/generate_stream``, which take more parameters and tell more
+    than ``/v1/completions``. There is one model behind a URL, so prompts do not name it.
+    """
+
+    name: str = "tgi"
+    profiles: ClassVar[tuple[str, ...]] = ("3",)
+    model_options: ClassVar[Mapping[str, Any]] = {}
+    roots: tuple[str, ...] = ("/v1", "/generate", "/generate_stream")
+    """What a worker's URL is not to end with."""
+
+    def __init__(self, profile: str | None = None) -> None:
+        if profile not in (None, *self.profiles):
+            known = ", ".join(self.profiles)
+            raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
+        self.health_request = UpstreamRequest("/health", b"", method="GET")
+        self._limits: dict[str, TgiLimits] = {}
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, EmbeddingRequest):
+            return loss.find_unsupported_parameters(request, {}, names)
+        losses = (
+            find_unsupported_chat_parameters
+            if uses_chat_endpoint(request)
+            else find_unsupported_generate_parameters
+        )
+        return losses(request, self._get_limits(request.model), names)
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for embeddings."""
+        if isinstance(request, EmbeddingRequest):
+            raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
+        encode = encode_chat_request if uses_chat_endpoint(request) else encode_generate_request
+        return encode(request, self._get_limits(request.model))
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, EmbeddingRequest):
+            raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
+        return (
+            create_chat_decoder(request)
+            if uses_chat_endpoint(request)
+            else GenerateDecoder(request)
+        )
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body)
+
+    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
+        """See ``protocols.core.interfaces.ModelMetadataReader``."""
+        del model
+        return (UpstreamRequest("/info", b"", method="GET"),)
+
+    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+        """See ``protocols.core.interfaces.ModelMetadataReader``."""
+        try:
+            told = _decode_info(answers[0] or b"")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
+            return None
+        silent = TgiLimits()
+        self._limits[model] = TgiLimits(
+            max_stop_strings=silent.max_stop_strings
+            if told.max_stop_sequences is None
+            else told.max_stop_sequences,
+            max_best_of=told.max_best_of or silent.max_best_of,
+            max_prompt_tokens=told.max_input_tokens or told.max_input_length,
+        )
+        return told.max_concurrent_requests or None
+
+    def _get_limits(self, model: str) -> TgiLimits:
+        return self._limits.get(model, TgiLimits())

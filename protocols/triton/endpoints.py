@@ -1,0 +1,256 @@
+"""The dialect: its paths, and who reads and writes what on each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from msgspec import structs
+
+from protocols import params
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import GatewayError, InternalError, PathNotFound
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Endpoint,
+    HttpResponse,
+    OpenApiFragment,
+    PassthroughRequest,
+    PromptRenderer,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    RoutingInfo,
+    UpstreamRequest,
+)
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import GenerationRequest, Request
+from protocols.triton import errors, openapi, passthrough, requests
+from protocols.triton import params as triton_params
+from protocols.triton.errors import StatusMode
+from protocols.triton.metadata import InfoHandler
+from protocols.triton.params import PROFILES, TritonProfile
+from protocols.triton.requests import PromptMode
+from protocols.triton.responses import GenerateEncoder, InferEncoder
+from protocols.triton.upstream import TritonUpstream
+
+_MODEL_PATH = "/v2/models/{model}"
+_VERSION_PATH = f"{_MODEL_PATH}/versions/{{version}}"
+_MAX_VERSION = 2**63 - 1
+
+
+def _build_info_endpoint(method: str, path: str, variant: str, *, open_: bool = False) -> Endpoint:
+    return Endpoint(method, path, "inform", variant, open_, strict_slash=True)
+
+
+def _build_model_endpoints(root: str) -> tuple[Endpoint, ...]:
+    return (
+        Endpoint("POST", f"{root}/generate", operation="generate", strict_slash=True),
+        Endpoint("POST", f"{root}/generate_stream", operation="generate_stream", strict_slash=True),
+        Endpoint("POST", f"{root}/infer", operation="infer", strict_slash=True),
+        _build_info_endpoint("GET", root, "model"),
+        _build_info_endpoint("GET", f"{root}/ready", "model_ready"),
+        _build_info_endpoint("GET", f"{root}/config", "config"),
+        _build_info_endpoint("GET", f"{root}/stats", "model_stats"),
+    )
+
+
+class Triton:
+    """Triton Inference Server's HTTP protocol: generate, generate_stream, and infer for text.
+
+    ``profile`` says which family of models its clients know; ``status`` whether failures look as
+    the original's do (``strict``) or as HTTP means them (``sane``); ``prompts`` whether a prompt
+    goes to the model as it is (``raw``), or as what a user said to it (``chat``).
+
+    Towards workers ``profile`` says which family their models are of, and ``fields`` by which names
+    of their own these go, such as ``{text_input: PROMPT}``. ``max_tokens`` is what a model is told
+    that insists on it, where the client says nothing. ``renderer`` makes prompts of conversations.
+    A worker's model is ``NAME``, or ``NAME/versions/2`` where it is to be that version.
+    """
+
+    profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
+    model_options: ClassVar[Mapping[str, Any]] = {}
+    name: str = "triton"
+    path_prefixes: tuple[str, ...] = ("/v2",)
+    endpoints: tuple[Endpoint, ...] = (
+        _build_info_endpoint("GET", "/v2", "server"),
+        _build_info_endpoint("GET", "/v2/health/live", "live", open_=True),
+        _build_info_endpoint("GET", "/v2/health/ready", "ready", open_=True),
+        _build_info_endpoint("GET", "/v2/models/stats", "stats"),
+        *_build_model_endpoints(_MODEL_PATH),
+        *_build_model_endpoints(_VERSION_PATH),
+        _build_info_endpoint("POST", "/v2/repository/index", "index"),
+        _build_info_endpoint("POST", "/v2/repository/models/{model}/load", "load"),
+        _build_info_endpoint("POST", "/v2/repository/models/{model}/unload", "unload"),
+        _build_info_endpoint("POST", "/v2/repository/{repository}/index", "index"),
+        _build_info_endpoint(
+            "POST", "/v2/repository/{repository}/models/{model}/load", "elsewhere"
+        ),
+        _build_info_endpoint(
+            "POST", "/v2/repository/{repository}/models/{model}/unload", "elsewhere"
+        ),
+        _build_info_endpoint("GET", "/v2/systemsharedmemory/status", "memory"),
+        _build_info_endpoint("GET", "/v2/cudasharedmemory/status", "memory"),
+    )
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        *,
+        status: StatusMode = "strict",
+        prompts: PromptMode = "raw",
+        fields: Mapping[str, str] | None = None,
+        max_tokens: int = 512,
+        renderer: PromptRenderer | None = None,
+    ) -> None:
+        name = profile or self.profiles[0]
+        if name not in PROFILES:
+            known = ", ".join(self.profiles)
+            raise ValueError(f"there is no profile {name!r} of triton; there are {known}")
+        if status not in {"strict", "sane"}:
+            raise ValueError(f"the status of triton is strict or sane, not {status!r}")
+        if prompts not in requests.TEMPLATING_MODES:
+            raise ValueError(f"the prompts of triton are raw or chat, not {prompts!r}")
+        self._profile = PROFILES[name]
+        self._status_mode: StatusMode = status
+        self._templating_mode = requests.TEMPLATING_MODES[prompts]
+        self._has_custom_fields = bool(fields)
+        self._info_handler = InfoHandler(self._profile, status)
+        generating = ("generate", "generate_stream", "infer")
+        self._upstream = TritonUpstream(
+            self._profile, fields=fields or {}, max_tokens=max_tokens, renderer=renderer
+        )
+        self._field_names = {
+            streamed: _build_field_names(self._profile, streamed=streamed)
+            for streamed in (False, True)
+        }
+        self.health_request = UpstreamRequest("/v2/health/ready", b"", method="GET")
+        self.param_tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
+            generating, self._profile.parameters
+        )
+
+    def peek(self, call: ClientRequest) -> RoutingInfo:
+        """The path names the model; whether generate_stream streams, the body says.
+
+        Raises PathNotFound and InvalidParameter for a version that is none.
+        """
+        stream = requests.read_stream_flag(call, self._profile)
+        return RoutingInfo(call.path_params["model"], _read_version(call), stream)
+
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+        """The request. Raises Malformed, InvalidParameter and Unsupported."""
+        del model
+        reader = requests if call.endpoint.operation == "infer" else requests
+        sent = reader.read(call, self._profile)
+        stream = requests.is_streamed(call, self._profile, flag=sent.streaming)
+        return requests.build_request(sent, self._profile, self._templating_mode, stream=stream)
+
+    def create_encoder(
+        self, call: ClientRequest, request: Request, about: ResponseContext
+    ) -> ResponseEncoder:
+        """What writes the answer."""
+        if not isinstance(request, GenerationRequest):
+            raise InternalError("there is no answer to this kind of request")
+        if call.endpoint.operation == "infer":
+            return InferEncoder(
+                request, about, self._profile, requests.read_requested_outputs(call)
+            )
+        framed = call.endpoint.operation == "generate_stream"
+        return GenerateEncoder(request, about, self._profile, framed=framed)
+
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
+        """The error as this protocol tells it."""
+        return errors.build_error_response(error, call, self._status_mode)
+
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        """What the server says of itself and its models. Raises ClientError."""
+        version = _read_version(call)
+        if version is not None:
+            call = _set_version(call, version)
+        return self._info_handler.handle_request(call, catalog)
+
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
+        """The profile's names. A stream never starts with the prompt."""
+        return self._field_names[call.endpoint.operation == "generate_stream"]
+
+    def openapi_fragment(self) -> OpenApiFragment:
+        """What generate and generate_stream take and answer."""
+        return openapi.describe_api(self._profile, self._status_mode)
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for vectors."""
+        return self._upstream.unsupported_parameters(request, names)
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for vectors."""
+        return self._upstream.encode_request(request)
+
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``protocols.core.interfaces.SupportsPassthrough``.
+
+        Any body of generate and generate_stream is passed on where client and worker know the same
+        models: what a model takes, and what is wrong with a body, the server says best.
+        """
+        alike = isinstance(client, Triton) and client._can_pass_to(self._profile)  # noqa: SLF001
+        return (
+            passthrough.build_passthrough(call, about, self._profile)
+            if alike and not self._has_custom_fields
+            else None
+        )
+
+    def _can_pass_to(self, profile: TritonProfile) -> bool:
+        return (
+            self._profile is profile and self._templating_mode == requests.TEMPLATING_MODES["raw"]
+        )
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return self._upstream.create_decoder(request)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body)
+
+    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
+        """See ``protocols.core.interfaces.ModelMetadataReader``: one for the model's configuration."""
+        return (self._upstream.build_config_request(model),)
+
+    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
+        """See ``protocols.core.interfaces.ModelMetadataReader``. A configuration tells no number of requests."""
+        for answer in answers:
+            if answer is not None:
+                self._upstream.load_config(model, answer)
+        return None
+
+
+def _build_field_names(profile: TritonProfile, *, streamed: bool) -> Mapping[str, str]:
+    names = params.map_field_names(profile.parameters)
+    if profile.exclude_prompt_flags and not streamed:
+        names["echo"] = profile.exclude_prompt_flags[0]
+    if wires := requests.GUIDE_PARAM_NAMES[profile.guide_style]:
+        names["output"] = wires[0]
+    return names
+
+
+def _read_version(call: ClientRequest) -> str | None:
+    """The version without leading zeros. What is no number is no path of ours."""
+    if "version" not in call.path_params:
+        return None
+    version = call.path_params["version"]
+    if not (version.isascii() and version.isdigit()):
+        raise PathNotFound("a version is a number")
+    if len(version.lstrip("0")) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION:
+        text = f"failed to get model version from specified version string '{version}' (details:"
+        raise triton_params.build_value_error(
+            "version", f"{text} stol), version should be an integral value > 0"
+        )
+    return str(int(version))
+
+
+def _set_version(call: ClientRequest, version: str) -> ClientRequest:
+    return structs.replace(call, path_params={**call.path_params, "version": version})

@@ -1,0 +1,273 @@
+"""What the gateway serves, as the original would list it.
+
+A gateway loads no models and shares no memory: it says so, or says that there is none.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec import UNSET, Struct
+
+from protocols.core.catalog import Catalog, ModelInfo, VersionInfo
+from protocols.core.errors import ModelNotFound, VersionNotFound
+from protocols.core.interfaces import ClientRequest, HttpResponse
+from protocols.triton import params, rapidjson
+from protocols.triton.errors import ErrorBody, StatusMode
+from protocols.triton.params import Datatype, TritonProfile
+from protocols.triton.tensors import JSON_HEADERS, PLAIN_TEXT_HEADERS, encode_json
+
+_SERVER_METADATA: Final = encode_json(
+    {
+        "name": "triton",
+        "version": "2.51.0",
+        "extensions": ["model_repository", "model_configuration", "binary_tensor_data",
+                       "parameters", "statistics"],
+    }
+)  # fmt: skip
+"""The release whose words are spoken here, and what of it a gateway has."""
+
+_CONFIG_TYPES: Final[Mapping[Datatype, str]] = {"BYTES": "TYPE_STRING"}
+
+
+class MetadataTensor(Struct):
+    """A tensor as the metadata shows it, with the batch in its shape."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ModelMetadata(Struct):
+    """What a model takes and gives."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[MetadataTensor]
+    outputs: list[MetadataTensor]
+
+
+class ConfigInput(Struct):
+    """An input as the configuration shows it, without the batch."""
+
+    name: str
+    data_type: str
+    format: str
+    dims: tuple[int, ...]
+    optional: bool
+
+
+class ConfigOutput(Struct):
+    """An output as the configuration shows it."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+
+
+class ModelIndexEntry(Struct):
+    """A version of a model in the index."""
+
+    name: str
+    version: str
+    state: str
+    reason: Any = UNSET
+
+
+class InfoHandler:
+    """Answers the endpoints that ask about the server and its models."""
+
+    def __init__(self, profile: TritonProfile, status: StatusMode) -> None:
+        self._profile = profile
+        self._status_mode: StatusMode = status
+        self._handlers: Mapping[str, Callable[[ClientRequest, Catalog], HttpResponse]] = {
+            "server": lambda _call, _catalog: HttpResponse(200, _SERVER_METADATA, JSON_HEADERS),
+            "live": lambda _call, _catalog: self._build_state_response(well=True),
+            "ready": lambda _call, catalog: self._build_state_response(well=catalog.ready),
+            "model": self._get_metadata,
+            "config": self._get_config,
+            "model_ready": self._get_model_ready,
+            "model_stats": self._get_model_stats,
+            "stats": self._get_stats,
+            "index": self._list_index,
+            "load": self._load_model,
+            "unload": self._unload_model,
+            "elsewhere": lambda _call, _catalog: _build_error_response(501, _NO_REPOSITORY_ERROR),
+            "memory": lambda _call, _catalog: HttpResponse(200, b"[]", JSON_HEADERS),
+        }
+
+    def handle_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        """The answer of the endpoint that was called. Raises ClientError."""
+        return self._handlers[call.endpoint.operation](call, catalog)
+
+    def _build_state_response(self, *, well: bool) -> HttpResponse:
+        return HttpResponse(200 if well else 400, b"", self._get_state_headers())
+
+    def _get_state_headers(self) -> tuple[tuple[str, str], ...]:
+        return PLAIN_TEXT_HEADERS if self._status_mode == "strict" else JSON_HEADERS
+
+    def _get_metadata(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        model, profile = (
+            catalog.find_model(call.path_params["model"], call.path_params.get("version")),
+            self._profile,
+        )
+        if not model.ready:
+            return _build_unavailable_response(call)
+        inputs = [
+            MetadataTensor(i.name, i.datatype, profile.build_shape(i.dims))
+            for i in profile.inputs.values()
+        ]
+        outputs = [
+            MetadataTensor(o.name, o.datatype, profile.build_shape(o.dims)) for o in profile.outputs
+        ]
+        versions = [one.name for one in _list_versions(model) if one.ready]
+        found = ModelMetadata(
+            call.path_params["model"], versions, profile.platform, inputs, outputs
+        )
+        return HttpResponse(200, encode_json(found), JSON_HEADERS)
+
+    def _get_config(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        model, profile = (
+            catalog.find_model(call.path_params["model"], call.path_params.get("version")),
+            self._profile,
+        )
+        if not model.ready:
+            return _build_unavailable_response(call)
+        found = {
+            "name": call.path_params["model"],
+            "platform": "" if profile.backend else profile.platform,
+            "backend": profile.backend,
+            "max_batch_size": profile.max_batch_size,
+            "input": [
+                ConfigInput(i.name, _get_config_type(i.datatype), "FORMAT_NONE", i.dims, i.optional)
+                for i in profile.inputs.values()
+            ],
+            "output": [
+                ConfigOutput(o.name, _get_config_type(o.datatype), o.dims) for o in profile.outputs
+            ],
+            "model_transaction_policy": {"decoupled": not profile.max_batch_size},
+        }
+        return HttpResponse(200, encode_json(found), JSON_HEADERS)
+
+    def _get_model_ready(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        version = call.path_params.get("version")
+        try:
+            model = catalog.find_model(call.path_params["model"], version)
+        except ModelNotFound:
+            return self._build_not_ready_response()
+        for one in model.versions:
+            if one.ready and (version is None or one.name == version):
+                return HttpResponse(200, b"", self._get_state_headers())
+        return self._build_not_ready_response()
+
+    def _build_not_ready_response(self) -> HttpResponse:
+        return HttpResponse(
+            400, encode_json(ErrorBody("Model version not ready")), self._get_state_headers()
+        )
+
+    def _get_model_stats(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        name, version = call.path_params["model"], call.path_params.get("version")
+        try:
+            model = catalog.find_model(name, version)
+        except VersionNotFound:
+            text = f"requested model version is not available for model '{name}'"
+            return _build_error_response(400, text)
+        except ModelNotFound:
+            model = None
+        if model is None or not model.ready:
+            return _build_error_response(400, f"requested model '{name}' is not available")
+        return _build_stats_response(
+            [(name, v.name) for v in _list_versions(model) if version in {None, v.name}]
+        )
+
+    def _get_stats(self, _call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        return _build_stats_response(
+            [(m.name, v.name) for m in _sort_models(catalog) for v in _list_versions(m) if v.ready]
+        )
+
+    def _list_index(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        only_ready = _read_ready_filter(call.body)
+        listed = [
+            ModelIndexEntry(m.name, v.name, "READY")
+            if v.ready
+            else ModelIndexEntry(m.name, v.name, "UNAVAILABLE", "no worker can answer")
+            for m in _sort_models(catalog)
+            for v in _list_versions(m)
+            if v.ready or not only_ready
+        ]
+        return HttpResponse(200, encode_json(listed), JSON_HEADERS)
+
+    def _load_model(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        name = call.path_params["model"]
+        if call.body:
+            rapidjson.parse_value(call.body)
+        if _is_known_model(catalog, name):
+            return _LOAD_NOT_ALLOWED
+        text = f"failed to load '{name}', failed to poll from model repository"
+        return _build_error_response(500, text)
+
+    def _unload_model(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        return (
+            _LOAD_NOT_ALLOWED
+            if _is_known_model(catalog, call.path_params["model"])
+            else HttpResponse(200, b"", JSON_HEADERS)
+        )
+
+
+def _build_error_response(status: int, text: str) -> HttpResponse:
+    return HttpResponse(status, encode_json(ErrorBody(text)), JSON_HEADERS)
+
+
+_LOAD_NOT_ALLOWED: Final = _build_error_response(
+    503, "explicit model load / unload is not allowed if polling is enabled"
+)
+"""What the original says when its own configuration decides what is loaded."""
+_NO_REPOSITORY_ERROR: Final = "'repository_name' specification is not supported"
+
+
+def _build_unavailable_response(call: ClientRequest) -> HttpResponse:
+    name, version = call.path_params["model"], call.path_params.get("version")
+    if version is not None:
+        text = f"Request for unknown model: '{name}' version {version} is not at ready state"
+        return _build_error_response(503, text)
+    return _build_error_response(
+        404, f"Request for unknown model: '{name}' has no available versions"
+    )
+
+
+def _is_known_model(catalog: Catalog, name: str) -> bool:
+    try:
+        catalog.find_model(name)
+    except ModelNotFound:
+        return False
+    return True
+
+
+def _list_versions(model: ModelInfo) -> list[VersionInfo]:
+    """The versions that have a number; a model without any is its own first version."""
+    numbered = [v for v in model.versions if v.name.isascii() and v.name.isdigit()]
+    return numbered or [VersionInfo("1", model.name, 100, ready=model.ready)]
+
+
+def _sort_models(catalog: Catalog) -> list[ModelInfo]:
+    return sorted(catalog.list_models(), key=lambda model: model.name)
+
+
+def _get_config_type(datatype: Datatype) -> str:
+    return _CONFIG_TYPES.get(datatype, f"TYPE_{datatype}")
+
+
+def _build_stats_response(versions: list[tuple[str, str]]) -> HttpResponse:
+    """Names only: the counters are the workers' own, and we have none to show."""
+    found = [{"name": name, "version": version} for name, version in versions]
+    return HttpResponse(200, encode_json({"model_stats": found}), JSON_HEADERS)
+
+
+def _read_ready_filter(body: bytes) -> bool:
+    if not body:
+        return False
+    found = rapidjson.parse_value(body)
+    ready = found.get("ready", False) if isinstance(found, dict) else False
+    if not isinstance(ready, bool):
+        raise params.build_type_error("ready", "attempt to access JSON non-boolean as boolean")
+    return ready

@@ -1,0 +1,457 @@
+"""How a request is put to one model: which of its wishes are tensors, and which are parameters."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, field, structs
+
+from protocols import params
+from protocols.core import loss
+from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.request import GenerationRequest
+from protocols.params import Param, ParamTable
+from protocols.triton import requests
+from protocols.triton.params import PROMPT_INPUT, TritonProfile
+from protocols.triton.tensors import INTEGER_RANGES
+
+# What is known of a worker's model: from its configuration, or from its family's vocabulary.
+
+_CONFIG_DATATYPES: Final[Mapping[str, str]] = {"TYPE_STRING": "BYTES"}
+
+
+class TensorSpec(Struct, frozen=True):
+    """An input of the model. ``dims`` is without the batch; -1 is any length."""
+
+    datatype: str
+    dims: tuple[int, ...] = (1,)
+    optional: bool = True
+
+
+class WorkerModel(Struct, frozen=True):
+    """A worker's model, its tensors under the names of the profile."""
+
+    inputs: Mapping[str, TensorSpec]
+    outputs: frozenset[str]
+    decoupled: bool | None = None
+    """Whether it can answer in pieces, where known."""
+
+
+class _ConfigTensor(Struct):
+    name: str
+    data_type: str = ""
+    dims: tuple[int, ...] = ()
+    optional: bool = False
+
+
+class _TransactionPolicy(Struct):
+    decoupled: bool = False
+
+
+class _ModelConfig(Struct):
+    input: list[_ConfigTensor]
+    output: list[_ConfigTensor] = field(default_factory=list[_ConfigTensor])
+    model_transaction_policy: _TransactionPolicy = field(default_factory=_TransactionPolicy)
+
+
+_decode_config = msgspec.json.Decoder(_ModelConfig, strict=False).decode
+
+
+def build_model_from_profile(profile: TritonProfile) -> WorkerModel:
+    """The model as every release of its family has it, as far as is known."""
+    inputs = {
+        name: TensorSpec(one.datatype, one.dims, one.optional)
+        for name, one in profile.inputs.items()
+    }
+    return WorkerModel(inputs, frozenset(one.name for one in profile.outputs))
+
+
+def parse_model_config(answer: bytes, own: Mapping[str, str]) -> WorkerModel | None:
+    """The model that this configuration describes; None if it describes none.
+
+    ``own`` gives the profile's name for a tensor that the model calls by another.
+    """
+    try:
+        config = _decode_config(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    inputs = {
+        own.get(one.name, one.name): TensorSpec(
+            _parse_datatype(one.data_type), one.dims, one.optional
+        )
+        for one in config.input
+    }
+    outputs = frozenset(own.get(one.name, one.name) for one in config.output)
+    return WorkerModel(inputs, outputs, config.model_transaction_policy.decoupled)
+
+
+def convert_value(what: Any, slot: TensorSpec) -> Any:
+    """The value as the tensor takes it, or UNSET where it does not."""
+    several = what if isinstance(what, list) else [what]
+    fixed = math.prod(dim for dim in slot.dims if dim > 0)
+    free = any(dim < 0 for dim in slot.dims)
+    cast = [_convert_element(one, slot.datatype) for one in several]
+    if len(cast) % fixed or (len(cast) != fixed and not free) or msgspec.UNSET in cast:
+        return msgspec.UNSET
+    return cast if isinstance(what, list) else cast[0]
+
+
+def _parse_datatype(name: str) -> str:
+    return _CONFIG_DATATYPES.get(name, name.removeprefix("TYPE_"))
+
+
+def _convert_element(what: Any, datatype: str) -> Any:
+    match datatype, what:
+        case "BYTES", str():
+            return what
+        case "BYTES", _:
+            return msgspec.json.encode(what).decode()
+        case _, str():
+            return msgspec.UNSET
+        case "BOOL", _:
+            return bool(what)
+        case (("FP16" | "BF16" | "FP32" | "FP64"), _):
+            return float(what)
+        case _ if int(what) == what:
+            return int(what)
+        case _:
+            return msgspec.UNSET
+
+
+PACKED_PARAMETERS: Final = "sampling_parameters"
+"""The tensor that takes all parameters as JSON."""
+_EXCLUDE_FLAG: Final = "exclude_input_in_output"
+_MIN_POSITIVE: Final = 1e-6
+"""Stands for a 0 that must not be: of nuclei, the smallest."""
+_MAX_TOKENS_FIELD: Final = "stopping.max_tokens"
+_TEMPERATURE_FIELD: Final = "sampling.temperature"
+_TOP_LOGPROBS_FIELD: Final = "logprobs.top"
+_SEED_FIELD: Final = "sampling.seed"
+_LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
+_CUMULATIVE_OUTPUTS: Final = ("cumulative_logprob", "cum_log_probs")
+"""Outputs that the gateway makes of each token's probability."""
+_LIST_TYPES: Final = ("strings", "string list", "ints")
+"""The types of rows whose values are lists."""
+_REPORTING_OUTPUTS: Final = (
+    "finish_reason",
+    "stop_reason",
+    "num_input_tokens",
+    "num_output_tokens",
+)
+"""Outputs that are always asked for: they tell the end, and what was spent."""
+
+
+class RequestPayload(Struct, frozen=True):
+    """What the body holds beside the prompt: the model's tensors, and the request's parameters."""
+
+    tensors: dict[str, Any]
+    parameters: dict[str, Any]
+
+
+class ModelAdapter:
+    """How requests are put to ``model``, which is of the family ``profile``.
+
+    ``max_tokens`` is for a model that insists on being told. ``said``: what the prompt tells of.
+    ``packed``: the parameters go into a tensor of their own, as JSON.
+    """
+
+    def __init__(
+        self,
+        profile: TritonProfile,
+        model: WorkerModel,
+        max_tokens: int,
+        said: Mapping[str, ParameterSupport],
+    ) -> None:
+        self.model = model
+        self.packs_parameters = PACKED_PARAMETERS in model.inputs
+        flag = _find_first_input(profile.stream_flags, model) or (
+            profile.stream_flags[0] if profile.streams_by_default else None
+        )
+        self._streams_by_default = bool(model.decoupled) and flag not in model.inputs
+        """Whether it may answer in pieces without being told to."""
+        self._exclude_flag = _find_first_input(
+            (*profile.exclude_prompt_flags, _EXCLUDE_FLAG), model
+        )
+        self._reports_finish_reason = any(
+            one.name == "finish_reason" and one.name in model.outputs and one.flag in model.inputs
+            for one in profile.outputs
+        )
+        self._profile = profile
+        self._logprobs_flag = _find_logprobs_flag(profile, model)
+        self._reporting_flags = tuple(
+            str(one.flag)
+            for one in profile.outputs
+            if one.name in _REPORTING_OUTPUTS and one.flag in model.inputs
+        )
+        always = dict.fromkeys(filter(None, (self._exclude_flag, *self._reporting_flags)), True)
+        self._stream_flags: Mapping[bool, Mapping[str, Any]] = {
+            streams: {**({} if flag is None else {flag: streams}), **always}
+            for streams in (False, True)
+        }
+        """The flags of a request, by whether it streams."""
+        self._params = ParamTable(*self._iter_params())
+        self._fallible_params = ParamTable(
+            *[row for row in self._params if self._can_fail_conversion(row)]
+        )
+        self._converted_fields = frozenset(
+            row.field for row in self._params if not self._is_sent_unchanged(row)
+        )
+        """Paths whose values may become others, or tensors."""
+        self._parameter_support = {**self._build_parameter_support(), **said}
+        slots = [
+            model.inputs.get(row.wire) for row in self._params if row.field == _MAX_TOKENS_FIELD
+        ]
+        insists = any(slot is not None and not slot.optional for slot in slots)
+        self._default_max_tokens = max_tokens if insists else None
+        self._reserved_names = {
+            PROMPT_INPUT, PACKED_PARAMETERS, _EXCLUDE_FLAG, "id", "parameters", profile.cancel_flag,
+            *profile.stream_flags, *profile.exclude_prompt_flags, *requests.GUIDE_PARAM_NAMES[profile.guide_style],
+            *(row.wire for row in profile.parameters),
+        }  # fmt: skip
+        """Names with a meaning here: left over from another family, they mean something else."""
+
+    def is_streaming(self, request: GenerationRequest) -> bool:
+        """Whether the model is told to answer in pieces."""
+        return request.stream and self.model.decoupled is not False
+
+    def uses_events(self, request: GenerationRequest) -> bool:
+        """Whether to ask for events.
+
+        Also where nothing keeps the model from answering in pieces: for that a whole answer fails.
+        """
+        return request.stream or self._streams_by_default
+
+    def must_cut_prompt(self, request: GenerationRequest) -> bool:
+        """Whether the answer may start with the prompt, which is then to be cut off."""
+        return (
+            self._profile.echoes_prompt
+            and self._exclude_flag is None
+            and not self.is_streaming(request)
+        )
+
+    def may_be_empty(self, request: GenerationRequest) -> bool:
+        """Whether a body without events is an answer: a model need not say anything.
+
+        One that was asked for finish reasons has to tell them, unless it was to say nothing.
+        """
+        silent = request.stopping.max_tokens == 0 or not self._reports_finish_reason
+        return self.uses_events(request) and silent
+
+    def build_payload(self, request: GenerationRequest) -> RequestPayload:
+        """Everything that the request wants and the model takes."""
+        inputs = self.model.inputs
+        tensors = {**self._stream_flags[self.is_streaming(request)]}
+        if request.logprobs is not None and self._logprobs_flag is not None:
+            tensors[self._logprobs_flag] = True
+        said, forced = request.said, self._get_forced_values(request)
+        if not forced and self._converted_fields.isdisjoint(said):
+            parameters = params.write_params(self._params, said)
+        else:
+            parameters = {}
+            for row, value in self._convert_values(said, forced, self._params):
+                if value is not UNSET:
+                    (tensors if row.wire in inputs else parameters)[row.wire] = value
+        if request.output is not None or request.extra:
+            for name, value in self._iter_extra_fields(request):
+                (tensors if name in inputs else parameters)[name] = value
+        return RequestPayload(tensors, parameters)
+
+    def _iter_extra_fields(self, request: GenerationRequest) -> Iterator[tuple[str, Any]]:
+        """What is of no row: the output's format, and fields of a client's own."""
+        yield from self._write_guide(request).items()
+        for name, raw in request.extra.items():
+            if self._is_forwarded(name, raw, request):
+                yield name, raw
+
+    def find_unsupported_parameters(
+        self, request: GenerationRequest, names: Mapping[str, str]
+    ) -> list[UnsupportedParameter]:
+        """What the model can't be asked for, or does otherwise."""
+        found = [
+            *loss.find_unsupported_parameters(
+                request, self._get_parameter_support(request), names, extra=True
+            )
+        ]
+        if self._default_max_tokens is not None and request.stopping.max_tokens is None:
+            why = f"the model needs one: {self._default_max_tokens}"
+            found.append(
+                UnsupportedParameter(
+                    _get_wire_name(_MAX_TOKENS_FIELD, names), "defaulted", why, _MAX_TOKENS_FIELD
+                )
+            )
+        if request.want.token_ids:
+            found.append(
+                UnsupportedParameter(names.get("want.token_ids", "return_token_ids"), "dropped")
+            )
+        return found + self._find_ignored_fields(request) if request.extra else found
+
+    def _find_ignored_fields(self, request: GenerationRequest) -> list[UnsupportedParameter]:
+        """The fields of a client's own that come to nothing."""
+        heard = set(self._list_flags(request))
+        if self._logprobs_flag in heard:
+            heard |= {
+                str(one.flag) for one in self._profile.outputs if one.name in _CUMULATIVE_OUTPUTS
+            }
+        return [
+            UnsupportedParameter(name, "dropped")
+            for name, raw in request.extra.items()
+            if name not in heard and not self._is_forwarded(name, raw, request)
+        ]
+
+    # --- the table --------------------------------------------------------------------------------
+
+    def _iter_params(self) -> Iterator[Param]:
+        """The rows that this model has, within its tensors' ranges."""
+        unsure = {"string list", "ints"} if not self.packs_parameters else set[str]()
+        for row in self._profile.parameters:
+            told = row.field != "logprobs.prompt" and (
+                row.field != _TOP_LOGPROBS_FIELD or self._logprobs_flag
+            )
+            if not told or row.wire in self._profile.removed_params:
+                continue
+            slot = self.model.inputs.get(row.wire)
+            if slot is not None:
+                yield self._limit_param(row, slot.datatype)
+            elif row.wire in self._profile.inputs or row.type in unsure:
+                continue
+            elif (
+                self.packs_parameters or row.field != "n"
+            ):  # a model that overlooks it answers once
+                yield self._limit_param(row, "INT64")
+
+    def _limit_param(self, row: Param, datatype: str) -> Param:
+        if row.field == "stopping.stop" and self._profile.keeps_stop_strings:
+            return structs.replace(row, reason="approximated")
+        if row.field == _SEED_FIELD:
+            return structs.replace(row, low=0, high=2**64 - 1)
+        if row.type == "float":
+            return structs.replace(row, low=_MIN_POSITIVE) if row.above_low or 0 in row.off else row
+        bounds = INTEGER_RANGES.get(datatype)
+        if bounds is None or row.type != "int":
+            return row
+        low = bounds.start if row.low is None else max(row.low, bounds.start)
+        high = bounds.stop - 1 if row.high is None else min(row.high, bounds.stop - 1)
+        return structs.replace(row, low=low, high=high)
+
+    def _can_fail_conversion(self, row: Param) -> bool:
+        """Whether a value can be one that this model can't take."""
+        return row.wire in self.model.inputs or (
+            row.type in _LIST_TYPES and not self.packs_parameters
+        )
+
+    def _is_sent_unchanged(self, row: Param) -> bool:
+        """Whether any value is sent as it is, within the row's range."""
+        listed = row.type in _LIST_TYPES and not self.packs_parameters
+        return row.wire not in self.model.inputs and row.field != _SEED_FIELD and not listed
+
+    def _build_parameter_support(self) -> dict[str, ParameterSupport]:
+        """What is carried of any request."""
+        carries = params.build_parameter_support(self._params)
+        if _TEMPERATURE_FIELD in carries:
+            carries["sampling.do_sample"] = ParameterSupport("")
+        if _TOP_LOGPROBS_FIELD not in carries and self._logprobs_flag is not None:
+            carries[_TOP_LOGPROBS_FIELD] = ParameterSupport("", reason="approximated")
+        return carries
+
+    # --- one request ------------------------------------------------------------------------------
+
+    def _get_forced_values(self, request: GenerationRequest) -> dict[str, Any]:
+        """What is sent beside what was said, or in its place, by path."""
+        forced: dict[str, Any] = {}
+        if self._default_max_tokens is not None and request.stopping.max_tokens is None:
+            forced[_MAX_TOKENS_FIELD] = self._default_max_tokens
+        if request.sampling.do_sample is False:
+            forced[_TEMPERATURE_FIELD] = 0.0
+        return forced
+
+    def _convert_values(
+        self, said: Mapping[str, Any], forced: Mapping[str, Any], rows: ParamTable
+    ) -> list[tuple[Param, Any]]:
+        """What is sent of each of these rows; UNSET where the model can't take what was asked."""
+        told, judged = {**said, **forced}, self._converted_fields
+        return [
+            (row, self._convert_value(row, told[row.field], exact=row.field in forced))
+            if row.field in judged or row.field in forced
+            else (row, params.clamp_value(row, told[row.field]))
+            for row in params.select_by_field(rows, told)
+        ]
+
+    def _convert_value(self, row: Param, value: Any, *, exact: bool) -> Any:
+        value = value if exact else params.clamp_value(row, value)
+        slot = self.model.inputs.get(row.wire)
+        if row.field == _SEED_FIELD:
+            value = _fold_seed(value, "INT64" if slot is None else slot.datatype)
+        if slot is not None:
+            return convert_value(value, slot)
+        if isinstance(value, list) and not self.packs_parameters:
+            return value[0] if len(value) == 1 else UNSET
+        return value
+
+    def _write_guide(self, request: GenerationRequest) -> Mapping[str, str]:
+        """What asks for an output's format, where the model has all of it."""
+        if request.output is None:
+            return {}
+        written = requests.write_output_format(request.output, self._profile.guide_style)
+        missing = [name for name in written if name not in self.model.inputs]
+        return {} if missing and not self._profile.accepts_extra_params else written
+
+    def _list_flags(self, request: GenerationRequest) -> tuple[str, ...]:
+        """The flags that are set to learn what the answer must tell."""
+        if request.logprobs is None or self._logprobs_flag is None:
+            return self._reporting_flags
+        return (*self._reporting_flags, self._logprobs_flag)
+
+    def _get_parameter_support(self, request: GenerationRequest) -> Mapping[str, ParameterSupport]:
+        """What is carried of this request."""
+        more = {}
+        if request.output is not None and self._write_guide(request):
+            more["output"] = ParameterSupport("")
+        if request.stopping.overflow == "error":
+            more["stopping.overflow"] = ParameterSupport("")
+        unfit: set[str] = set()
+        if self._fallible_params:
+            values = self._convert_values(
+                request.said, self._get_forced_values(request), self._fallible_params
+            )
+            unfit = {row.field for row, value in values if value is UNSET}
+        if not more and not unfit:
+            return self._parameter_support
+        carries = self._parameter_support | more
+        return {path: carry for path, carry in carries.items() if path not in unfit}
+
+    def _is_forwarded(self, name: str, raw: Raw, request: GenerationRequest) -> bool:
+        """Whether a field of a client's own goes on: to a worker of its mind, that can take it."""
+        if request.source != "triton" or name in self._reserved_names or name.startswith("return_"):
+            return False
+        if name in self.model.inputs:
+            return True
+        scalar = not bytes(raw).startswith((b"[", b"{", b"null"))
+        known = name in self._profile.inputs
+        return (
+            self._profile.accepts_extra_params and not known and (self.packs_parameters or scalar)
+        )
+
+
+def _find_first_input(names: tuple[str, ...], model: WorkerModel) -> str | None:
+    return next((name for name in names if name in model.inputs), None)
+
+
+def _find_logprobs_flag(profile: TritonProfile, model: WorkerModel) -> str | None:
+    """The flag that asks for each token's probability, where the model has one."""
+    for one in profile.outputs:
+        if one.name in _LOGPROB_OUTPUTS and one.name in model.outputs and one.flag in model.inputs:
+            return one.flag
+    return None
+
+
+def _get_wire_name(path: str, names: Mapping[str, str]) -> str:
+    return names.get(path, path.rpartition(".")[2])
+
+
+def _fold_seed(seed: int, datatype: str) -> int:
+    """The seed in an integer of so many bits; what is longer is folded."""
+    bounds = INTEGER_RANGES.get(datatype, INTEGER_RANGES["INT64"])
+    size = bounds.stop - bounds.start
+    seed %= size
+    return seed if seed in bounds else seed - size

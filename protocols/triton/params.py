@@ -1,0 +1,400 @@
+"""What a model of each profile is called with: its tensors, its parameters, what it tells.
+
+The protocol has no fields of its own but ``id`` and ``parameters``: every other name is a
+model's. A profile is the vocabulary of one family of models, from the configurations that their
+backends publish. ``Profile.parameters`` is the table for ``protocols.params``, both ways.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from protocols.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
+from protocols.params import Param, ParamTable
+
+Datatype = Literal["BYTES", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32"]
+
+PROMPT_INPUT: Final = "text_input"
+TEXT_OUTPUT: Final = "text_output"
+
+
+class InputSpec(Struct, frozen=True):
+    """A tensor that the model takes. ``dims`` is without the batch; -1 is any length."""
+
+    name: str
+    datatype: Datatype
+    dims: tuple[int, ...] = (1,)
+    optional: bool = True
+    is_counted: bool = True
+    """Whether it is one of the number that a complaint about missing inputs names."""
+
+
+class OutputSpec(Struct, frozen=True):
+    """A tensor that the model answers with: always, or where the input ``flag`` is true."""
+
+    name: str
+    datatype: Datatype
+    flag: str | None = None
+    dims: tuple[int, ...] = (-1,)
+
+
+class TritonProfile(Struct, frozen=True, kw_only=True, dict=True):
+    """The vocabulary of one family of models."""
+
+    name: str
+    platform: str
+    backend: str
+    inputs: Mapping[str, InputSpec]
+    outputs: tuple[OutputSpec, ...]
+    parameters: ParamTable
+    stream_flags: tuple[str, ...] = ("stream",)
+    """The flags that ask for a stream; without one, even generate_stream tells all in one event."""
+    streams_by_default: bool = False
+    """What no flag means on generate_stream."""
+    exclude_prompt_flags: tuple[str, ...] = ()
+    """The flags that leave the prompt out of the answer."""
+    echoes_prompt: bool = False
+    """Whether a whole answer starts with the prompt if no flag says otherwise. No stream does."""
+    rejects_stream_echo: bool = False
+    """Whether asking for the prompt in a stream is an error."""
+    coerces_params: bool = False
+    """Whether parameters are converted as Python's own constructors do: "5" to 5."""
+    cancel_flag: str = ""
+    """The flag with which a second request ends the first, which no gateway can pass on."""
+    error_prefix: str = ""
+    """What the model puts in front of its complaints."""
+    guide_style: Literal["none", "object", "pair"] = "none"
+    """How the output's format is asked for: see ``guided``."""
+    max_batch_size: int = 0
+    """The most prompts in one request; 0: the model knows no batches, and shapes have none."""
+    accepts_extra_params: bool = False
+    """As a worker: whether its models read parameters that are no tensors of theirs."""
+    keeps_stop_strings: bool = False
+    """As a worker: whether a stop string may stay in the text."""
+    removed_params: tuple[str, ...] = ()
+    """As a worker: parameters that releases of today refuse."""
+
+    @cached_property
+    def required_inputs(self) -> tuple[str, ...]:
+        """The inputs that no request is without."""
+        return tuple(one.name for one in self.inputs.values() if not one.optional)
+
+    @cached_property
+    def output_flags(self) -> frozenset[str]:
+        """The inputs that ask for an output."""
+        return frozenset(one.flag for one in self.outputs if one.flag is not None)
+
+    @cached_property
+    def input_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each input."""
+        return {name: self.build_shape(one.dims) for name, one in self.inputs.items()}
+
+    def build_shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+        """The whole shape, with the batch where the model knows one."""
+        return (-1, *dims) if self.max_batch_size else dims
+
+
+def index_inputs(*inputs: InputSpec) -> Mapping[str, InputSpec]:
+    """Inputs by name, in their order."""
+    return {one.name: one for one in inputs}
+
+
+_PROMPT_SPEC: Final = InputSpec(PROMPT_INPUT, "BYTES", optional=False)
+_TEXT_SPEC: Final = OutputSpec(TEXT_OUTPUT, "BYTES")
+
+_MAX_CHOICES: Final = 128
+"""Answers to one prompt. Each event of a stream names them all, so it grows with their square."""
+
+_SAMPLING_PARAMS: Final = (
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
+    Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0, default=0),
+    Param(wire="temperature", field="sampling.temperature", type="float", low=0, default=1.0),
+    Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, above_low=True),
+    Param(wire="top_k", field="sampling.top_k", type="int", low=-1, off=(0, -1)),
+    Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=1),
+    Param(wire="seed", field="sampling.seed", type="int", low=-(2**63), high=2**64 - 1),
+    Param(wire="presence_penalty", field="sampling.presence_penalty", type="float", low=-2, high=2),
+    Param(
+        wire="frequency_penalty", field="sampling.frequency_penalty", type="float", low=-2, high=2
+    ),
+    Param(
+        wire="repetition_penalty",
+        field="sampling.repetition_penalty",
+        type="float",
+        low=0,
+        above_low=True,
+    ),
+    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
+    Param(wire="stop", field="stopping.stop", type="strings"),
+    Param(wire="n", field="n", type="int", low=1, high=_MAX_CHOICES, default=1),
+    Param(wire="best_of", field="best_of", type="int", low=1, high=_MAX_CHOICES),
+)
+"""The sampling parameters that every family of Python backends shares."""
+
+_VLLM_PARAMS: Final = (
+    Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
+    Param(wire="bad_words", field="sampling.bad_words", type="string list"),
+    Param(wire="allowed_token_ids", field="sampling.allowed_token_ids", type="ints"),
+    Param(wire="ignore_eos", field="stopping.ignore_eos", type="bool", default=False),
+    Param(wire="include_stop_str_in_output", field="stopping.include_stop", type="bool"),
+    Param(wire="skip_special_tokens", field="stopping.skip_special_tokens", type="bool"),
+    Param(
+        wire="spaces_between_special_tokens",
+        field="stopping.spaces_between_special_tokens",
+        type="bool",
+    ),
+    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", low=-1),
+    Param(wire="logprobs", field="logprobs.top", type="int", low=-1),
+    Param(wire="prompt_logprobs", field="logprobs.prompt", type="int", low=-1),
+    Param(wire="lora_name", field="adapter", type="str"),
+)
+
+VLLM: Final = TritonProfile(
+    name="vllm",
+    platform="python",
+    backend="vllm",
+    inputs=index_inputs(
+        _PROMPT_SPEC,
+        InputSpec("stream", "BOOL"),
+        InputSpec("sampling_parameters", "BYTES"),
+        InputSpec("exclude_input_in_output", "BOOL"),
+        InputSpec("return_finish_reason", "BOOL"),
+        InputSpec("return_num_output_tokens", "BOOL"),
+        # Which further inputs there are differs by release, so they are not counted.
+        InputSpec("image", "BYTES", (-1,), is_counted=False),
+        InputSpec("return_cumulative_logprob", "BOOL", is_counted=False),
+        InputSpec("return_logprobs", "BOOL", is_counted=False),
+        InputSpec("return_num_input_tokens", "BOOL", is_counted=False),
+    ),
+    outputs=(
+        _TEXT_SPEC,
+        OutputSpec("finish_reason", "BYTES", "return_finish_reason"),
+        OutputSpec("cumulative_logprob", "FP32", "return_cumulative_logprob"),
+        OutputSpec("logprobs", "BYTES", "return_logprobs"),
+        OutputSpec("num_input_tokens", "UINT32", "return_num_input_tokens", (1,)),
+        OutputSpec("num_output_tokens", "UINT32", "return_num_output_tokens"),
+    ),
+    parameters=ParamTable(*_SAMPLING_PARAMS, *_VLLM_PARAMS),
+    exclude_prompt_flags=("exclude_input_in_output",),
+    echoes_prompt=True,
+    rejects_stream_echo=True,
+    coerces_params=True,
+    error_prefix="Error generating stream: ",
+    guide_style="object",
+    accepts_extra_params=True,
+    removed_params=("best_of", "length_penalty"),
+)
+
+_TRTLLM_PARAMS: Final = (
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
+    Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0),
+    Param(wire="num_return_sequences", field="n", type="int", low=1, high=_MAX_CHOICES, default=1),
+    Param(wire="stop_words", field="stopping.stop", type="strings"),
+    Param(wire="bad_words", field="sampling.bad_words", type="strings"),
+    Param(wire="temperature", field="sampling.temperature", type="float", low=0, default=1.0),
+    Param(wire="top_k", field="sampling.top_k", type="int", low=0, off=(0,)),
+    Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, off=(0,)),
+    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
+    Param(
+        wire="repetition_penalty",
+        field="sampling.repetition_penalty",
+        type="float",
+        low=0,
+        above_low=True,
+    ),
+    Param(wire="presence_penalty", field="sampling.presence_penalty", type="float"),
+    Param(wire="frequency_penalty", field="sampling.frequency_penalty", type="float"),
+    Param(wire="seed", field="sampling.seed", type="int", low=0, high=2**64 - 1),
+    Param(wire="beam_width", field="sampling.beam_width", type="int", low=1, off=(1,)),
+)
+
+TRTLLM: Final = TritonProfile(
+    name="trtllm",
+    platform="ensemble",
+    backend="",
+    inputs=index_inputs(
+        _PROMPT_SPEC,
+        InputSpec("max_tokens", "INT32", optional=False),
+        InputSpec("num_return_sequences", "INT32"),
+        InputSpec("bad_words", "BYTES", (-1,)),
+        InputSpec("stop_words", "BYTES", (-1,)),
+        InputSpec("exclude_input_in_output", "BOOL"),
+        InputSpec("end_id", "INT32"),
+        InputSpec("pad_id", "INT32"),
+        InputSpec("top_k", "INT32"),
+        InputSpec("top_p", "FP32"),
+        InputSpec("temperature", "FP32"),
+        InputSpec("length_penalty", "FP32"),
+        InputSpec("repetition_penalty", "FP32"),
+        InputSpec("min_tokens", "INT32"),
+        InputSpec("presence_penalty", "FP32"),
+        InputSpec("frequency_penalty", "FP32"),
+        InputSpec("seed", "UINT64"),
+        InputSpec("return_log_probs", "BOOL"),
+        InputSpec("return_context_logits", "BOOL"),
+        InputSpec("return_generation_logits", "BOOL"),
+        InputSpec("return_perf_metrics", "BOOL"),
+        InputSpec("return_num_input_tokens", "BOOL"),
+        InputSpec("return_num_output_tokens", "BOOL"),
+        InputSpec("beam_width", "INT32"),
+        InputSpec("stream", "BOOL"),
+        InputSpec("embedding_bias_words", "BYTES", (-1,)),
+        InputSpec("embedding_bias_weights", "FP32", (-1,)),
+        InputSpec("lora_task_id", "UINT64"),
+        InputSpec("guided_decoding_guide_type", "BYTES"),
+        InputSpec("guided_decoding_guide", "BYTES"),
+    ),
+    outputs=(
+        _TEXT_SPEC,
+        OutputSpec("cum_log_probs", "FP32", "return_log_probs"),
+        OutputSpec("output_log_probs", "FP32", "return_log_probs", (-1, -1)),
+        OutputSpec("num_input_tokens", "INT32", "return_num_input_tokens", (1,)),
+        OutputSpec("num_output_tokens", "INT32", "return_num_output_tokens", (1,)),
+    ),
+    parameters=ParamTable(*_TRTLLM_PARAMS),
+    exclude_prompt_flags=("exclude_input_in_output",),
+    echoes_prompt=True,
+    guide_style="pair",
+    max_batch_size=4,
+    keeps_stop_strings=True,
+)
+
+_LLMAPI_PREFIX: Final = "sampling_param_"
+_LLMAPI_PARAM_NAMES: Final = frozenset(
+    {"best_of", "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty",
+     "max_tokens", "stop", "seed"}
+)  # fmt: skip
+_LLMAPI_PARAMS: Final = tuple(
+    Param(
+        wire=_LLMAPI_PREFIX + row.wire,
+        field=row.field,
+        type=row.type,
+        low=row.low,
+        high=row.high,
+        off=row.off,
+    )
+    for row in _SAMPLING_PARAMS
+    if row.wire in _LLMAPI_PARAM_NAMES
+)
+
+LLMAPI: Final = TritonProfile(
+    name="llmapi",
+    platform="python",
+    backend="python",
+    inputs=index_inputs(
+        _PROMPT_SPEC,
+        InputSpec("image_url", "BYTES", (-1,)),
+        InputSpec("streaming", "BOOL"),
+        InputSpec(_LLMAPI_PREFIX + "best_of", "INT32"),
+        InputSpec(_LLMAPI_PREFIX + "temperature", "FP32"),
+        InputSpec(_LLMAPI_PREFIX + "top_k", "INT32"),
+        InputSpec(_LLMAPI_PREFIX + "top_p", "FP32"),
+        InputSpec(_LLMAPI_PREFIX + "frequency_penalty", "FP32"),
+        InputSpec(_LLMAPI_PREFIX + "presence_penalty", "FP32"),
+        InputSpec(_LLMAPI_PREFIX + "max_tokens", "INT32"),
+        InputSpec(_LLMAPI_PREFIX + "stop", "BYTES", (-1,)),
+        InputSpec(_LLMAPI_PREFIX + "seed", "UINT64"),
+        InputSpec(_LLMAPI_PREFIX + "exclude_input_from_output", "BOOL"),
+        InputSpec(_LLMAPI_PREFIX + "return_perf_metrics", "BOOL"),
+        InputSpec("return_finish_reason", "BOOL"),
+        InputSpec("return_stop_reason", "BOOL"),
+        InputSpec("return_cumulative_logprob", "BOOL"),
+        InputSpec("stop", "BOOL"),
+    ),
+    outputs=(
+        _TEXT_SPEC,
+        OutputSpec("finish_reason", "BYTES", "return_finish_reason"),
+        OutputSpec("stop_reason", "BYTES", "return_stop_reason"),
+        OutputSpec("cumulative_logprob", "FP32", "return_cumulative_logprob"),
+    ),
+    parameters=ParamTable(*_LLMAPI_PARAMS),
+    stream_flags=("streaming", "stream"),
+    exclude_prompt_flags=(_LLMAPI_PREFIX + "exclude_input_from_output", "exclude_input_in_output"),
+    cancel_flag="stop",
+    echoes_prompt=True,
+    max_batch_size=64,
+)
+
+PLAIN: Final = TritonProfile(
+    name="plain",
+    platform="python",
+    backend="python",
+    inputs=index_inputs(_PROMPT_SPEC),
+    outputs=(_TEXT_SPEC,),
+    parameters=ParamTable(*_SAMPLING_PARAMS),
+    streams_by_default=True,
+    accepts_extra_params=True,
+    keeps_stop_strings=True,
+)
+
+PROFILES: Final[Mapping[str, TritonProfile]] = {
+    one.name: one for one in (VLLM, TRTLLM, LLMAPI, PLAIN)
+}
+
+
+# What can be wrong with a request, in the words of the original.
+#
+# Clients match on these sentences, so they stand here once. ``problem="type"`` marks what the
+# original's JSON layer refuses; ``problem="conflict"`` marks what its model refuses.
+
+UNKNOWN_ID = "<id_unknown>"
+JSON_LENGTH_HEADER = "inference-header-content-length"
+CONTENT_ENCODING_HEADER = "content-encoding"
+
+
+def build_request_tag(request_id: str | None) -> str:
+    """What stands in front of the complaints of the original's core."""
+    return f"[request id: {request_id or UNKNOWN_ID}] "
+
+
+def build_json_error(reason: str, at: int) -> MalformedRequest:
+    """The body is not JSON; ``at`` is a byte offset."""
+    return MalformedRequest(f"failed to parse the request JSON buffer: {reason} at {at}", at=at)
+
+
+def build_depth_error() -> MalformedRequest:
+    """The body is JSON, and nested beyond reason."""
+    return MalformedRequest(
+        "failed to parse the request JSON buffer: nested too deep", problem="depth"
+    )
+
+
+def build_not_object_error() -> MalformedRequest:
+    """The body is JSON, and has no members."""
+    return MalformedRequest("attempt to get members for non-object", problem="object")
+
+
+def build_type_error(param: str, text: str) -> InvalidParameter:
+    """A value that the JSON layer can't take as what it must be."""
+    return InvalidParameter(text, param=param, problem="type")
+
+
+def build_value_error(param: str, text: str) -> InvalidParameter:
+    """A value of a good JSON type that can't be used."""
+    return InvalidParameter(text, param=param, problem="value")
+
+
+def build_model_error(param: str, text: str) -> InvalidParameter:
+    """What the original's model would refuse, after the front end took it."""
+    return InvalidParameter(text, param=param, problem="conflict")
+
+
+def build_encoding_error() -> InvalidParameter:
+    """A body of generate that is compressed."""
+    text = "Unsupported content-encoding, only 'identity' is supported."
+    return build_value_error(CONTENT_ENCODING_HEADER, text)
+
+
+def build_compression_error() -> UnsupportedFeature:
+    """A body of infer that is compressed in a way of which the original knows nothing."""
+    return UnsupportedFeature("Unsupported compression type", param=CONTENT_ENCODING_HEADER)
+
+
+def build_parameter_type_error(name: str) -> InvalidParameter:
+    """A null, list or object where a parameter must be a scalar."""
+    return build_value_error(
+        name,
+        f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.",
+    )

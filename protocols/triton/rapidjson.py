@@ -1,0 +1,339 @@
+"""JSON as the original's parser reads it, slowly: for the texts that the fast parser refuses.
+
+The original parses with RapidJSON, whose complaints and byte offsets its clients see. It also takes
+what JSON does not have: a byte order mark, NaN and Inf, and anything behind a NUL. Every sentence
+and offset here was seen from a running server (2.51).
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from protocols.core.interfaces import ClientRequest
+from protocols.triton import params
+
+_MAX_DEPTH: Final = 128
+_MAX_EXPONENT: Final = 308
+_MAX_EXTENDABLE_INTEGER: Final = 1.7976931348623157e307
+"""An integer above this may not have another digit."""
+
+_HIGH_SURROGATES: Final = range(0xD800, 0xDC00)
+_LOW_SURROGATES: Final = range(0xDC00, 0xE000)
+"""The two halves of a surrogate pair."""
+
+_BYTE_ORDER_MARK = re.compile(rb"\xef?\xbb?\xbf?")
+"""The byte order mark, of which the original takes any part."""
+_WHITESPACE = re.compile(rb"[ \t\n\r]*")
+_PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]*')
+_DIGITS = re.compile(rb"[0-9]*")
+_HEX_DIGITS = re.compile(rb"[0-9A-Fa-f]{4}")
+_LITERALS: Final = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
+_ESCAPES: Final = {
+    b'"': '"', b"\\": "\\", b"/": "/", b"b": "\b", b"f": "\f", b"n": "\n", b"r": "\r", b"t": "\t",
+}  # fmt: skip
+
+
+def parse_rapidjson_members(text: bytes) -> list[tuple[str, Raw]]:
+    """The fields of the object, in order, two of the same name included. Raises Malformed."""
+    reader = _RapidJsonReader(text)
+    reader.read_start()
+    if not reader.skip_byte(b"{"):
+        reader.read_value()
+        reader.check_end()
+        raise params.build_not_object_error()
+    found = [(name, Raw(text[start:end])) for name, _, start, end in reader.read_members()]
+    reader.check_end()
+    return found
+
+
+def parse_rapidjson_value(text: bytes) -> Any:
+    """What the text holds; of two fields alike, the last. Raises Malformed."""
+    reader = _RapidJsonReader(text)
+    reader.read_start()
+    found = reader.read_value()
+    reader.check_end()
+    return found
+
+
+class _RapidJsonReader:
+    """A cursor over the text. Past its end it sees b"", and behind a NUL nothing."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._position = 0
+        self._depth = 0
+
+    def read_start(self) -> None:
+        self._skip_pattern(_BYTE_ORDER_MARK)
+        self._skip_whitespace()
+        if self._is_at_end():
+            raise self._build_error("The document is empty.")
+
+    def check_end(self) -> None:
+        self._skip_whitespace()
+        if not self._is_at_end():
+            raise self._build_error("The document root must not be followed by other values.")
+
+    def read_value(self) -> Any:
+        match self._peek():
+            case b'"':
+                return self._read_string()
+            case b"{":
+                self._position += 1
+                return {name: what for name, what, _, _ in self.read_members()}
+            case b"[":
+                self._position += 1
+                return self._read_items()
+            case b"n" | b"t" | b"f" as first:
+                return self._read_literal(first)
+            case _:
+                return self._read_number()
+
+    def read_members(self) -> list[tuple[str, Any, int, int]]:
+        """The fields of an object whose brace was taken: name, value, the value's begin and end."""
+        self._enter_nested()
+        found: list[tuple[str, Any, int, int]] = []
+        self._skip_whitespace()
+        if self.skip_byte(b"}"):
+            self._depth -= 1
+            return found
+        while True:
+            if self._peek() != b'"':
+                raise self._build_error("Missing a name for object member.")
+            name = self._read_string()
+            self._skip_whitespace()
+            if not self.skip_byte(b":"):
+                raise self._build_error("Missing a colon after a name of object member.")
+            self._skip_whitespace()
+            start = self._position
+            found.append((name, self.read_value(), start, self._position))
+            self._skip_whitespace()
+            if self.skip_byte(b"}"):
+                self._depth -= 1
+                return found
+            if not self.skip_byte(b","):
+                raise self._build_error("Missing a comma or '}' after an object member.")
+            self._skip_whitespace()
+
+    def skip_byte(self, wanted: bytes) -> bool:
+        """Step over this byte, if it is the next."""
+        if self._peek() != wanted:
+            return False
+        self._position += 1
+        return True
+
+    def _read_items(self) -> list[Any]:
+        self._enter_nested()
+        found: list[Any] = []
+        self._skip_whitespace()
+        if self.skip_byte(b"]"):
+            self._depth -= 1
+            return found
+        while True:
+            found.append(self.read_value())
+            self._skip_whitespace()
+            if self.skip_byte(b"]"):
+                self._depth -= 1
+                return found
+            if not self.skip_byte(b","):
+                raise self._build_error("Missing a comma or ']' after an array element.")
+            self._skip_whitespace()
+
+    def _read_literal(self, first: bytes) -> bool | None:
+        word, meaning = _LITERALS[first]
+        self._read_letters(word)
+        return meaning
+
+    def _read_letters(self, word: bytes) -> None:
+        for letter in word:
+            if not self.skip_byte(bytes((letter,))):
+                raise self._build_error("Invalid value.")
+
+    def _read_string(self) -> str:
+        pieces = []
+        self._position += 1
+        while True:
+            pieces.append(self._decode_text(self._skip_pattern(_PLAIN_TEXT)))
+            match self._peek():
+                case b'"':
+                    self._position += 1
+                    return "".join(pieces)
+                case b"\\":
+                    pieces.append(self._read_escape())
+                case b"" | b"\0":
+                    raise self._build_error("Missing a closing quotation mark in string.")
+                case _:
+                    raise self._build_error("Invalid escape character in string.")
+
+    def _decode_text(self, start: int) -> str:
+        try:
+            return self._text[start : self._position].decode()
+        except UnicodeDecodeError as e:
+            # The original lets such bytes through to the model; no str can hold them.
+            raise params.build_json_error("Invalid encoding in string.", start + e.start) from None
+
+    def _read_escape(self) -> str:
+        start = self._position
+        self._position += 1
+        kind = self._peek()
+        self._position += 1
+        if kind != b"u":
+            if kind not in _ESCAPES:
+                raise params.build_json_error("Invalid escape character in string.", start)
+            return _ESCAPES[kind]
+        return self._read_character(self._read_code_unit(start), start)
+
+    def _read_character(self, code: int, start: int) -> str:
+        if code not in _HIGH_SURROGATES and code not in _LOW_SURROGATES:
+            return chr(code)
+        low = 0
+        if code in _HIGH_SURROGATES and self.skip_byte(b"\\") and self.skip_byte(b"u"):
+            low = self._read_code_unit(start)
+        if low not in _LOW_SURROGATES:
+            raise params.build_json_error("The surrogate pair in string is invalid.", start)
+        return chr(0x10000 + ((code - _HIGH_SURROGATES.start) << 10) + low - _LOW_SURROGATES.start)
+
+    def _read_code_unit(self, start: int) -> int:
+        found = _HEX_DIGITS.match(self._text, self._position)
+        if found is None:
+            raise params.build_json_error("Incorrect hex digit after \\u escape in string.", start)
+        self._position = found.end()
+        return int(found[0], 16)
+
+    def _read_number(self) -> float:
+        start = self._position
+        self.skip_byte(b"-")
+        beyond = self._read_non_finite(start) if self._peek() in {b"N", b"I"} else None
+        zero = beyond is not None or self.skip_byte(b"0")
+        whole = b"0" if zero else self._read_digits("Invalid value.")
+        fraction = (
+            self._read_digits("Miss fraction part in number.") if self.skip_byte(b".") else b""
+        )
+        exponent = self._read_exponent()
+        plain = not fraction and exponent is None
+        if float(whole[:-1] or b"0") >= _MAX_EXTENDABLE_INTEGER or (
+            exponent is not None and exponent > _MAX_EXPONENT + len(fraction)
+        ):
+            raise params.build_json_error("Number too big to be stored in double.", start)
+        if beyond is not None:
+            return beyond
+        literal = self._text[start : self._position]
+        return int(literal) if plain else float(literal)
+
+    def _read_non_finite(self, start: int) -> float:
+        if self.skip_byte(b"N") and self.skip_byte(b"a") and self.skip_byte(b"N"):
+            return math.nan
+        # As the original does, look for the other word where the first one broke off.
+        if not (self.skip_byte(b"I") and self.skip_byte(b"n") and self.skip_byte(b"f")):
+            raise self._build_error("Invalid value.")
+        if self._peek() == b"i":
+            self._read_letters(b"inity")
+        return -math.inf if self._text[start] == ord("-") else math.inf
+
+    def _read_exponent(self) -> int | None:
+        if not (self.skip_byte(b"e") or self.skip_byte(b"E")):
+            return None
+        minus = self.skip_byte(b"-")
+        if not minus:
+            self.skip_byte(b"+")
+        digits = self._read_digits("Miss exponent in number.")[:9]
+        return -int(digits) if minus else int(digits)
+
+    def _read_digits(self, missing: str) -> bytes:
+        start = self._skip_pattern(_DIGITS)
+        if start == self._position:
+            raise self._build_error(missing)
+        return self._text[start : self._position]
+
+    def _enter_nested(self) -> None:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise params.build_depth_error()
+
+    def _skip_pattern(self, what: re.Pattern[bytes]) -> int:
+        """Step over what matches (nothing, at least); where it began."""
+        start = self._position
+        found = what.match(self._text, start)
+        self._position = found.end() if found else start
+        return start
+
+    def _skip_whitespace(self) -> None:
+        self._skip_pattern(_WHITESPACE)
+
+    def _peek(self) -> bytes:
+        return self._text[self._position : self._position + 1]
+
+    def _is_at_end(self) -> bool:
+        return self._peek() in {b"", b"\0"}
+
+    def _build_error(self, reason: str) -> Exception:
+        return params.build_json_error(reason, self._position)
+
+
+# A JSON body as this dialect needs it: its fields in the order they were sent, and all of them.
+
+
+class _UniqueName(str):
+    """A field's name that equals no other, so that a dict keeps two fields of one name."""
+
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+_decode_members = msgspec.json.Decoder(dict[_UniqueName, Raw], dec_hook=str.__new__).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+class OrderedFields(dict[str, Raw]):
+    """The fields of an object: ``names`` as sent, and of each name the first value."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, names: list[str], values: Iterable[Raw]) -> None:
+        self.names = names
+        pairs = [*zip(names, values, strict=True)]
+        super().__init__(pairs)
+        if len(self) < len(pairs):
+            self.update(reversed(pairs))
+
+
+def parse_fields(text: bytes) -> OrderedFields:
+    """The object that ``text`` holds. Raises Malformed, also when it holds none."""
+    try:
+        if type(_decode_any(text)) is not dict:
+            raise params.build_not_object_error()
+        members = _decode_members(text)
+        return OrderedFields([*map(str, members)], members.values())
+    except RecursionError:
+        raise params.build_depth_error() from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = parse_rapidjson_members(text)
+        return OrderedFields([name for name, _ in found], [raw for _, raw in found])
+
+
+def fields_of(call: ClientRequest) -> OrderedFields:
+    """The object that is a call's body, which is read once. Raises Malformed."""
+    kept: OrderedFields | None = call.__dict__.get("fields")
+    if kept is None:
+        kept = call.__dict__["fields"] = parse_fields(call.body)
+    return kept
+
+
+def parse_value(text: bytes) -> Any:
+    """What ``text`` holds. Raises Malformed."""
+    try:
+        return _decode_any(text)
+    except RecursionError:
+        raise params.build_depth_error() from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return parse_rapidjson_value(bytes(text))  # a Raw can not be cut
+
+
+def encode_raw(what: Any) -> Raw:
+    """JSON text for ``Request.extra``."""
+    return Raw(msgspec.json.encode(what))

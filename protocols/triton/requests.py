@@ -1,0 +1,690 @@
+"""From tensors and parameters to the internal request."""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from protocols import params
+from protocols.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
+from protocols.core.interfaces import ClientRequest
+from protocols.core.request import (
+    ChoiceFormat,
+    GenerationRequest,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    OutputFormat,
+    RegexFormat,
+    ResponseOptions,
+)
+from protocols.params import Param, ParamType, ParsedParams
+from protocols.triton import params as triton_params
+from protocols.triton import rapidjson, tensors
+from protocols.triton.params import PROMPT_INPUT, OutputSpec, TritonProfile
+from protocols.triton.rapidjson import OrderedFields
+from protocols.triton.tensors import InputTensor, TritonRequest
+
+# What shapes the output, in the words of the model families that have it.
+
+_GUIDE_OBJECT_PARAMS: Final = ("structured_outputs", "guided_decoding")
+"""Parameters whose value is the JSON text of an object with one kind of guide."""
+_GUIDE_TYPE: Final = "guided_decoding_guide_type"
+_GUIDE_TEXT: Final = "guided_decoding_guide"
+GUIDE_PARAM_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "none": (),
+    "object": _GUIDE_OBJECT_PARAMS,
+    "pair": (_GUIDE_TYPE, _GUIDE_TEXT),
+}
+"""The names that are read here, by ``Profile.guide``."""
+
+
+def read_output_format(said: Mapping[str, Raw], guide: str) -> OutputFormat | None:
+    """The format asked for. Raises InvalidParameter."""
+    sent = {
+        name: rapidjson.parse_value(said[name]) for name in GUIDE_PARAM_NAMES[guide] if name in said
+    }
+    if guide == "pair":
+        return (
+            _parse_guide_pair(sent[_GUIDE_TYPE], sent.get(_GUIDE_TEXT))
+            if _GUIDE_TYPE in sent
+            else None
+        )
+    for name, text in sent.items():
+        return _parse_guide_object(name, str(text))
+    return None
+
+
+def _parse_guide_object(name: str, text: str) -> OutputFormat:
+    try:
+        guide = msgspec.json.decode(text, type=dict[str, Raw])
+        for kind, raw in guide.items():
+            what = msgspec.json.decode(raw)
+            if what is not None and what is not False:
+                return _build_output_format(kind, what)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
+        pass
+    raise triton_params.build_model_error(
+        name, f"'{name}' must be the JSON text of an object with a guide"
+    )
+
+
+def _parse_guide_pair(kind: str, text: str | None) -> OutputFormat:
+    try:
+        if kind == "json":
+            return JsonObjectFormat()
+        if text is not None:
+            return _build_output_format(
+                {"json_schema": "json", "ebnf_grammar": "grammar"}.get(kind, kind), text
+            )
+    except (msgspec.DecodeError, TypeError):
+        pass
+    raise triton_params.build_model_error(
+        _GUIDE_TYPE, f"'{_GUIDE_TYPE}' and '{_GUIDE_TEXT}' do not make a guide"
+    )
+
+
+def _build_output_format(kind: str, what: Any) -> OutputFormat:
+    match kind, what:
+        case "json_object", True:
+            return JsonObjectFormat()
+        case "json", str():
+            msgspec.json.decode(what, type=dict[str, Raw])
+            return JsonSchemaFormat(Raw(what))
+        case "json", dict():
+            return JsonSchemaFormat(Raw(msgspec.json.encode(what)))
+        case "regex", str():
+            return RegexFormat(what)
+        case "grammar", str():
+            return GrammarFormat(what)
+        case "choice", [str(), *_] if all(isinstance(one, str) for one in what):
+            return ChoiceFormat(tuple(what))
+        case _:
+            raise TypeError(kind)
+
+
+# --- towards workers ------------------------------------------------------------------------------
+
+
+def write_output_format(output: OutputFormat, guide: str) -> dict[str, str]:
+    """What asks for this format; nothing where the family has no words for it."""
+    match guide:
+        case "object":
+            return {
+                _GUIDE_OBJECT_PARAMS[0]: msgspec.json.encode(_build_guide_object(output)).decode()
+            }
+        case "pair":
+            return _build_guide_pair(output)
+        case _:
+            return {}
+
+
+def _build_guide_object(output: OutputFormat) -> dict[str, Any]:
+    match output:
+        case JsonObjectFormat():
+            return {"json_object": True}
+        case JsonSchemaFormat(schema):
+            return {"json": schema}
+        case RegexFormat(pattern):
+            return {"regex": pattern}
+        case ChoiceFormat(options):
+            return {"choice": options}
+        case _:
+            return {"grammar": output.text}
+
+
+def _build_guide_pair(output: OutputFormat) -> dict[str, str]:
+    match output:
+        case JsonObjectFormat():
+            return {_GUIDE_TYPE: "json"}
+        case JsonSchemaFormat(schema):
+            return {_GUIDE_TYPE: "json_schema", _GUIDE_TEXT: bytes(schema).decode()}
+        case RegexFormat(pattern):
+            return {_GUIDE_TYPE: "regex", _GUIDE_TEXT: pattern}
+        case GrammarFormat(text):
+            return {_GUIDE_TYPE: "ebnf_grammar", _GUIDE_TEXT: text}
+        case _:
+            return {}
+
+
+PromptMode = Literal["raw", "chat"]
+TemplatingMode = Literal["raw", "server"]
+TEMPLATING_MODES: Final[Mapping[PromptMode, TemplatingMode]] = {"raw": "raw", "chat": "server"}
+"""What the words of the configuration are in ``Templating.mode``."""
+
+_SAMPLING_PARAMETERS = "sampling_parameters"
+_Coercion = tuple[Callable[[Any], Any], Collection[type]]
+_COERCIONS: Final[Mapping[ParamType, _Coercion]] = {
+    "int": (int, (str, float, bool)),
+    "strict int": (int, (str, float, bool)),
+    "float": (float, (str, bool)),
+    "bool": (bool, (bool, int, float, str, list, dict, type(None))),
+    "str": (str, (int, float, bool)),
+}
+"""What converts a parameter of each type, and from what."""
+_PROMPT_INPUTS: Final = frozenset({PROMPT_INPUT, _SAMPLING_PARAMETERS})
+_LOGPROB_OUTPUTS = frozenset(
+    {"cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"}
+)
+_TOKEN_COUNT_OUTPUTS = frozenset({"num_input_tokens", "num_output_tokens"})
+
+
+def build_request(
+    sent: TritonRequest, profile: TritonProfile, mode: TemplatingMode, *, stream: bool
+) -> GenerationRequest:
+    """What the client asks; ``mode`` says how a prompt becomes the model's input.
+
+    Raises InvalidParameter and Unsupported.
+    """
+    said = _collect_parameters(sent, profile)
+    if profile.cancel_flag and bytes(said.pop(profile.cancel_flag, b"")) == b"true":
+        text = "a running request is ended by closing its connection"
+        raise UnsupportedFeature(text, param=profile.cancel_flag)
+    values = _read_sampling_values(said, profile)
+    values.given |= {*sent.inputs, *said} - _find_declined_flags(said, profile)
+    asked = {one.name for one in list_requested_outputs(profile, values.given)}
+    if _LOGPROB_OUTPUTS & asked and "logprobs.top" not in values:
+        values["logprobs.top"] = 0
+    values["templating.mode"] = mode
+    echo = _read_echo(said, profile, streaming=sent.streaming is True)
+    return GenerationRequest(
+        model=sent.model,
+        kind="completion",
+        prompts=tuple(sent.inputs[PROMPT_INPUT].values),
+        echo=echo or None,
+        stream=stream,
+        want=ResponseOptions(
+            "final" if asked & _TOKEN_COUNT_OUTPUTS else "none", details="finish_reason" in asked
+        ),
+        output=read_output_format(said, profile.guide_style),
+        client_id=sent.id,
+        priority=sent.priority,
+        timeout=sent.timeout,
+        extra=_collect_extra_fields(said, profile),
+        **values.build_request_arguments(),
+    )
+
+
+def list_requested_outputs(profile: TritonProfile, given: Collection[str]) -> list[OutputSpec]:
+    """The outputs beside the text that were asked for, by flags among ``Request.given``."""
+    if profile.output_flags.isdisjoint(given):
+        return []
+    return [output for output in profile.outputs if output.flag in given]
+
+
+def _find_declined_flags(said: Mapping[str, Raw], profile: TritonProfile) -> set[str]:
+    """The flags for outputs that were sent, and do not ask for them."""
+    flags = profile.output_flags.intersection(said)
+    return {name for name in flags if bytes(said[name]) != b"true"}
+
+
+def _collect_parameters(sent: TritonRequest, profile: TritonProfile) -> dict[str, Raw]:
+    """Everything but the prompt and the id, by name, as JSON."""
+    parameters = sent.parameters
+    if _SAMPLING_PARAMETERS in sent.inputs:
+        parameters = _unpack_sampling_parameters(
+            sent.inputs[_SAMPLING_PARAMETERS].values[0], profile
+        )
+    said = {**parameters}
+    said.pop("id", None)
+    for name, tensor in sent.inputs.items():
+        if name not in _PROMPT_INPUTS:
+            said[name] = rapidjson.encode_raw(_get_tensor_value(tensor, profile))
+    return said
+
+
+def _unpack_sampling_parameters(text: str, profile: TritonProfile) -> dict[str, Raw]:
+    """The sampling parameters that came as one string. They replace all others."""
+    try:
+        fields = rapidjson.parse_fields(text.encode())
+    except MalformedRequest as e:
+        complaint = (
+            f"{profile.error_prefix}'{_SAMPLING_PARAMETERS}' is not the JSON text of an object: {e}"
+        )
+        raise triton_params.build_model_error(_SAMPLING_PARAMETERS, complaint) from None
+    return {n: fields[n] for n in fields.names if rapidjson.parse_value(fields[n]) is not None}
+
+
+def _get_tensor_value(tensor: InputTensor, profile: TritonProfile) -> Any:
+    """A tensor as one value: the batch shares one sampling, or can't be answered."""
+    if profile.inputs[tensor.name].dims != (1,):
+        return tensor.values
+    first = tensor.values[0]
+    if isinstance(first, float) and not math.isfinite(first):
+        raise triton_params.build_model_error(
+            tensor.name, f"'{tensor.name}' must be a finite number"
+        )
+    if tensor.values != [first] * len(tensor.values):
+        raise UnsupportedFeature(
+            f"input '{tensor.name}' must be the same for every prompt of a batch",
+            param=tensor.name,
+        )
+    return first
+
+
+def _read_sampling_values(said: Mapping[str, Raw], profile: TritonProfile) -> ParsedParams:
+    values = ParsedParams()
+    try:
+        rows = params.select_by_wire(profile.parameters, said)
+        for row, what in [(row, _read_param_value(row, said[row.wire], profile)) for row in rows]:
+            params.store_param(row, what, values)
+    except InvalidParameter as e:
+        raise triton_params.build_model_error(
+            e.param or "", profile.error_prefix + e.message
+        ) from None
+    if "sampling.seed" in values:
+        values["sampling.seed"] %= 2**64
+    for path in ("stopping.stop", "sampling.bad_words"):
+        if path in values:
+            values[path] = tuple(word for word in values[path] if word)
+    return values
+
+
+def _read_param_value(row: Param, raw: Raw, profile: TritonProfile) -> Any:
+    """The value, as the model's own conversion makes it."""
+    what = rapidjson.parse_value(raw)
+    if profile.coerces_params:
+        what = _coerce_value(row, what)
+    if type(what) is float and not math.isfinite(what):
+        raise triton_params.build_model_error(row.wire, f"'{row.wire}' must be a finite number")
+    return what
+
+
+def _coerce_value(row: Param, what: Any) -> Any:
+    """The value as Python's constructors have it, of the kinds that these take."""
+    if row.type not in _COERCIONS:
+        return what
+    convert, kinds = _COERCIONS[row.type]
+    if type(what) not in kinds:
+        return what
+    try:
+        return convert(what)
+    except (ValueError, OverflowError):
+        return what  # the table complains of it
+
+
+def _read_echo(said: Mapping[str, Raw], profile: TritonProfile, *, streaming: bool) -> bool:
+    sent = [bytes(said[name]) for name in profile.exclude_prompt_flags if name in said]
+    if not streaming:
+        return sent[0] == b"false" if sent else profile.echoes_prompt
+    if sent == [b"false"] and profile.rejects_stream_echo:
+        flag = profile.exclude_prompt_flags[0]
+        text = f"{profile.error_prefix}When streaming, `{flag}` = False is not allowed."
+        raise triton_params.build_model_error(flag, text)
+    return False
+
+
+def _collect_extra_fields(said: Mapping[str, Raw], profile: TritonProfile) -> dict[str, Raw]:
+    apart = (
+        *profile.stream_flags,
+        *profile.exclude_prompt_flags,
+        *GUIDE_PARAM_NAMES[profile.guide_style],
+    )
+    return {
+        name: raw
+        for name, raw in said.items()
+        if name not in profile.parameters.by_wire
+        and name not in apart
+        and name not in profile.output_flags
+    }
+
+
+# Reading a body of generate and generate_stream.
+
+_PARAMETERS_KEY = "parameters"
+_STREAM = "generate_stream"
+_SCALAR_TYPES: Final = (str, int, float, bool)
+"""What a parameter that is no tensor may be."""
+
+
+def read_generate_request(call: ClientRequest, profile: TritonProfile) -> TritonRequest:
+    """Tensors and parameters, checked in the order in which they were sent.
+
+    Raises Malformed and InvalidParameter.
+    """
+    if is_compressed(call):
+        raise triton_params.build_encoding_error()
+    fields = rapidjson.fields_of(call)
+    sent = TritonRequest(
+        call.path_params["model"],
+        read_request_id(fields),
+        streaming=_find_stream_flag(fields, profile),
+    )
+    for name in fields.names:
+        if name == _PARAMETERS_KEY:
+            _read_nested_parameters(sent, fields, profile)
+        else:
+            _read_field(sent, fields, name, profile)
+    tensors.check_inputs(sent, profile)
+    return sent
+
+
+def is_compressed(call: ClientRequest) -> bool:
+    """Whether the body is compressed, which infer takes and generate does not."""
+    return (
+        triton_params.CONTENT_ENCODING_HEADER in call.headers
+        and call.headers[triton_params.CONTENT_ENCODING_HEADER] != "identity"
+    )
+
+
+def read_stream_flag(call: ClientRequest, profile: TritonProfile) -> bool:
+    """Whether generate_stream answers in pieces; what is wrong with a body, ``read`` says."""
+    if call.endpoint.operation != _STREAM:
+        return False
+    try:
+        return is_streamed(
+            call, profile, flag=_find_stream_flag(rapidjson.fields_of(call), profile)
+        )
+    except MalformedRequest:
+        return True
+
+
+def is_streamed(call: ClientRequest, profile: TritonProfile, *, flag: bool | None) -> bool:
+    """Whether the answer comes in pieces, by the body's flag, where it was sent."""
+    asked = profile.streams_by_default if flag is None else flag
+    return asked and call.endpoint.operation == _STREAM
+
+
+def _find_stream_flag(fields: OrderedFields, profile: TritonProfile) -> bool | None:
+    """The flag that asks for a stream, where it was sent."""
+    holders = [fields]
+    if _PARAMETERS_KEY in fields and bytes(fields[_PARAMETERS_KEY]).startswith(b"{"):
+        holders.append(rapidjson.parse_fields(bytes(fields[_PARAMETERS_KEY])))
+    for holder in holders:
+        for name in profile.stream_flags:
+            match (
+                tensors.flatten_values(rapidjson.parse_value(holder[name]))
+                if name in holder
+                else None
+            ):
+                case [bool() as flag]:
+                    return flag
+                case _:
+                    continue
+    return None
+
+
+def read_request_id(fields: OrderedFields) -> str | None:
+    """The client's name for the request, up to a NUL. Raises InvalidParameter."""
+    if "id" not in fields:
+        return None
+    found = rapidjson.parse_value(fields["id"])
+    if not isinstance(found, str):
+        text = "Unable to parse 'id': attempt to access JSON non-string as string"
+        raise triton_params.build_type_error("id", text)
+    return found.partition("\0")[0] or None
+
+
+def _read_nested_parameters(
+    sent: TritonRequest, fields: OrderedFields, profile: TritonProfile
+) -> None:
+    raw = bytes(fields[_PARAMETERS_KEY])
+    if not raw.startswith(b"{"):
+        text = f"Expected JSON object for keyword: '{_PARAMETERS_KEY}': attempt to access JSON non-object"
+        raise triton_params.build_type_error(_PARAMETERS_KEY, f"{text} as object")
+    try:
+        inner = rapidjson.parse_fields(raw)
+        for name in inner.names:
+            _read_field(sent, inner, name, profile)
+    except InvalidParameter as e:
+        raise InvalidParameter(
+            f"Converting keyword: '{_PARAMETERS_KEY}': {e.message}",
+            param=f"{_PARAMETERS_KEY}.{e.param}",
+            problem=e.problem,
+        ) from None
+
+
+def _read_field(
+    sent: TritonRequest, fields: OrderedFields, name: str, profile: TritonProfile
+) -> None:
+    raw = fields[name]
+    what = rapidjson.parse_value(raw)
+    if name in profile.inputs:
+        sent.add_input(tensors.build_tensor(profile.inputs[name], what, profile))
+    elif type(what) in _SCALAR_TYPES:
+        sent.parameters.setdefault(name, raw)
+    else:
+        raise triton_params.build_parameter_type_error(name)
+
+
+# Reading a body of infer: tensors with shapes, as JSON or as raw bytes behind the JSON.
+
+_INTEGER_PATTERN = re.compile(r"\s*([+-]?[0-9]+)")
+_DATATYPES: Final = frozenset(
+    {"BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16",
+     "FP32", "FP64", "BYTES", "BF16"}
+)  # fmt: skip
+_DATA_SOURCE_ERROR: Final = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters',"
+    " 'shared_memory_region' in 'parameters'. But"
+)
+_SUPPORTED_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
+"""The body comes to us without them."""
+_MAX_PRIORITY: Final = 255
+_JSON_KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "string": str,
+    "array": list,
+    "boolean": bool,
+}
+
+
+class RequestedOutputs(Struct, frozen=True):
+    """How the answer shall come: which outputs (None: all), and which of them as raw bytes."""
+
+    outputs: Mapping[str, bool] | None
+    binary_by_default: bool
+
+    def includes(self, name: str) -> bool:
+        """Whether this output is wanted."""
+        return self.outputs is None or name in self.outputs
+
+    def is_binary(self, name: str) -> bool:
+        """Whether this output is wanted as raw bytes."""
+        return self.binary_by_default if self.outputs is None else self.outputs.get(name, False)
+
+
+def read_infer_request(call: ClientRequest, profile: TritonProfile) -> TritonRequest:
+    """The tensors and parameters. Raises Malformed, InvalidParameter and Unsupported."""
+    if not has_supported_encoding(call):
+        raise triton_params.build_compression_error()
+    length = _read_header_length(call)
+    model = call.path_params["model"]
+    if length == 0:
+        return _read_raw_prompt(call.body, model, profile)
+    fields = _parse_body_fields(call.body[:length])
+    sent = TritonRequest(model, read_request_id(fields))
+    _read_parameters(sent, fields)
+    rest = memoryview(call.body)[length:]
+    for spec in _read_member(fields, "inputs", "array"):
+        rest = _read_input(sent, spec, rest)
+    if rest:
+        text = f"unexpected additional input data for model '{model}'"
+        raise triton_params.build_value_error("inputs", text)
+    _check_outputs(_read_outputs(fields), model, profile)
+    tensors.check_inputs(sent, profile)
+    return sent
+
+
+def has_supported_encoding(call: ClientRequest) -> bool:
+    """Whether the body is compressed in a way that this endpoint knows, or not at all."""
+    return (
+        call.headers.get(triton_params.CONTENT_ENCODING_HEADER, "identity") in _SUPPORTED_ENCODINGS
+    )
+
+
+def read_requested_outputs(call: ClientRequest) -> RequestedOutputs:
+    """How to answer a body that ``read`` has read."""
+    length = _read_header_length(call)
+    if length == 0:
+        return RequestedOutputs(None, binary_by_default=True)
+    fields = _parse_body_fields(call.body[:length])
+    raw = fields.get("parameters")
+    parameters = {} if raw is None else rapidjson.parse_value(raw)
+    return RequestedOutputs(
+        _read_outputs(fields) or None, binary_by_default=parameters.get("binary_data_output", False)
+    )
+
+
+def _read_header_length(call: ClientRequest) -> int:
+    """How much of the body is JSON. 0: none, it is one raw tensor."""
+    size = len(call.body)
+    header = call.headers.get(triton_params.JSON_LENGTH_HEADER)
+    if header is None:
+        return size
+    number = _INTEGER_PATTERN.match(header)
+    if number is None:
+        text = f"Unable to parse Inference-Header-Content-Length, got: {header}"
+        raise triton_params.build_value_error(triton_params.JSON_LENGTH_HEADER, text)
+    if not 0 <= int(number[1]) <= size:
+        text = f"inference header size should be in range (0, {size}), got: {header}"
+        raise triton_params.build_value_error(triton_params.JSON_LENGTH_HEADER, text)
+    return int(number[1])
+
+
+def _parse_body_fields(text: bytes) -> OrderedFields:
+    try:
+        return rapidjson.parse_fields(text)
+    except MalformedRequest as e:
+        if e.problem != "object":
+            raise
+        raise triton_params.build_type_error("inputs", _describe_missing_member("inputs")) from None
+
+
+def _read_raw_prompt(data: bytes, model: str, profile: TritonProfile) -> TritonRequest:
+    """The whole body is the prompt, where the model has no other input."""
+    count = sum(one.is_counted for one in profile.inputs.values())
+    if count != 1:
+        text = (
+            f"{triton_params.build_request_tag(None)}Raw request must only have 1 input (found 1) to be deduced but got"
+            f" {count} inputs in '{model}' model configuration"
+        )
+        raise triton_params.build_value_error("inputs", text)
+    (prompt,) = tensors.unpack_tensor(PROMPT_INPUT, "BYTES", len(data).to_bytes(4, "little") + data)
+    sent = TritonRequest(model)
+    sent.add_input(InputTensor(PROMPT_INPUT, "BYTES", (1,), [prompt]))
+    return sent
+
+
+def _describe_missing_member(name: str) -> str:
+    return f"Unable to parse '{name}': attempt to access non-existing object member '{name}'"
+
+
+def _read_member(holder: OrderedFields | dict[str, Any], name: str, kind: str) -> Any:
+    """A member of this kind. Raises InvalidParameter, also when there is none."""
+    if name not in holder:
+        raise triton_params.build_type_error(name, _describe_missing_member(name))
+    found = holder[name]
+    return _check_kind(
+        name, rapidjson.parse_value(found) if isinstance(holder, OrderedFields) else found, kind
+    )
+
+
+def _check_kind(name: str, found: Any, kind: str) -> Any:
+    if not isinstance(found, _JSON_KINDS[kind]):
+        text = f"Unable to parse '{name}': attempt to access JSON non-{kind} as {kind}"
+        raise triton_params.build_type_error(name, text)
+    return found
+
+
+def _check_unsigned(name: str, found: Any) -> int:
+    if type(found) is not int or not 0 <= found < 2**64:
+        text = "attempt to access JSON non-unsigned-integer as unsigned-integer"
+        raise triton_params.build_type_error(name, f"Unable to parse '{name}': {text}")
+    return found
+
+
+def _read_parameters(sent: TritonRequest, fields: OrderedFields) -> None:
+    raw = fields.get("parameters")
+    if raw is None:
+        return
+    if not bytes(raw).startswith(b"{"):
+        text = "failed to get request params.: attempt to get members for non-object"
+        raise triton_params.build_type_error("parameters", text)
+    inner = rapidjson.parse_fields(bytes(raw))
+    for name in inner.names:
+        _read_parameter(sent, name, inner[name])
+
+
+def _read_parameter(sent: TritonRequest, name: str, raw: Raw) -> None:
+    what = rapidjson.parse_value(raw)
+    if name == "priority":
+        sent.priority = min(_check_unsigned(name, what), _MAX_PRIORITY) or None
+    elif name == "timeout":
+        sent.timeout = _check_unsigned(name, what) / 1_000_000 or None
+    elif name in {"sequence_start", "sequence_end", "binary_data_output"}:
+        _check_kind(name, what, "boolean")
+    elif name == "sequence_id":
+        if not isinstance(what, str):
+            _check_unsigned(name, what)
+    elif name.startswith("triton_"):
+        text = "parameter keys starting with 'triton_' are reserved for Triton usage and should"
+        raise triton_params.build_value_error(name, f"{text} not be specified.")
+    elif isinstance(what, str | int | float):
+        sent.parameters.setdefault(name, raw)
+    else:
+        raise triton_params.build_parameter_type_error(name)
+
+
+def _read_input(sent: TritonRequest, spec: Any, rest: memoryview) -> memoryview:
+    """Take one input; what is left of the raw bytes."""
+    holder = spec if isinstance(spec, dict) else {}
+    given = holder.get("parameters")
+    parameters = given if isinstance(given, dict) else {}
+    _check_source(holder, parameters)
+    name = _read_member(holder, "name", "string")
+    datatype = _read_member(holder, "datatype", "string")
+    shape = tuple(_check_unsigned("shape", one) for one in _read_member(holder, "shape", "array"))
+    if datatype not in _DATATYPES:
+        raise triton_params.build_value_error(name, f"invalid datatype for input {name}")
+    if "shared_memory_region" in parameters:
+        region = parameters["shared_memory_region"]
+        raise triton_params.build_value_error(
+            name, f"Unable to find shared memory region: '{region}'"
+        )
+    size = 0
+    if "binary_data_size" in parameters:
+        size = _check_unsigned("binary_data_size", parameters["binary_data_size"])
+        if size > len(rest):
+            text = f"unexpected size for input '{name}', expecting {size - len(rest)} additional"
+            raise triton_params.build_value_error(name, f"{text} bytes for model '{sent.model}'")
+        values = tensors.unpack_tensor(name, datatype, bytes(rest[:size]))
+    else:
+        data = tensors.flatten_values(_read_member(holder, "data", "array"))
+        values = tensors.check_values(name, datatype, data)
+    sent.add_input(InputTensor(name, datatype, shape, values))
+    return rest[size:]
+
+
+def _check_source(holder: dict[str, Any], parameters: dict[str, Any]) -> None:
+    found = [name for name in ("data",) if name in holder]
+    found += [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
+    if len(found) != 1:
+        what = "set" + "".join(f" '{name}'" for name in found) if found else "no field is set"
+        raise triton_params.build_value_error("inputs", f"{_DATA_SOURCE_ERROR} {what}")
+
+
+def _read_outputs(fields: OrderedFields) -> dict[str, bool]:
+    """The outputs that were named, and whether each shall come as raw bytes."""
+    if fields.get("outputs") is None:
+        return {}
+    found: dict[str, bool] = {}
+    for spec in _read_member(fields, "outputs", "array"):
+        holder = spec if isinstance(spec, dict) else {}
+        name = _read_member(holder, "name", "string")
+        given = holder.get("parameters")
+        parameters = given if isinstance(given, dict) else {}
+        found.setdefault(
+            name, _check_kind("binary_data", parameters.get("binary_data", False), "boolean")
+        )
+    return found
+
+
+def _check_outputs(named: Mapping[str, bool], model: str, profile: TritonProfile) -> None:
+    known = {one.name for one in profile.outputs}
+    for name in named:
+        if name not in known:
+            text = f"unexpected inference output '{name}' for model '{model}'"
+            raise triton_params.build_value_error("outputs", text)

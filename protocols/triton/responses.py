@@ -1,0 +1,432 @@
+"""Writing the answers of generate and generate_stream.
+
+Both write the same object, its keys in alphabetical order: one for each output of the model, a list
+where there is more than one choice. A stream is one event for each piece, and then nothing: no last
+event tells of the end.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
+
+from protocols.core import sse
+from protocols.core.aggregate import ResponseAccumulator, UnaryChoice, UnaryResponse
+from protocols.core.errors import GatewayError
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    FinishReason,
+    RefusalDelta,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import GenerationRequest
+from protocols.triton import errors, tensors
+from protocols.triton.params import TEXT_OUTPUT, OutputSpec, TritonProfile
+from protocols.triton.requests import RequestedOutputs, list_requested_outputs
+from protocols.triton.tensors import (
+    CHUNKED_EVENT_HEADERS,
+    CHUNKED_JSON_HEADERS,
+    EVENT_STREAM,
+    JSON_HEADERS,
+    encode_json,
+    flatten_values,
+    get_version_number,
+    round_to_fp32,
+)
+
+# What an answer tells besides its text, for each choice.
+
+_FINISH_REASONS: Final[Mapping[FinishReason | None, str]] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "stop",
+    "content_filter": "stop",
+    "unknown": "None",
+    None: "None",
+}
+"""The original prints Python's None while a choice goes on."""
+
+
+class ChoiceOutput(Struct):
+    """What an event, or a whole answer, adds to one choice.
+
+    ``total`` is the log probability of the choice so far, where the worker tells any.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None
+    logprobs: Sequence[TokenLogprob] = ()
+    cumulative_logprob: float | None = None
+
+
+def list_choice_outputs(answer: UnaryResponse) -> list[ChoiceOutput]:
+    """The choices of a whole answer."""
+    return [_build_choice_output(choice, answer) for choice in answer.choices]
+
+
+def _build_choice_output(choice: UnaryChoice, answer: UnaryResponse) -> ChoiceOutput:
+    tokens = choice.tokens
+    if answer.usage is not None and len(answer.choices) == 1:
+        tokens = answer.usage.completion_tokens
+    own = choice.logprobs[max(len(choice.logprobs) - choice.tokens, 0) :]
+    return ChoiceOutput(
+        text=choice.text + choice.refusal,
+        tokens=tokens,
+        finish_reason=choice.finish_reason,
+        matched_stop=choice.matched_stop,
+        logprobs=own,
+        cumulative_logprob=sum_logprobs(own) if own else None,
+    )
+
+
+def sum_logprobs(logprobs: Sequence[TokenLogprob]) -> float:
+    """The log probability of these tokens together."""
+    return sum(one.logprob for one in logprobs if one.logprob is not None)
+
+
+def get_output_values(
+    name: str, row: Sequence[ChoiceOutput], prompt_tokens: int | None
+) -> list[Any] | None:
+    """An output's values, one for each choice; None where nobody knows them."""
+    if name == "num_input_tokens":
+        return None if prompt_tokens is None else [prompt_tokens]
+    if name in _LOGPROB_OUTPUTS and all(piece.cumulative_logprob is None for piece in row):
+        return None
+    return [_OUTPUT_READERS[name](piece) for piece in row]
+
+
+def _list_logprobs(piece: ChoiceOutput) -> list[float]:
+    return [one.logprob or 0.0 for one in piece.logprobs]
+
+
+def _encode_candidates(piece: ChoiceOutput) -> str:
+    """A JSON text: for each token, the candidates by their id."""
+    return msgspec.json.encode([_build_candidates(one) for one in piece.logprobs]).decode()
+
+
+def _build_candidates(token: TokenLogprob) -> dict[str, dict[str, Any]]:
+    """The token that was taken stands first, as readers need it to."""
+    ranked = sorted(token.top, key=lambda one: -one.logprob)
+    taken = _get_candidate_key(token.id, token.token)
+    found = {taken: _build_candidate(token.logprob, None, token.token)}
+    for rank, one in enumerate(ranked, 1):
+        found[_get_candidate_key(one.id, one.token)] = _build_candidate(
+            one.logprob, rank, one.token
+        )
+    return found
+
+
+def _build_candidate(logprob: float | None, rank: int | None, token: str) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": token}
+
+
+def _get_candidate_key(number: int | None, token: str) -> str:
+    return token if number is None else str(number)
+
+
+_LOGPROB_OUTPUTS: Final = frozenset(
+    {"cumulative_logprob", "cum_log_probs", "output_log_probs", "logprobs"}
+)
+_OUTPUT_READERS: Final[Mapping[str, Callable[[ChoiceOutput], Any]]] = {
+    "text_output": lambda piece: piece.text,
+    "finish_reason": lambda piece: _FINISH_REASONS[piece.finish_reason],
+    "stop_reason": lambda piece: str(piece.matched_stop),
+    "num_output_tokens": lambda piece: piece.tokens,
+    "cumulative_logprob": lambda piece: piece.cumulative_logprob,
+    "cum_log_probs": lambda piece: piece.cumulative_logprob,
+    "output_log_probs": _list_logprobs,
+    "logprobs": _encode_candidates,
+}
+
+
+class GenerateResponse(Struct, kw_only=True):
+    """The answer's object; the fields stand in the order in which they are written."""
+
+    cum_log_probs: Any = UNSET
+    cumulative_logprob: Any = UNSET
+    finish_reason: Any = UNSET
+    id: Any = UNSET
+    logprobs: Any = UNSET
+    model_name: str
+    model_version: str
+    num_input_tokens: Any = UNSET
+    num_output_tokens: Any = UNSET
+    output_log_probs: Any = UNSET
+    stop_reason: Any = UNSET
+    text_output: Any
+
+
+class GenerateEncoder:
+    """Writes one answer: an object, or with ``framed`` its events."""
+
+    content_type = EVENT_STREAM
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        about: ResponseContext,
+        profile: TritonProfile,
+        *,
+        framed: bool,
+    ) -> None:
+        self._as_events = framed
+        self._requested_outputs = list_requested_outputs(profile, request.given)
+        self._choice_count = request.choice_count
+        self._prompt_tokens: int | None = None
+        self._cumulative_logprobs: dict[int, float] = {}
+        self._template = GenerateResponse(
+            id=request.client_id or UNSET,
+            model_name=about.model,
+            model_version=get_version_number(about),
+            text_output="",
+        )
+        """What tells of a text alone, without it."""
+
+    @cached_property
+    def _event_head(self) -> bytes:
+        """An event that tells of a text alone, up to that text."""
+        return b"data: " + encode_json(self._template).removesuffix(b'""}')
+
+    def headers(self) -> Headers:
+        """None of its own."""
+        return ()
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """One event for each piece of text."""
+        if not self._requested_outputs and self._choice_count == 1:
+            return b"".join(
+                [
+                    self._encode_text_event(one)
+                    for one in events
+                    if type(one) is TextDelta or type(one) is RefusalDelta
+                ]
+            )
+        return b"".join(
+            [sse.format_event(self._encode_object(row)) for row in self._collect_rows(events)]
+        )
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """One more event, and the last."""
+        return sse.format_event(errors.encode_error_body(error))
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """The object; framed, it is a stream of one event."""
+        choices = answer.choices
+        if self._requested_outputs or len(choices) != 1:
+            if answer.usage is not None:
+                self._prompt_tokens = answer.usage.prompt_tokens
+            body = self._encode_object(list_choice_outputs(answer))
+        else:
+            plain, [choice] = self._template, choices
+            plain.text_output = choice.text + choice.refusal
+            body = encode_json(plain)
+        if self._as_events:
+            return HttpResponse(200, sse.format_event(body), CHUNKED_EVENT_HEADERS)
+        return HttpResponse(200, body, CHUNKED_JSON_HEADERS)
+
+    def _encode_text_event(self, event: TextDelta | RefusalDelta) -> bytes:
+        """An event that is nothing but a text."""
+        return self._event_head + encode_json(event.text) + b"}\n\n"
+
+    def _encode_object(self, row: Sequence[ChoiceOutput]) -> bytes:
+        told: dict[str, Any] = {}
+        for output in self._requested_outputs:
+            values = get_output_values(output.name, row, self._prompt_tokens)
+            if values is not None:
+                told[output.name] = _flatten_output(values, output.datatype)
+        text = _unwrap_single([piece.text for piece in row])
+        return encode_json(replace(self._template, **told, text_output=text))
+
+    def _collect_rows(self, events: Sequence[Event]) -> list[list[ChoiceOutput]]:
+        """The pieces of each event to be written.
+
+        A lone choice has an event for each text. Several choices share one, since nothing but the
+        place in its lists tells them apart.
+        """
+        rows: list[list[ChoiceOutput]] = []
+        for event in events:
+            match event:
+                case StreamStart(tokens) if tokens is not None:
+                    self._prompt_tokens = tokens
+                case Usage(tokens):
+                    self._prompt_tokens = tokens
+                case TextDelta(text, index):
+                    piece = self._get_choice_output(rows, index, fresh=True)
+                    piece.text += text
+                    piece.tokens += event.tokens
+                    self._add_logprobs(piece, index, event.logprobs)
+                case RefusalDelta(text, index):
+                    self._get_choice_output(rows, index, fresh=True).text += text
+                case ChoiceEnd(reason, index, stop) if rows or self._reports_finish_reason():
+                    piece = self._get_choice_output(rows, index, fresh=False)
+                    piece.finish_reason, piece.matched_stop = reason, stop
+                case _:
+                    pass
+        return rows
+
+    def _reports_finish_reason(self) -> bool:
+        return any(one.name == "finish_reason" for one in self._requested_outputs)
+
+    def _get_choice_output(
+        self, rows: list[list[ChoiceOutput]], index: int, *, fresh: bool
+    ) -> ChoiceOutput:
+        if not rows or (fresh and self._choice_count == 1):
+            rows.append(
+                [
+                    ChoiceOutput(cumulative_logprob=self._cumulative_logprobs.get(i))
+                    for i in range(self._choice_count)
+                ]
+            )
+        return rows[-1][index]
+
+    def _add_logprobs(
+        self, piece: ChoiceOutput, index: int, logprobs: Sequence[TokenLogprob]
+    ) -> None:
+        if logprobs:
+            piece.logprobs = (*piece.logprobs, *logprobs)
+            self._cumulative_logprobs[index] = self._cumulative_logprobs.get(
+                index, 0.0
+            ) + sum_logprobs(logprobs)
+            piece.cumulative_logprob = self._cumulative_logprobs[index]
+
+
+def _flatten_output(values: list[Any], datatype: str) -> Any:
+    """Lists in lists become one."""
+    elements = flatten_values(values)
+    return _unwrap_single(
+        [round_to_fp32(one) for one in elements] if datatype == "FP32" else elements
+    )
+
+
+def _unwrap_single(elements: list[Any]) -> Any:
+    """A lone element stands without its list."""
+    return elements[0] if len(elements) == 1 else elements
+
+
+# Writing the answers of infer: tensors with shapes, as JSON or as raw bytes behind the JSON.
+
+
+class OutputTensor(Struct):
+    """One output; ``data`` is absent where its bytes stand behind the JSON."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: Any = UNSET
+    data: Any = UNSET
+
+
+class InferResponse(Struct):
+    """The answer's JSON."""
+
+    id: Any
+    model_name: str
+    model_version: str
+    outputs: list[OutputTensor]
+
+
+class BinaryDataParameters(Struct):
+    """The parameters of an output that stands behind the JSON."""
+
+    binary_data_size: int
+
+
+class InferEncoder:
+    """Writes one answer of infer. It has no stream: written as one, it comes at the end."""
+
+    content_type = "application/json"
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        about: ResponseContext,
+        profile: TritonProfile,
+        wishes: RequestedOutputs,
+    ) -> None:
+        self._request = request
+        self._context = about
+        self._profile = profile
+        self._requested_outputs = wishes
+        self._accumulator = ResponseAccumulator()
+
+    def headers(self) -> Headers:
+        """None of its own."""
+        return ()
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """Nothing until Done."""
+        self._accumulator.add(events)
+        done = any(isinstance(event, StreamEnd) for event in events)
+        return self.encode_unary(self._accumulator.result()).body if done else b""
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """The error's object."""
+        return errors.encode_error_body(error)
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """The JSON and what stands behind it."""
+        row = list_choice_outputs(answer)
+        prompt_tokens = answer.usage.prompt_tokens if answer.usage is not None else None
+        outputs: list[OutputTensor] = []
+        behind: list[bytes] = []
+        for output in self._list_outputs():
+            values = get_output_values(output.name, row, prompt_tokens)
+            if values is not None:
+                tensor, data = self._build_tensor(output, values)
+                outputs.append(tensor)
+                behind.append(data)
+        about = self._context
+        name = self._request.client_id or UNSET
+        head = encode_json(InferResponse(name, about.model, get_version_number(about), outputs))
+        if not any(tensor.data is UNSET for tensor in outputs):
+            return HttpResponse(200, head, JSON_HEADERS)
+        length = ("Inference-Header-Content-Length", str(len(head)))
+        headers = (("Content-Type", "application/octet-stream"), length)
+        return HttpResponse(200, head + b"".join(behind), headers)
+
+    def _list_outputs(self) -> list[OutputSpec]:
+        asked = {
+            TEXT_OUTPUT,
+            *(one.name for one in list_requested_outputs(self._profile, self._request.given)),
+        }
+        return [
+            one
+            for one in self._profile.outputs
+            if one.name in asked and self._requested_outputs.includes(one.name)
+        ]
+
+    def _build_tensor(self, output: OutputSpec, values: list[Any]) -> tuple[OutputTensor, bytes]:
+        shape, flat = self._shape_values(values)
+        tensor = OutputTensor(output.name, output.datatype, shape)
+        if not self._requested_outputs.is_binary(output.name):
+            tensor.data = (
+                [round_to_fp32(one) for one in flat] if output.datatype == "FP32" else flat
+            )
+            return tensor, b""
+        data = tensors.pack_tensor(output.datatype, flat)
+        tensor.parameters = BinaryDataParameters(len(data))
+        return tensor, data
+
+    def _shape_values(self, values: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
+        """The values behind each other, and the shape that says whose they are."""
+        batch = len(self._request.prompts)
+        if len(values) % batch:
+            batch = 1
+        outer = (batch, len(values) // batch) if self._profile.max_batch_size else (len(values),)
+        if not isinstance(values[0], list):
+            return outer, values
+        longest = max(len(one) for one in values)
+        padded = [x for one in values for x in (*one, *(0.0,) * (longest - len(one)))]
+        return (*outer, longest), padded

@@ -1,0 +1,159 @@
+"""Writing requests for workers, and telling what they can't carry."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from protocols import prompt as protocols_prompt
+from protocols.core.errors import UnsupportedFeature
+from protocols.core.interfaces import PromptRenderer, ResponseDecoder, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import GenerationRequest, Request
+from protocols.triton import decoder, model_config, requests
+from protocols.triton.decoder import GenerateDecoder
+from protocols.triton.model_config import PACKED_PARAMETERS, ModelAdapter, WorkerModel
+from protocols.triton.params import PROMPT_INPUT, TritonProfile
+from protocols.triton.tensors import JSON_HEADERS
+
+_encode = msgspec.json.Encoder().encode
+_VERSIONED_MODEL: Final = re.compile(r"([^/]+)(/versions/[0-9]+)")
+"""A target's model name that holds a version."""
+_MAX_REMEMBERED_MODELS: Final = 1024
+"""Models of which anything is remembered."""
+
+
+class TritonUpstream:
+    """Writes requests for the workers of one profile, and remembers what their models take.
+
+    ``fields``: the profile's names, and what these workers' models call them. ``max_tokens`` is
+    for a model that insists on being told where a client says nothing.
+    """
+
+    def __init__(
+        self,
+        profile: TritonProfile,
+        *,
+        fields: Mapping[str, str],
+        max_tokens: int,
+        renderer: PromptRenderer | None,
+    ) -> None:
+        _check_fields(fields, profile)
+        self._profile = profile
+        self._model_field_names = fields
+        self._output_names = decoder.map_output_names(fields)
+        self._profile_field_names = {own: name for name, own in fields.items()}
+        self._max_tokens = max_tokens
+        self._renderer = renderer
+        self._default_adapter = self._build_adapter(model_config.build_model_from_profile(profile))
+        self._adapters: dict[str, ModelAdapter] = {}
+
+    def build_config_request(self, model: str) -> UpstreamRequest:
+        """Asks for a model's configuration."""
+        return UpstreamRequest(f"{build_model_path(model)}/config", b"", method="GET")
+
+    def load_config(self, model: str, answer: bytes) -> None:
+        """Remember what a model's configuration tells, if it tells anything."""
+        found = model_config.parse_model_config(answer, self._profile_field_names)
+        if found is None or (
+            len(self._adapters) >= _MAX_REMEMBERED_MODELS and model not in self._adapters
+        ):
+            return
+        self._adapters[model] = self._build_adapter(found)
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        request, plan = self._get_adapter(request)
+        wishes = plan.build_payload(request)
+        body = {
+            PROMPT_INPUT: protocols_prompt.build_prompt(request, self._renderer),
+            **wishes.tensors,
+        }
+        parameters = (
+            self._rename_fields(wishes.parameters) if self._model_field_names else wishes.parameters
+        )
+        if plan.packs_parameters:
+            # Even empty it keeps the model from taking the other fields for parameters.
+            body[PACKED_PARAMETERS] = _encode(parameters).decode()
+        elif parameters:
+            body["parameters"] = parameters
+        end = "generate_stream" if plan.uses_events(request) else "generate"
+        if self._model_field_names:
+            body = self._rename_fields(body)
+        return UpstreamRequest(
+            f"{build_model_path(request.model)}/{end}", _encode(body), JSON_HEADERS
+        )
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        request, plan = self._get_adapter(request)
+        found = plan.find_unsupported_parameters(request, names)
+        found += protocols_prompt.find_prompt_losses(request, self._renderer, names)
+        if len(request.prompts) > 1:
+            found.append(
+                UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
+            )
+        if request.stream and (request.n or 1) > 1 and not any(one.path == "n" for one in found):
+            # Releases tell pieces of several choices without saying whose they are.
+            found.append(UnsupportedParameter(names.get("n", "n"), "dropped", path="n"))
+        if request.stream and not plan.is_streaming(request):
+            why = "the model answers in one piece"
+            found.append(
+                UnsupportedParameter(names.get("stream", "stream"), "approximated", why, "stream")
+            )
+        return tuple(found)
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        request, plan = self._get_adapter(request)
+        prompt = (
+            protocols_prompt.build_prompt(request, self._renderer)
+            if plan.must_cut_prompt(request)
+            else None
+        )
+        return GenerateDecoder(request, self._output_names, plan, prompt)
+
+    def _rename_fields(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values by the model's own names."""
+        return {self._model_field_names.get(name, name): value for name, value in values.items()}
+
+    def _build_adapter(self, model: WorkerModel) -> ModelAdapter:
+        said = protocols_prompt.build_prompt_support(self._renderer)
+        return ModelAdapter(self._profile, model, self._max_tokens, said)
+
+    def _get_adapter(self, request: Request) -> tuple[GenerationRequest, ModelAdapter]:
+        if not isinstance(request, GenerationRequest):
+            raise UnsupportedFeature("The model's workers make text, not vectors.")
+        return request, self._adapters.get(request.model, self._default_adapter)
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_MODELS)
+def build_model_path(model: str) -> str:
+    """The model's path. Its name is one segment, but for a version at its end."""
+    name, version = _split_version(model)
+    return f"/v2/models/{quote(name, safe='')}{version}"
+
+
+def get_model_name(model: str) -> str:
+    """The model's name without a version."""
+    return _split_version(model)[0]
+
+
+def _split_version(model: str) -> tuple[str, str]:
+    versioned = _VERSIONED_MODEL.fullmatch(model)
+    return (versioned[1], versioned[2]) if versioned else (model, "")
+
+
+def _check_fields(fields: Mapping[str, str], profile: TritonProfile) -> None:
+    known = {
+        *profile.inputs, *(one.name for one in profile.outputs), *profile.stream_flags,
+        *(row.wire for row in profile.parameters), *requests.GUIDE_PARAM_NAMES[profile.guide_style],
+    }  # fmt: skip
+    if wrong := fields.keys() - known:
+        names, listed = ", ".join(sorted(wrong)), ", ".join(sorted(known))
+        raise ValueError(f"the fields of triton's {profile.name} have no {names}; known: {listed}")
