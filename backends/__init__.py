@@ -7,5 +7,5 @@ imports torch.
 BACKENDS = {
     "echo": "backends.echo:EchoBackend",
     "pool": "backends.pool:PoolBackend",
-    "torch": "backends.torch.client:TorchBackend",
+    "torch": "backends.torch.backend:TorchBackend",
 }

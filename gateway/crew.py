@@ -6,7 +6,7 @@ from typing import Any, cast
 from msgspec.structs import asdict, replace
 
 from backends.http.client import AsyncioHttpClient
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
 from gateway.config import loading, pools
 from protocols.core.interfaces import ClientAdapter, UpstreamAdapter
 from protocols.core.restricted import RestrictedAdapter

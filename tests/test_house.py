@@ -26,7 +26,7 @@ RAISED: Final[dict[str, tuple[int, str]]] = {
 }
 
 EXCUSED: Final[dict[tuple[str, str], str]] = {
-    ("backends/torch/mapping.py", "echo"): "the request's field",
+    ("backends/torch/ipc.py", "echo"): "the request's field",
     ("gateway/commands/serve.py", "echo"): "a built-in configuration",
     ("gateway/commands/serve.py", "torch"): "the package, which may not be installed",
     ("gateway/config/__init__.py", "echo"): "the name of a Struct",

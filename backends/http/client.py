@@ -1,25 +1,193 @@
 """Who keeps connections for whom."""
 
 import asyncio
+import functools
+import re
+import socket
 import ssl
 from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ipaddress import IPv6Address, ip_address
 from typing import Final
+from urllib.parse import urlsplit
+
+from aiohappyeyeballs import AddrInfoType, start_connection
+from msgspec import Struct
 
 from backends.aio import WriteBatcher
-from backends.http.answer import Http1Response
-from backends.http.connection import HttpConnection
-from backends.http.dialling import connect
-from backends.http.origin import WorkerOrigin, build_request_head, parse_origin
-from backends.upstream import ConnectionCounts
+from backends.http.connection import Http1Response, HttpConnection
+from backends.http.interfaces import ConnectionCounts
 from protocols.core.errors import InternalError, WorkerUnreachable
 from protocols.core.interfaces import Headers, UpstreamRequest
+
+# A worker's URL, taken apart once, and the head of a request to it. Pure.
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_BODILESS_METHODS: Final = ("GET", "HEAD")
+_PATH_PATTERN: Final = re.compile(r"/[!-\"$-~]*")
+_MAX_CACHED_PATH: Final = 256
+"""Characters of a path that is remembered: who chooses a name in it must not fill the memory."""
+
+
+class WorkerOrigin(Struct, frozen=True):
+    """Where a worker is. ``base`` stands before every path, without a slash at its end."""
+
+    host: str
+    port: int
+    tls: bool
+    host_header: str
+    """As the header Host has it."""
+    base_path: str
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_origin(url: str) -> WorkerOrigin:
+    """The parts of a URL that ``Worker`` has checked."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or _DEFAULT_PORTS[parts.scheme]
+    named = f"[{host}]" if ":" in host else host
+    if port != _DEFAULT_PORTS[parts.scheme]:
+        named = f"{named}:{port}"
+    return WorkerOrigin(host, port, parts.scheme == "https", named, parts.path.rstrip("/"))
+
+
+def build_request_head(url: str, request: UpstreamRequest, own: Headers = ()) -> bytes:
+    """The request line and the headers; see ``backends.http.interfaces.HttpClient`` for ``own``.
+
+    Raises InternalError for what would be another request.
+    """
+    path, size = request.path, len(request.body)
+    make_top = _build_common_lines_cached if len(path) <= _MAX_CACHED_PATH else _build_common_lines
+    text = make_top(url, request.method, path, request.headers) + _format_headers(own)
+    if not size and request.method in _BODILESS_METHODS:
+        return f"{text}Accept-Encoding: identity\r\n\r\n".encode()
+    return f"{text}Accept-Encoding: identity\r\nContent-Length: {size}\r\n\r\n".encode()
+
+
+def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> str:
+    """The lines before a request's own headers. Raises InternalError."""
+    if not _PATH_PATTERN.fullmatch(path):
+        raise InternalError("a worker's path is not one")
+    target = parse_origin(url)
+    asked = _end_line(f"{method} {target.base_path}{path} HTTP/1.1")
+    return asked + _format_headers((("Host", target.host_header), *headers))
+
+
+_build_common_lines_cached = functools.lru_cache(maxsize=1024)(_build_common_lines)
+"""Most requests to a worker share them."""
+
+
+def _format_headers(headers: Headers) -> str:
+    """A line for each. Raises InternalError where one would be more."""
+    text = ""
+    for name, value in headers:
+        text += _end_line(f"{name}: {value}")
+    return text
+
+
+def _end_line(text: str) -> str:
+    """It with its end. Raises InternalError where it holds one."""
+    if "\r" in text or "\n" in text or "\0" in text:
+        raise InternalError("a line of a request's head holds a line's end")
+    return f"{text}\r\n"
+
+
+# A connection to a worker: its name, its socket, its certificate, all within one time.
+
+_TCP_KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds of silence, then between questions, and how many: a line that broke is found out in 30 s.
+
+The system would wait two hours, and before a whole answer nothing else notices.
+"""
+_HAPPY_EYEBALLS_DELAY: Final = 0.25
+"""Seconds that one of a name's addresses has before the next is tried beside it (RFC 8305)."""
+
+
+async def connect(
+    target: WorkerOrigin,
+    tls: ssl.SSLContext | None,
+    seconds: float,
+    make: Callable[[], HttpConnection],
+) -> HttpConnection:
+    """A new connection. Raises WorkerUnreachable."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(seconds):
+            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            return await _connect_any(_filter_addresses(found), target, tls, make)
+    except (OSError, UnicodeError) as error:  # a time that is over is an OSError, too
+        raise WorkerUnreachable("the worker can't be reached") from error
+
+
+async def _connect_any(
+    addresses: Sequence[AddrInfoType],
+    target: WorkerOrigin,
+    tls: ssl.SSLContext | None,
+    make: Callable[[], HttpConnection],
+) -> HttpConnection:
+    """A connection to the first of these that answers. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    name = target.host if tls is not None else None
+    if len(addresses) == 1:
+        # The loop's own way has one turn of it less, and no socket of Python's.
+        host, port = addresses[0][4][:2]
+        transport, connection = await loop.create_connection(
+            make, str(host), int(port), ssl=tls, server_hostname=name
+        )
+    else:
+        made = await start_connection(
+            addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY, loop=loop
+        )
+        try:
+            transport, connection = await loop.create_connection(
+                make, sock=made, ssl=tls, server_hostname=name
+            )
+        except BaseException:
+            made.close()
+            raise
+    line = transport.get_extra_info("socket")
+    if line is not None:
+        _enable_keepalive(line)
+    return connection
+
+
+def _filter_addresses(found: Sequence[AddrInfoType]) -> Sequence[AddrInfoType]:
+    """Those that a worker may have. Raises OSError where there is none.
+
+    None is on the link, where clouds tell machines their secrets, whatever a name leads to today.
+    """
+    left = [one for one in found if not _is_link_local(str(one[4][0]))]
+    if not left:
+        raise OSError(
+            "it leads to an address that is no worker's (link-local, multicast or unspecified)"
+        )
+    return left
+
+
+def _is_link_local(address: str) -> bool:
+    found = ip_address(address)
+    if isinstance(found, IPv6Address):
+        found = found.ipv4_mapped or found
+    return found.is_link_local or found.is_multicast or found.is_unspecified
+
+
+def _enable_keepalive(line: socket.socket) -> None:
+    """Have a connection end where its line breaks."""
+    with suppress(OSError):  # it has ended already
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _TCP_KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # not on every system
+                line.setsockopt(socket.IPPROTO_TCP, option, value)
+
 
 _MAX_CONCURRENT_CONNECTS: Final = 64
 """Connections to one worker that are made at a time: more would only wait in its queue."""
 
 
 class AsyncioHttpClient:
-    """An ``Upstream`` (see ``backends.upstream``) on asyncio's own transports.
+    """An ``Upstream`` (see ``backends.http.interfaces``) on asyncio's own transports.
 
     ``ca`` is a PEM file of those whose signature on a worker's certificate is trusted, in place of
     the system's. ``idle`` (seconds) is how long an unused connection may serve again: less than the

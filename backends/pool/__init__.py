@@ -16,6 +16,6 @@ and, pure: policy (which worker), health (whether it may be asked), smooth (its 
 budget (whether to ask another).
 """
 
-from backends.pool.backend import PoolBackend
+from backends.pool.pool import PoolBackend
 
 __all__ = ["PoolBackend"]

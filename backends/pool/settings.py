@@ -2,12 +2,12 @@
 
 from msgspec import Struct, field
 
+from backends.http.interfaces import QueueSettings
 from backends.interfaces import Timeouts
-from backends.pool.discovery.names import DnsSettings, WorkerTemplate
-from backends.pool.health import HealthSettings
-from backends.pool.policy import PolicyName
+from backends.pool.circuit_breaker import HealthSettings
+from backends.pool.dns_discovery import DnsSettings, WorkerTemplate
+from backends.pool.load_balancing import PolicyName
 from backends.pool.retry import RetrySettings
-from backends.upstream import QueueSettings
 
 
 class HealthCheckSettings(Struct, frozen=True):

@@ -8,21 +8,13 @@ whose client does not take its tokens (no credit) rests; it keeps its place and 
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from backends.torch.assembly import LoadedModel
 from backends.torch.attention import BatchSegment
-from backends.torch.choosing import TokenSelector
-from backends.torch.counting import EngineCounters
-from backends.torch.grammar import GrammarCompiler
-from backends.torch.guiding import GrammarManager
-from backends.torch.kv import BLOCK_SIZE, BlockPool, SequenceCache, hash_blocks
-from backends.torch.models import ModelError
-from backends.torch.reading import RequestRejectedError
-from backends.torch.rows import EngineRequest, SequenceGroup, TokenSequence
-from backends.torch.scheduler import PrefillChunk, Scheduler, SchedulerConfig
-from backends.torch.spec import (
+from backends.torch.detokenizer import tokenize_text
+from backends.torch.ipc import (
     EngineEvent,
     EngineStats,
     GenerateCommand,
@@ -32,7 +24,64 @@ from backends.torch.spec import (
     TokenizeCommand,
     TokensEvent,
 )
-from backends.torch.text import tokenize_text
+from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache, hash_blocks
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.loader import ModelError
+from backends.torch.scheduler import PrefillChunk, Scheduler, SchedulerConfig
+from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence
+from backends.torch.structured_output import GrammarCompiler
+from backends.torch.token_selection import GrammarManager, TokenSelector
+from backends.torch.tokenization import RequestRejectedError
+
+# What the engine has done so far, in figures.
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Counted as it happens; see ``spec.Figures``."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    batched_sequences: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    def record_step(self, seconds: float, *, read: int, made: int, batch: int) -> None:
+        """A step was made, with so many tokens read and made for ``batch`` rows and prompts."""
+        self.steps += 1
+        self.seconds += seconds
+        self.prompt_tokens += read
+        self.completion_tokens += made
+        self.batched_sequences = batch
+
+    def record_finished(self, told: RequestFinishedEvent) -> None:
+        """A request is done."""
+        self.cached_tokens += told.cached_tokens
+        self.queue_seconds += told.queue_seconds
+        self.prefill_seconds += told.prefill_seconds
+        self.decode_seconds += told.decode_seconds
+
+    def make_stats(self, pool: BlockPool, preempted: int) -> EngineStats:
+        """As they are told."""
+        return EngineStats(
+            pool.blocks,
+            pool.used_blocks,
+            preempted,
+            self.steps,
+            self.seconds,
+            self.batched_sequences,
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.cached_tokens,
+            self.queue_seconds,
+            self.prefill_seconds,
+            self.decode_seconds,
+        )
+
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from backends.torch.wishes import WatermarkSettings
+from backends.torch.ipc import WatermarkSettings
 
 
 class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
 from gateway.seam import HttpRequest, ResponseWriter
 from gateway.watching.question import ExplainRequest
 from protocols.core.catalog import Catalog

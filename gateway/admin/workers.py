@@ -7,7 +7,7 @@ from typing import Annotated
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
 from gateway.admin.answers import AdminError, json_response, read_json_body
 from gateway.admin.ports import WorkerSet
 from gateway.config.addresses import parse_worker_url as check_url

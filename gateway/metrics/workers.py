@@ -13,7 +13,7 @@ from gateway.told import MetricDefinition, MetricSamples
 
 
 class PoolCounters(Protocol):
-    """What a pool counts; see ``backends.pool.tally``, which has the fields' meaning."""
+    """What a pool counts; see ``backends.pool.metrics``, which has the fields' meaning."""
 
     retries: Counter[str]
     exhausted: int

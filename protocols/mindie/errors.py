@@ -40,11 +40,7 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 from protocols.core.interfaces import ClientRequest, Headers, HttpResponse
-from protocols.mindie.params import (
-    get_field,
-    read_body_fields,
-    read_object_field,
-)
+from protocols.mindie.params import get_field, read_body_fields, read_object_field
 
 MISSING_INPUT_ERROR: Final = (
     '{"Error": "`inputs` or `prompt` must be necessary and data type must be string. Additionally, '

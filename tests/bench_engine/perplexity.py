@@ -8,9 +8,9 @@ import torch
 from transformers import AutoTokenizer
 
 from backends.torch.attention import BatchSegment
-from backends.torch.forward import load_forward
-from backends.torch.kv import BlockPool, SequenceCache
-from backends.torch.models import find_model
+from backends.torch.kv_cache import BlockPool, SequenceCache
+from backends.torch.loader import find_model
+from backends.torch.model import load_forward
 
 PROSE = Path(__file__).with_name("prose.txt")
 _CHUNK = 256

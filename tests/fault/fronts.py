@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from backends.pool.backend import PoolBackend
-from backends.pool.member import WorkerReport
+from backends.pool.pool import PoolBackend
+from backends.pool.workers import WorkerReport
 from gateway.app import Gateway
 from gateway.telemetry import RequestRecord
 from tests.conftest import Running, Serve

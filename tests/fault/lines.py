@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
+from backends.http.interfaces import HttpClient, WorkerConfig
 from backends.interfaces import Deadline, RequestContext, Timeouts
-from backends.pool.backend import PoolBackend
+from backends.pool.pool import PoolBackend
 from backends.pool.settings import PoolSettings
-from backends.upstream import HttpClient, WorkerConfig
 from protocols.core.errors import (
     GatewayError,
     Overloaded,

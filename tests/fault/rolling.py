@@ -21,7 +21,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.pool.backend import PoolBackend
+from backends.pool.pool import PoolBackend
 from gateway.app import Gateway, build_services
 from gateway.config.loading import load_text
 from gateway.telemetry import RequestRecord

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from backends.http.client import AsyncioHttpClient
-from backends.pool.backend import PoolBackend
+from backends.pool.pool import PoolBackend
 from protocols.core.errors import StreamBroken
 from protocols.core.events import Event
 from protocols.core.request import GenerationRequest

@@ -10,21 +10,11 @@ from statistics import median
 
 import pytest
 
-from backends.http import dialling
+from backends.http import client as http_client
 from tests.conftest import Running, Serve
 from tests.fakes import RESET
 from tests.fault.elsewhere import Wire
-from tests.fault.fronts import (
-    CLIENTS,
-    TIMEOUTS,
-    ask,
-    before,
-    both,
-    good,
-    raw,
-    reports,
-    until,
-)
+from tests.fault.fronts import CLIENTS, TIMEOUTS, ask, before, both, good, raw, reports, until
 from tests.fault.hearing import Hearing, all_heard, all_over
 from tests.fault.processes import WorkerProcess
 
@@ -180,7 +170,7 @@ async def test_fault_11_nobody_waits_long_for_a_whole_answer_over_a_broken_line(
 
     Here they come sooner than they otherwise would.
     """
-    monkeypatch.setattr(dialling, "_TCP_KEEPALIVE", dict.fromkeys(dialling._TCP_KEEPALIVE, 1))
+    monkeypatch.setattr(http_client, "_TCP_KEEPALIVE", dict.fromkeys(http_client._TCP_KEEPALIVE, 1))
     async with wire.worker(first=60.0) as far, WorkerProcess() as near:
         limits = TIMEOUTS | {"total": "60s"}
         front = await before(serve, far.url, near.url, timeouts=limits, health=SELDOM)

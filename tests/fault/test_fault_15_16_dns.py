@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from backends.pool import dns
-from backends.pool.discovery.merging import WorkerDiscovery
-from backends.pool.discovery.names import DnsSettings, DnsSource
-from backends.pool.discovery.nameserver import StubResolver, _UdpQuery
-from backends.pool.discovery.source import DiscoveryError
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
+from backends.pool import dns_discovery
+from backends.pool.discovery import DiscoveryError, WorkerDiscovery
+from backends.pool.dns_discovery import DnsSettings, DnsSource, StubResolver, _UdpQuery
 from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, chunked
 from tests.fault.lines import heard, pool, say, text
 from tests.fault.nameserver import Fault, StubNameserver, one_port
@@ -224,9 +222,9 @@ async def test_strays_and_doubles_do_not_matter(stub: StubNameserver) -> None:
 
 
 async def test_what_comes_after_the_answer_does_not_matter(stub: StubNameserver) -> None:
-    answer: asyncio.Future[dns.DnsAnswer] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[dns_discovery.DnsAnswer] = asyncio.get_running_loop().create_future()
     one = _UdpQuery(answer, 7, "w.local", "A")
-    whole = stub.answer(dns.encode_query(7, "w.local", "A"), room=1232)
+    whole = stub.answer(dns_discovery.encode_query(7, "w.local", "A"), room=1232)
 
     for data in (whole, whole, whole[:-1]):
         one.datagram_received(data, None)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from backends.http.interfaces import WorkerConfig
 from backends.interfaces import Timeouts
-from backends.pool.health import HealthSettings
+from backends.pool.circuit_breaker import HealthSettings
 from backends.pool.settings import HealthCheckSettings
-from backends.upstream import WorkerConfig
 from protocols.core.errors import DeadlineExceeded
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import Request

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from backends.pool.backend import PoolBackend
+from backends.http.interfaces import WorkerConfig
+from backends.pool.pool import PoolBackend
 from backends.pool.settings import PoolSettings
-from backends.upstream import WorkerConfig
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import (
     GatewayError,

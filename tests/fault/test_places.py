@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from backends.pool.backend import PoolBackend
-from backends.upstream import QueueSettings, WorkerConfig
+from backends.http.interfaces import QueueSettings, WorkerConfig
+from backends.pool.pool import PoolBackend
 from protocols.core.errors import DeadlineExceeded, Overloaded
 from protocols.core.events import Event
 from protocols.core.request import GenerationRequest

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.pool.backend import PoolBackend
-from backends.pool.health import HealthSettings
+from backends.http.interfaces import WorkerConfig
+from backends.pool.circuit_breaker import HealthSettings
+from backends.pool.pool import PoolBackend
 from backends.pool.settings import HealthCheckSettings
-from backends.upstream import WorkerConfig
 from protocols.core.request import GenerationRequest
 from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, whole
 from tests.fault.lines import STREAMED, heard, pool, say, text, until

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from backends.http.client import AsyncioHttpClient
+from backends.http.interfaces import WorkerConfig
 from backends.interfaces import Timeouts
-from backends.pool.stopping import CancelSender
-from backends.upstream import WorkerConfig
+from backends.pool.cancel import CancelSender
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest, Request

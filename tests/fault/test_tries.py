@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from backends.interfaces import Timeouts
-from backends.pool.health import HealthSettings
+from backends.pool.circuit_breaker import HealthSettings
 from backends.pool.retry import RetrySettings
 from protocols.core.errors import DeadlineExceeded, GatewayError, WorkerFailed
 from protocols.core.events import Event, StreamStart

@@ -13,10 +13,9 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
-from backends.pool.budget import RetryBudget
-from backends.pool.health import HealthSettings, WorkerHealth, select_available
-from backends.pool.policy import PolicyName, RoutingKey, make_policy
-from backends.pool.smooth import PeakEwma
+from backends.pool.circuit_breaker import HealthSettings, PeakEwma, WorkerHealth, select_available
+from backends.pool.load_balancing import PolicyName, RoutingKey, make_policy
+from backends.pool.retry import RetryBudget
 
 Kind = Literal["dead", "hang", "error", "slow"]
 Outcome = Literal["done", "cut", "failed", "queue"]

@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
-from backends.pool.health import HealthSettings
-from backends.pool.policy import PolicyName, RoutingKey
+from backends.pool.circuit_breaker import HealthSettings
+from backends.pool.load_balancing import PolicyName, RoutingKey
 from tests.simulation.fleet import Fleet, Kind, Site, Spell
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)

@@ -16,8 +16,7 @@ import click
 from msgspec import Struct
 
 from backends.interfaces import Deadline, RequestContext
-from backends.torch.client import TorchBackend
-from backends.torch.process import EngineProcess
+from backends.torch.backend import EngineProcess, TorchBackend
 from protocols.core.errors import GatewayError
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from backends.pool.discovery.merging import WorkerDiscovery
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
+from backends.pool.discovery import WorkerDiscovery
 from gateway.admin.listener import AdminServer
 from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
 from gateway.router import Router

@@ -11,13 +11,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from backends.torch.assembly import LoadedModel, assemble_model
 from backends.torch.attention import BatchSegment
+from backends.torch.detokenizer import _build_byte_letters
 from backends.torch.engine import TorchEngine
-from backends.torch.forward import ATTENTION_NAME, ModelRunner
-from backends.torch.reading import InputProcessor
-from backends.torch.scheduler import SchedulerConfig
-from backends.torch.spec import (
+from backends.torch.ipc import (
     ChoiceEndEvent,
     EngineEvent,
     GenerateCommand,
@@ -26,7 +23,10 @@ from backends.torch.spec import (
     RequestFinishedEvent,
     TextEvent,
 )
-from backends.torch.text import _build_byte_letters
+from backends.torch.loaded_model import LoadedModel, assemble_model
+from backends.torch.model import ATTENTION_NAME, ModelRunner
+from backends.torch.scheduler import SchedulerConfig
+from backends.torch.tokenization import InputProcessor
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.torch.beams import BeamSearch
+from backends.torch.beam_search import BeamSearch
 
 V = 259
 EOS = 256

@@ -9,31 +9,32 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from backends.torch.families import (
-    HERMES_FORMAT,
-    TOOL_CALL_FORMATS,
-    ToolCallFormat,
-    detect_tool_call_format,
-    supports_functions,
-)
-from backends.torch.spec import (
-    ChoiceEndEvent,
-    GenerateCommand,
-    TextEvent,
-    ToolArgumentsEvent,
-    ToolCallEvent,
-)
-from backends.torch.speech import ParsedCallArguments, ParsedCallStart, ParsedOutput, ToolCallParser
-from backends.torch.text import OutputToken, ReadyText
-from backends.torch.wishes import (
+from backends.torch.detokenizer import OutputToken, ReadyText
+from backends.torch.ipc import (
     ChatTurn,
+    ChoiceEndEvent,
     EngineSamplingParams,
     FunctionCall,
     FunctionChoice,
     FunctionDefinition,
+    GenerateCommand,
     OutputFormat,
     PromptInput,
     StopParams,
+    TextEvent,
+    ToolArgumentsEvent,
+    ToolCallEvent,
+)
+from backends.torch.tool_calls import (
+    HERMES_FORMAT,
+    TOOL_CALL_FORMATS,
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedOutput,
+    ToolCallFormat,
+    ToolCallParser,
+    detect_tool_call_format,
+    supports_functions,
 )
 
 Drive = Callable[..., Any]

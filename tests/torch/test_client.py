@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from backends.interfaces import Deadline, RequestContext, Timeouts
-from backends.torch.client import TorchBackend
+from backends.torch.backend import TorchBackend
 from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -89,7 +89,7 @@ async def backend(tiny_folder: Path) -> AsyncIterator[TorchBackend]:
 
 async def test_the_gateway_imports_no_torch() -> None:
     code = (
-        "import sys, backends.torch.client\n"
+        "import sys, backends.torch.backend\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     root = Path(__file__).parents[2]
@@ -278,7 +278,7 @@ async def test_a_model_that_is_slow_to_load_is_overload(tiny_folder: Path) -> No
 
 STARTS = """
 import asyncio, sys
-from backends.torch.client import TorchBackend
+from backends.torch.backend import TorchBackend
 
 async def main():
     backend = TorchBackend(path=sys.argv[1])

@@ -11,10 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backends.torch import conversion
-from backends.torch.conversion import convert_gguf
-from backends.torch.loading import load_pretrained, load_weights
-from backends.torch.models import ModelError, find_model
+from backends.torch import loader
+from backends.torch.loader import (
+    ModelError,
+    convert_gguf,
+    find_model,
+    load_pretrained,
+    load_weights,
+)
 from tests.torch.conftest import byte_tokenizer, tiny_llama
 from tests.torch.tiny_gguf import write_gguf
 
@@ -61,7 +65,7 @@ def test_what_is_converted_is_the_same_model(cache: Path, file: Path) -> None:
 
 
 def test_progress_of_a_large_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "_READ_BYTES", 1)
+    monkeypatch.setattr(loader, "_READ_BYTES", 1)
     told: list[str] = []
     file = tmp_path / "x.gguf"
     file.write_bytes(b"0123456789")
@@ -83,7 +87,7 @@ def test_two_at_once_convert_once(cache: Path, file: Path, monkeypatch: pytest.M
         made.append(folder)
         report("done")
 
-    monkeypatch.setattr(conversion, "_convert_file", convert)
+    monkeypatch.setattr(loader, "_convert_file", convert)
     found: list[Path] = []
     first = threading.Thread(target=lambda: found.append(convert_gguf(file, cache, silent)))
     first.start()
@@ -147,11 +151,11 @@ def test_too_little_room_is_told_before_it_is_tried(
 def test_too_little_memory_is_told_before_it_is_tried(
     cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion, "get_free_memory", lambda _: 1_000_000)
+    monkeypatch.setattr(loader, "get_free_memory", lambda _: 1_000_000)
     with pytest.raises(ModelError, match=r"to convert x\.gguf takes 1 MB of memory, and 1 MB are"):
         find_model(str(file), silent)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
-    monkeypatch.setattr(conversion, "get_free_memory", lambda _: None)
+    monkeypatch.setattr(loader, "get_free_memory", lambda _: None)
     assert find_model(str(file), silent).task == "generate"
 
 

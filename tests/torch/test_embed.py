@@ -23,17 +23,15 @@ from transformers import (
     T5Model,
 )
 
-from backends.torch.embed import (
+from backends.torch.embeddings import (
     MAX_BATCH_TOKENS,
     EmbeddingEngine,
     EmbeddingModel,
+    PoolingConfig,
     load_encoder,
     split_batches,
 )
-from backends.torch.models import ModelLocation
-from backends.torch.recipe import PoolingConfig
-from backends.torch.settings import TorchSettings
-from backends.torch.spec import (
+from backends.torch.ipc import (
     EmbedCommand,
     EmbeddingsEvent,
     EngineEvent,
@@ -42,6 +40,8 @@ from backends.torch.spec import (
     TokenizeCommand,
     TokensEvent,
 )
+from backends.torch.loader import ModelLocation
+from backends.torch.settings import TorchSettings
 from tests.torch.conftest import byte_tokenizer
 
 

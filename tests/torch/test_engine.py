@@ -7,16 +7,19 @@ import msgspec
 import pytest
 import torch
 
-from backends.torch.scheduler import SchedulerConfig
-from backends.torch.spec import (
+from backends.torch.ipc import (
+    ChatTurn,
     ChoiceEndEvent,
+    EngineSamplingParams,
     GenerateCommand,
     PrefillDoneEvent,
+    PromptInput,
     RequestFailedEvent,
     RequestFinishedEvent,
+    StopParams,
     TextEvent,
 )
-from backends.torch.wishes import ChatTurn, EngineSamplingParams, PromptInput, StopParams
+from backends.torch.scheduler import SchedulerConfig
 
 Drive = Callable[..., Any]
 

@@ -8,16 +8,18 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from backends.torch.grammar import MAX_GRAMMAR_LENGTH
-from backends.torch.scheduler import SchedulerConfig
-from backends.torch.spec import ChoiceEndEvent, GenerateCommand, TextEvent
-from backends.torch.wishes import (
+from backends.torch.ipc import (
     BeamSearchParams,
+    ChoiceEndEvent,
     EngineSamplingParams,
+    GenerateCommand,
     OutputFormat,
     PromptInput,
     StopParams,
+    TextEvent,
 )
+from backends.torch.scheduler import SchedulerConfig
+from backends.torch.structured_output import MAX_GRAMMAR_LENGTH
 
 Drive = Callable[..., Any]
 

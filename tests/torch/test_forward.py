@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 
 from backends.torch.attention import BatchSegment
-from backends.torch.forward import ATTENTION_NAME, ModelRunner
-from backends.torch.kv import BlockPool, SequenceCache
-from backends.torch.models import ModelError
+from backends.torch.kv_cache import BlockPool, SequenceCache
+from backends.torch.loader import ModelError
+from backends.torch.model import ATTENTION_NAME, ModelRunner
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from backends.torch import guiding
-from backends.torch.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarPart
-from backends.torch.reading import RequestRejectedError
-from backends.torch.spec import GenerateCommand, TextEvent
-from backends.torch.wishes import EngineSamplingParams, OutputFormat, PromptInput
+from backends.torch import token_selection
+from backends.torch.ipc import (
+    EngineSamplingParams,
+    GenerateCommand,
+    OutputFormat,
+    PromptInput,
+    TextEvent,
+)
+from backends.torch.structured_output import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarPart
+from backends.torch.tokenization import RequestRejectedError
 
 Drive = Callable[..., Any]
 
@@ -65,9 +70,9 @@ def test_a_grammar_that_takes_too_long_is_refused(noisy: Drive, tokenizer: Any) 
     got = noisy()
     grammars = slow(got, tokenizer)
     got.engine.submit(asked(OutputFormat("regex", "abc")))
-    got.now = guiding.COMPILE_TIMEOUT - 1
+    got.now = token_selection.COMPILE_TIMEOUT - 1
     assert not got.engine.step()
-    got.now = guiding.COMPILE_TIMEOUT
+    got.now = token_selection.COMPILE_TIMEOUT
     got.engine.step()
     assert (got.failed().kind, got.failed().param) == ("unsupported", "response_format")
     assert "within 10 s" in got.failed().message
@@ -88,7 +93,7 @@ def test_who_leaves_while_it_is_prepared(noisy: Drive, tokenizer: Any) -> None:
 def test_too_many_at_once_are_overload(
     noisy: Drive, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guiding, "MAX_PENDING_REQUESTS", 2)
+    monkeypatch.setattr(token_selection, "MAX_PENDING_REQUESTS", 2)
     got = noisy()
     grammars = slow(got, tokenizer)
     for job in (1, 2, 3):

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.torch.client import TorchBackend
-from backends.torch.process import EngineProcess
+from backends.torch.backend import EngineProcess, TorchBackend
 from protocols.core.errors import StreamBroken
 from protocols.core.events import Event, StreamEnd
 from protocols.core.request import Message, PromptOptions, TextPart
@@ -29,7 +28,7 @@ async def answers_again(own: TorchBackend, before: EngineProcess) -> None:
 async def test_a_process_that_hangs_is_killed_and_started_anew(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.torch.process.MAX_SILENCE", 2.5)
+    monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
     async with aclosing(own.stream(LONG, context())) as stream:
@@ -61,7 +60,7 @@ async def test_a_step_that_never_ends_is_seen(
         await anext(stream)
         before = own.process
         assert before is not None
-        monkeypatch.setattr("backends.torch.process.MAX_STEP_SECONDS", -1.0)
+        monkeypatch.setattr("backends.torch.backend.MAX_STEP_SECONDS", -1.0)
         with pytest.raises(StreamBroken):
             await on_and_on(own, stream)
         monkeypatch.undo()
@@ -77,7 +76,7 @@ SLOW = (
 
 async def test_long_work_is_no_hang(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that computes for seconds holds up the loop, and the heart beats on."""
-    monkeypatch.setattr("backends.torch.process.MAX_SILENCE", 2.5)
+    monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1, trust_templates=True)
     await own.start()
     said = (Message("user", (TextPart("hi"),)),)

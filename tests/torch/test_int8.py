@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from backends.torch import int8
-from backends.torch.assembly import LoadedModel, assemble_model
-from backends.torch.forward import ModelRunner, load_forward
-from backends.torch.int8 import (
+from backends.torch import model as torch_model
+from backends.torch.loaded_model import LoadedModel, assemble_model
+from backends.torch.loader import ModelError, ModelLocation, pick_device
+from backends.torch.model import (
     FusedInt8Linear,
     IntMatmulLinear,
+    ModelRunner,
     get_fused_operator,
+    load_forward,
     quantize_linear,
 )
-from backends.torch.loading import pick_device
-from backends.torch.models import ModelError, ModelLocation
 from tests.torch.test_invariance import alone, check, compose, long_llama, requests
 
 WAYS = [IntMatmulLinear, *([FusedInt8Linear] if get_fused_operator() else [])]
@@ -49,8 +49,8 @@ def test_an_operator_that_cuts_them_off_is_seen() -> None:
         del packed
         return torch.full((len(rows), 16), 32.4)
 
-    assert not int8.is_exact(cutting, 127)
-    assert int8.is_exact(lambda rows, *packed: torch.full((len(rows), 16), 64.0), 127)
+    assert not torch_model.is_exact(cutting, 127)
+    assert torch_model.is_exact(lambda rows, *packed: torch.full((len(rows), 16), 64.0), 127)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -80,7 +80,7 @@ def test_both_ways_round_alike() -> None:
 
 
 def test_without_the_operator_integers_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "get_fused_operator", lambda: None)
+    monkeypatch.setattr(torch_model, "get_fused_operator", lambda: None)
     assert type(quantize_linear(drawn(8, 16), None)) is IntMatmulLinear
 
 
@@ -114,6 +114,6 @@ def test_only_who_asks_has_it(dtype: str, tiny_folder: Any) -> None:
 
 def test_it_is_for_processors(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     place = pick_device("meta")
-    monkeypatch.setattr("backends.torch.forward.pick_device", lambda asked: place)
+    monkeypatch.setattr("backends.torch.model.pick_device", lambda asked: place)
     with pytest.raises(ModelError, match="int8 is for processors"):
         load_forward(ModelLocation(str(tiny_folder), "generate"), "auto", "int8", None)

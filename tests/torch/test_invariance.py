@@ -15,12 +15,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from backends.torch.assembly import LoadedModel, assemble_model, load_model
-from backends.torch.forward import ATTENTION_NAME, ModelRunner
-from backends.torch.models import find_model
+from backends.torch.ipc import (
+    EngineSamplingParams,
+    GenerateCommand,
+    PromptInput,
+    RequestFailedEvent,
+    RequestFinishedEvent,
+    StopParams,
+    TextEvent,
+)
+from backends.torch.loaded_model import LoadedModel, assemble_model, load_model
+from backends.torch.loader import find_model
+from backends.torch.model import ATTENTION_NAME, ModelRunner
 from backends.torch.scheduler import SchedulerConfig
-from backends.torch.spec import GenerateCommand, RequestFailedEvent, RequestFinishedEvent, TextEvent
-from backends.torch.wishes import EngineSamplingParams, PromptInput, StopParams
 from tests.torch.conftest import Driven
 
 GREEDY = EngineSamplingParams(temperature=0)

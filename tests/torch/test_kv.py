@@ -5,7 +5,13 @@ import random
 import pytest
 import torch
 
-from backends.torch.kv import BLOCK_SIZE, BlockPool, OutOfBlocksError, SequenceCache, hash_blocks
+from backends.torch.kv_cache import (
+    BLOCK_SIZE,
+    BlockPool,
+    OutOfBlocksError,
+    SequenceCache,
+    hash_blocks,
+)
 
 
 def write(kv: SequenceCache, values: list[int]) -> None:

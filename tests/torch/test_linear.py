@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from backends.torch.linear import PrepackedLinear, _round_rows, prepack_linears
+from backends.torch.model import PrepackedLinear, _round_rows, prepack_linears
 
 SIZES = [(64, 48), (128, 64), (259, 64), (96, 1536), (576, 1536)]
 

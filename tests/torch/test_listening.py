@@ -6,27 +6,26 @@ from typing import Any, cast
 
 import pytest
 
-from backends.torch.listening import ResponseTemplateRules, get_response_template
-from backends.torch.spec import (
+from backends.torch.detokenizer import OutputToken, ReadyText
+from backends.torch.ipc import (
     ChoiceEndEvent,
+    EngineSamplingParams,
+    FunctionChoice,
+    FunctionDefinition,
     GenerateCommand,
+    PromptInput,
     ReasoningEvent,
+    StopParams,
     ToolArgumentsEvent,
     ToolCallEvent,
 )
-from backends.torch.speech import (
+from backends.torch.tool_calls import (
     ParsedCallArguments,
     ParsedCallStart,
     ParsedOutput,
     ParsedReasoning,
-)
-from backends.torch.text import OutputToken, ReadyText
-from backends.torch.wishes import (
-    EngineSamplingParams,
-    FunctionChoice,
-    FunctionDefinition,
-    PromptInput,
-    StopParams,
+    ResponseTemplateRules,
+    get_response_template,
 )
 
 Drive = Callable[..., Any]

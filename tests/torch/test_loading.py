@@ -9,15 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BertConfig
 
-from backends.torch import loading
-from backends.torch.loading import (
+from backends.torch import loader
+from backends.torch.loader import (
+    EngineTask,
+    ModelError,
+    ModelLocation,
     compute_weight_bytes,
     get_free_memory,
     load_weights,
     pick_device,
     pick_dtype,
 )
-from backends.torch.models import EngineTask, ModelError, ModelLocation
 from tests.torch.conftest import tiny_llama
 
 CPU = torch.device("cpu")
@@ -150,11 +152,11 @@ def test_need_and_room_are_told_before_loading(
     save_file({"ids": torch.arange(3)}, folder / "model.safetensors")
     assert compute_weight_bytes(folder, torch.bfloat16) == 24
     tiny_llama().save_pretrained(folder)
-    monkeypatch.setattr(loading, "get_free_memory", lambda _: 100_000)
+    monkeypatch.setattr(loader, "get_free_memory", lambda _: 100_000)
     assert "need 0 MB on cpu, and 0 MB are free" in refused(folder)
-    monkeypatch.setattr(loading, "get_free_memory", lambda _: parameters * 4)
+    monkeypatch.setattr(loader, "get_free_memory", lambda _: parameters * 4)
     assert loaded(folder)
-    monkeypatch.setattr(loading, "get_free_memory", lambda _: None)
+    monkeypatch.setattr(loader, "get_free_memory", lambda _: None)
     assert loaded(folder)
 
 
@@ -164,12 +166,12 @@ def test_free_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert get_free_memory(torch.device("meta")) is None
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 9))
     assert get_free_memory(torch.device("cuda")) == 5
-    assert loading._read_cgroup_memory(tmp_path) is None
+    assert loader._read_cgroup_memory(tmp_path) is None
     (tmp_path / "memory.current").write_text("30\n")
     for most, left in (("max\n", None), ("100\n", 70), ("20\n", 0)):
         (tmp_path / "memory.max").write_text(most)
-        assert loading._read_cgroup_memory(tmp_path) == left
+        assert loader._read_cgroup_memory(tmp_path) == left
     table = tmp_path / "meminfo"
-    assert loading._read_available_memory(table) is None
+    assert loader._read_available_memory(table) is None
     table.write_text("MemFree: 1 kB\nMemAvailable:    7 kB\n")
-    assert loading._read_available_memory(table) == 7168
+    assert loader._read_available_memory(table) == 7168

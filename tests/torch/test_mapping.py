@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.torch import mapping, spec, wishes
-from backends.torch.client import TorchBackend
+from backends.torch import ipc
+from backends.torch.backend import TorchBackend
 from protocols.core import errors
 from protocols.core.events import (
     ChoiceEnd,
@@ -39,13 +39,13 @@ CHAT = GenerationRequest(
 TEXT = GenerationRequest(model="m", kind="completion", prompts=("a", (1, 2)))
 
 
-def order(request: GenerationRequest) -> spec.GenerateCommand:
-    return mapping.build_generate_command(request, 1, 9.0, templates=False)
+def order(request: GenerationRequest) -> ipc.GenerateCommand:
+    return ipc.build_generate_command(request, 1, 9.0, templates=False)
 
 
 def test_silence_stays_silence() -> None:
-    assert order(CHAT) == spec.GenerateCommand(
-        1, wishes.PromptInput(turns=(wishes.ChatTurn("system", "be brief"),)), timeout=9.0
+    assert order(CHAT) == ipc.GenerateCommand(
+        1, ipc.PromptInput(turns=(ipc.ChatTurn("system", "be brief"),)), timeout=9.0
     )
 
 
@@ -71,18 +71,18 @@ def test_everything_carried_arrives() -> None:
         priority=3,
         want=ResponseOptions(token_ids=True),
     )
-    assert mapping.find_unsupported_params(request, {}, templates=False) == ()
+    assert ipc.find_unsupported_params(request, {}, templates=False) == ()
     got = order(request)
-    for name in set(wishes.EngineSamplingParams.__struct_fields__) - {"watermark"}:
+    for name in set(ipc.EngineSamplingParams.__struct_fields__) - {"watermark"}:
         assert getattr(got.sampling, name) == getattr(sampling, name)
-    for name in wishes.StopParams.__struct_fields__:
+    for name in ipc.StopParams.__struct_fields__:
         assert getattr(got.stopping, name) == getattr(stopping, name)
-    assert got.input == wishes.PromptInput(
+    assert got.input == ipc.PromptInput(
         prompts=("a", (1, 2)), as_user_message=True, template_arguments=b'{"x":1}', truncate_to=9
     )
     assert (got.n, got.best_of, got.logprobs, got.prompt_logprobs) == (2, 3, 4, 4)
     assert (got.echo, got.priority, got.token_ids) == (True, 3, True)
-    assert spec.decode_commands(spec.encode_frame([got])[4:]) == [got]
+    assert ipc.decode_commands(ipc.encode_frame([got])[4:]) == [got]
 
 
 def test_greedy_truncation_and_templates() -> None:
@@ -94,20 +94,20 @@ def test_greedy_truncation_and_templates() -> None:
     )
     own = replace(CHAT, templating=PromptOptions(template="t", continue_final=True))
     assert order(own).input.template is None
-    trusted = mapping.build_generate_command(own, 1, 9.0, templates=True).input
+    trusted = ipc.build_generate_command(own, 1, 9.0, templates=True).input
     assert (trusted.template, trusted.continue_final) == ("t", True)
-    assert [loss.field for loss in mapping.find_unsupported_params(own, {}, templates=False)] == [
+    assert [loss.field for loss in ipc.find_unsupported_params(own, {}, templates=False)] == [
         "template"
     ]
-    assert mapping.find_unsupported_params(own, {}, templates=True) == ()
+    assert ipc.find_unsupported_params(own, {}, templates=True) == ()
 
 
 def test_a_watermark_is_as_the_settings_say() -> None:
-    own = wishes.WatermarkSettings(key=7)
+    own = ipc.WatermarkSettings(key=7)
     for wanted, mark in ((True, own), (False, None), (None, None)):
         request = msgspec.structs.replace(TEXT, sampling=SamplingParams(watermark=wanted))
-        assert mapping.find_unsupported_params(request, {}, templates=False) == ()
-        got = mapping.build_generate_command(request, 1, 9.0, templates=False, watermark=own)
+        assert ipc.find_unsupported_params(request, {}, templates=False) == ()
+        got = ipc.build_generate_command(request, 1, 9.0, templates=False, watermark=own)
         assert got.sampling.watermark == mark
 
 
@@ -120,23 +120,23 @@ def searching(
 @pytest.mark.parametrize(
     ("request_", "beams"),
     [
-        (searching(beam_width=4), wishes.BeamSearchParams(4)),
-        (searching(beam_width=4, n=2, best_of=4), wishes.BeamSearchParams(4)),
-        (searching(beam_width=2, n=3), wishes.BeamSearchParams(3)),
+        (searching(beam_width=4), ipc.BeamSearchParams(4)),
+        (searching(beam_width=4, n=2, best_of=4), ipc.BeamSearchParams(4)),
+        (searching(beam_width=2, n=3), ipc.BeamSearchParams(3)),
         (
             searching(beam_width=4, length_penalty=0.0),
-            wishes.BeamSearchParams(4, length_penalty=0.0),
+            ipc.BeamSearchParams(4, length_penalty=0.0),
         ),
-        (searching(beam_width=4, diversity_penalty=0.5), wishes.BeamSearchParams(4, 4, 0.5)),
-        (searching(beam_width=4, diversity_penalty=0.0), wishes.BeamSearchParams(4)),
+        (searching(beam_width=4, diversity_penalty=0.5), ipc.BeamSearchParams(4, 4, 0.5)),
+        (searching(beam_width=4, diversity_penalty=0.0), ipc.BeamSearchParams(4)),
         (searching(beam_width=1, temperature=0.0), None),
         (searching(n=3, length_penalty=2.0, diversity_penalty=1.0), None),
     ],
 )
-def test_beams(request_: GenerationRequest, beams: wishes.BeamSearchParams | None) -> None:
-    assert mapping.find_unsupported_params(request_, {}, templates=False) == ()
+def test_beams(request_: GenerationRequest, beams: ipc.BeamSearchParams | None) -> None:
+    assert ipc.find_unsupported_params(request_, {}, templates=False) == ()
     assert order(request_).beams == beams
-    assert mapping.returns_best_only(request_) == (beams is not None)
+    assert ipc.returns_best_only(request_) == (beams is not None)
 
 
 def test_a_search_draws_nothing_and_says_so() -> None:
@@ -144,7 +144,7 @@ def test_a_search_draws_nothing_and_says_so() -> None:
         request = searching(
             beam_width=width, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.9, seed=1
         )
-        found = mapping.find_unsupported_params(
+        found = ipc.find_unsupported_params(
             request, {"sampling.temperature": "heat"}, templates=False
         )
         assert {loss.field for loss in found} == {
@@ -152,15 +152,15 @@ def test_a_search_draws_nothing_and_says_so() -> None:
         }  # fmt: skip
         assert order(request).sampling.temperature == 0
     neutral = searching(beam_width=4, temperature=0.0, top_p=1.0, min_p=0.0, typical_p=1.0)
-    assert mapping.find_unsupported_params(neutral, {}, templates=False) == ()
+    assert ipc.find_unsupported_params(neutral, {}, templates=False) == ()
     none = msgspec.structs.replace(searching(beam_width=4), stopping=StopConditions(max_tokens=0))
     assert order(none).beams is None
 
 
 def test_the_best_of_several_come_at_the_end() -> None:
-    assert mapping.returns_best_only(searching(n=2, best_of=3))
-    assert not mapping.returns_best_only(searching(n=3, best_of=3))
-    assert not mapping.returns_best_only(searching())
+    assert ipc.returns_best_only(searching(n=2, best_of=3))
+    assert not ipc.returns_best_only(searching(n=3, best_of=3))
+    assert not ipc.returns_best_only(searching())
 
 
 def test_what_is_not_done_is_reported() -> None:
@@ -171,7 +171,7 @@ def test_what_is_not_done_is_reported() -> None:
         tool_choice=NamedTool("g"),
         suffix="end",
     )
-    found = mapping.find_unsupported_params(request, {"suffix": "behind"}, templates=False)
+    found = ipc.find_unsupported_params(request, {"suffix": "behind"}, templates=False)
     assert {(loss.field, loss.reason) for loss in found} == {
         ("messages", "dropped"),
         ("tools", "dropped"),
@@ -184,29 +184,29 @@ def test_embedding() -> None:
     request = EmbeddingRequest(
         model="e", inputs=("a",), instruction="i", dimensions=8, normalize=False, truncate=5
     )
-    assert mapping.find_unsupported_params(request, {}, templates=False) == ()
-    assert mapping.build_embed_command(request, 1, 9.0) == spec.EmbedCommand(
+    assert ipc.find_unsupported_params(request, {}, templates=False) == ()
+    assert ipc.build_embed_command(request, 1, 9.0) == ipc.EmbedCommand(
         1, ("a",), "i", 8, False, 5, 9.0
     )
     cut = EmbeddingRequest(model="e", inputs=("a",), overflow="truncate")
-    assert mapping.build_embed_command(cut, 1, 9.0).max_tokens == -1
+    assert ipc.build_embed_command(cut, 1, 9.0).max_tokens == -1
 
 
 def test_news_become_events() -> None:
-    half = spec.EngineToken(5, b"\xc3", -0.5, (spec.TokenAlternative(6, b"a", -0.1),))
-    news: list[spec.EngineEvent] = [
-        spec.PrefillDoneEvent(1, 7),
-        spec.PromptEchoEvent(1, 0, "p", (spec.EngineToken(1, b"p", None),)),
-        spec.TextEvent(1, 2, "hi", 3, (5,), (half,)),
-        spec.ToolCallEvent(1, 2, 0, "call_1", "f", 9),
-        spec.ToolArgumentsEvent(1, 2, 0, "{}", 1),
-        spec.ChoiceEndEvent(1, 2, "stop", "END"),
-        spec.EmbeddingsEvent(1, 4, 2, struct.pack("<4f", 1, 2, 3, 4)),
-        spec.HeartbeatEvent(0, 0),
+    half = ipc.EngineToken(5, b"\xc3", -0.5, (ipc.TokenAlternative(6, b"a", -0.1),))
+    news: list[ipc.EngineEvent] = [
+        ipc.PrefillDoneEvent(1, 7),
+        ipc.PromptEchoEvent(1, 0, "p", (ipc.EngineToken(1, b"p", None),)),
+        ipc.TextEvent(1, 2, "hi", 3, (5,), (half,)),
+        ipc.ToolCallEvent(1, 2, 0, "call_1", "f", 9),
+        ipc.ToolArgumentsEvent(1, 2, 0, "{}", 1),
+        ipc.ChoiceEndEvent(1, 2, "stop", "END"),
+        ipc.EmbeddingsEvent(1, 4, 2, struct.pack("<4f", 1, 2, 3, 4)),
+        ipc.HeartbeatEvent(0, 0),
     ]
-    again = spec.decode_events(spec.encode_frame(news)[4:])
+    again = ipc.decode_events(ipc.encode_frame(news)[4:])
     assert again == news
-    events = [event for one in again for event in mapping.map_engine_event(one)]
+    events = [event for one in again for event in ipc.map_engine_event(one)]
     start, echo, text, call, arguments, end, *vectors = events
     assert start == StreamStart(7)
     assert isinstance(echo, PromptEcho)
@@ -233,21 +233,21 @@ def test_news_become_events() -> None:
     ],
 )
 def test_failures_are_errors_of_the_tree(
-    kind: spec.FailureKind, error: type[errors.GatewayError]
+    kind: ipc.FailureKind, error: type[errors.GatewayError]
 ) -> None:
-    got = mapping.build_engine_error(spec.RequestFailedEvent(1, kind, "why", "field", 9, 8))
+    got = ipc.build_engine_error(ipc.RequestFailedEvent(1, kind, "why", "field", 9, 8))
     assert type(got) is error
     assert got.message == "why"
 
 
 def test_a_frame_too_large_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes"):
-        spec.read_body_length(b"\xff\xff\xff\xff")
+        ipc.read_body_length(b"\xff\xff\xff\xff")
 
 
 def test_who_asks_is_told_to_the_engine() -> None:
     asked = GenerationRequest(model="m", kind="completion", prompts=("a",))
     backend = TorchBackend(path="x")
     order = backend._build_command(asked, 1, 5.0, "web-app")
-    assert isinstance(order, spec.GenerateCommand)
+    assert isinstance(order, ipc.GenerateCommand)
     assert (order.tenant, order.timeout) == ("web-app", 5.0)

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from huggingface_hub import errors
 
-from backends.torch import models
-from backends.torch.models import ModelError, find_model, get_cache_root
+from backends.torch import loader
+from backends.torch.loader import ModelError, find_model, get_cache_root
 
 
 def silent(text: str) -> None:
@@ -78,7 +78,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 def test_a_name_on_the_hub_is_fetched_and_looked_at(hub: Hub, tmp_path: Path) -> None:
     told: list[str] = []
-    assert find_model("org/model", told.append) == models.ModelLocation(str(tmp_path), "embed")
+    assert find_model("org/model", told.append) == loader.ModelLocation(str(tmp_path), "embed")
     find_model("model@v1.0", told.append)
     assert hub.asked == [("org/model", None), ("model", "v1.0")]
     assert told[0] == "org/model is no folder here: asking the hub"
@@ -114,7 +114,7 @@ def test_why_the_hub_does_not_give_it(hub: Hub, error: Exception, says: str) -> 
 
 OFFLINE = """
 import sys
-from backends.torch.models import ModelError, find
+from backends.torch.loader import ModelError, find
 for name in sys.argv[1:]:
     try:
         print(find(name, lambda text: None).source)

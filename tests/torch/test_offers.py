@@ -6,7 +6,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from backends.torch import mapping, spec, wishes
+from backends.torch import ipc
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AllowedTools,
@@ -28,29 +28,29 @@ CHAT = GenerationRequest(model="m", kind="chat", messages=(Message("user", (Text
 TOOLS = (Tool("f", "does f", Raw(b'{"type":"object"}'), strict=True), Tool("g"))
 
 
-def order(**fields: Any) -> spec.GenerateCommand:
+def order(**fields: Any) -> ipc.GenerateCommand:
     request = replace(CHAT, **fields)
-    assert mapping.find_unsupported_params(request, {}, templates=False) == ()
-    return mapping.build_generate_command(request, 1, 9.0, templates=False)
+    assert ipc.find_unsupported_params(request, {}, templates=False) == ()
+    return ipc.build_generate_command(request, 1, 9.0, templates=False)
 
 
 @pytest.mark.parametrize(
     ("output", "form"),
     [
         (None, None),
-        (JsonObjectFormat(), wishes.OutputFormat("json", '{"type":"object"}')),
-        (JsonSchemaFormat(Raw(b'{"a": 1}')), wishes.OutputFormat("json", '{"a": 1}')),
-        (JsonSchemaFormat(Raw(b"{}"), strict=True), wishes.OutputFormat("json", "{}")),
+        (JsonObjectFormat(), ipc.OutputFormat("json", '{"type":"object"}')),
+        (JsonSchemaFormat(Raw(b'{"a": 1}')), ipc.OutputFormat("json", '{"a": 1}')),
+        (JsonSchemaFormat(Raw(b"{}"), strict=True), ipc.OutputFormat("json", "{}")),
         (
             JsonSchemaFormat(Raw(b"{}"), strict=False),
-            wishes.OutputFormat("json", "{}", lenient=True),
+            ipc.OutputFormat("json", "{}", lenient=True),
         ),
-        (RegexFormat("a+"), wishes.OutputFormat("regex", "a+")),
-        (ChoiceFormat(("a", "\u00e9")), wishes.OutputFormat("choice", '["a","\u00e9"]')),
-        (GrammarFormat('root ::= "a"'), wishes.OutputFormat("grammar", 'root ::= "a"')),
+        (RegexFormat("a+"), ipc.OutputFormat("regex", "a+")),
+        (ChoiceFormat(("a", "\u00e9")), ipc.OutputFormat("choice", '["a","\u00e9"]')),
+        (GrammarFormat('root ::= "a"'), ipc.OutputFormat("grammar", 'root ::= "a"')),
     ],
 )
-def test_forms(output: OutputFormat | None, form: wishes.OutputFormat | None) -> None:
+def test_forms(output: OutputFormat | None, form: ipc.OutputFormat | None) -> None:
     assert order(output=output).output_format == form
 
 
@@ -63,27 +63,27 @@ def test_a_form_is_blamed_under_the_clients_name_for_it() -> None:
 @pytest.mark.parametrize(
     ("fields", "calling"),
     [
-        ({}, wishes.FunctionChoice(("f", "g"))),
-        ({"tool_choice": "auto", "parallel_tools": True}, wishes.FunctionChoice(("f", "g"))),
-        ({"tool_choice": "required"}, wishes.FunctionChoice(("f", "g"), required=True)),
-        ({"parallel_tools": False}, wishes.FunctionChoice(("f", "g"), parallel=False)),
+        ({}, ipc.FunctionChoice(("f", "g"))),
+        ({"tool_choice": "auto", "parallel_tools": True}, ipc.FunctionChoice(("f", "g"))),
+        ({"tool_choice": "required"}, ipc.FunctionChoice(("f", "g"), required=True)),
+        ({"parallel_tools": False}, ipc.FunctionChoice(("f", "g"), parallel=False)),
         (
             {"tool_choice": NamedTool("g")},
-            wishes.FunctionChoice(("g",), required=True, parallel=False),
+            ipc.FunctionChoice(("g",), required=True, parallel=False),
         ),
-        ({"tool_choice": AllowedTools("auto", ("g",))}, wishes.FunctionChoice(("g",))),
+        ({"tool_choice": AllowedTools("auto", ("g",))}, ipc.FunctionChoice(("g",))),
         (
             {"tool_choice": AllowedTools("required", ("f",))},
-            wishes.FunctionChoice(("f",), required=True),
+            ipc.FunctionChoice(("f",), required=True),
         ),
     ],
 )
-def test_what_may_be_called(fields: dict[str, Any], calling: wishes.FunctionChoice) -> None:
+def test_what_may_be_called(fields: dict[str, Any], calling: ipc.FunctionChoice) -> None:
     got = order(tools=TOOLS, **fields)
     assert got.function_choice == calling
     assert got.input.functions == (
-        wishes.FunctionDefinition("f", "does f", b'{"type":"object"}', strict=True),
-        wishes.FunctionDefinition("g"),
+        ipc.FunctionDefinition("f", "does f", b'{"type":"object"}', strict=True),
+        ipc.FunctionDefinition("g"),
     )
 
 
@@ -94,11 +94,11 @@ def test_none_is_told_of_none() -> None:
 
 def test_custom_tools_are_lost() -> None:
     request = replace(CHAT, tools=(Tool("c", kind="custom"),), tool_choice=NamedTool("c"))
-    assert mapping.find_unsupported_params(request, {}, templates=False) == (
+    assert ipc.find_unsupported_params(request, {}, templates=False) == (
         UnsupportedParameter("tools", "dropped", "custom tools", "tools"),
         UnsupportedParameter("tool_choice", "dropped", "a custom tool", "tool_choice"),
     )
-    got = mapping.build_generate_command(request, 1, 9.0, templates=False)
+    got = ipc.build_generate_command(request, 1, 9.0, templates=False)
     assert (got.function_choice, got.input.functions) == (None, ())
 
 
@@ -111,7 +111,7 @@ def test_calls_and_results_in_a_conversation() -> None:
         )
     )
     assert got.input.turns == (
-        wishes.ChatTurn("assistant", "", calls=(wishes.FunctionCall("c1", "f", '{"a":1}'),)),
-        wishes.ChatTurn("tool", "done", call_id="c1"),
+        ipc.ChatTurn("assistant", "", calls=(ipc.FunctionCall("c1", "f", '{"a":1}'),)),
+        ipc.ChatTurn("tool", "done", call_id="c1"),
     )
-    assert spec.decode_commands(spec.encode_frame([got])[4:]) == [got]
+    assert ipc.decode_commands(ipc.encode_frame([got])[4:]) == [got]

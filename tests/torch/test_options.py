@@ -14,10 +14,10 @@ import pytest
 import torch
 from tokenizers import processors
 
-from backends.torch import mapping, spec
-from backends.torch.assembly import LoadedModel
-from backends.torch.reading import InputProcessor
-from backends.torch.spec import ChoiceEndEvent, PrefillDoneEvent, PromptEchoEvent, TextEvent
+from backends.torch import ipc
+from backends.torch.ipc import ChoiceEndEvent, PrefillDoneEvent, PromptEchoEvent, TextEvent
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.tokenization import InputProcessor
 from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.params import Param
 from tests.torch.conftest import Driven
@@ -31,7 +31,7 @@ HOT: Final = 1.5
 MANY: Final = 8
 
 
-def _seeded(order: spec.GenerateCommand) -> spec.GenerateCommand:
+def _seeded(order: ipc.GenerateCommand) -> ipc.GenerateCommand:
     """The same, with a seed: by luck the first token may be the last."""
     if order.sampling.seed is not None:
         return order
@@ -55,15 +55,15 @@ class Bench:
         wires = {self.way.wire(f) or f: v for f, v in tokens.items() if v is not None}
         request, names = self.way.asked(wires)
         self.told = tuple(
-            one.field for one in mapping.find_unsupported_params(request, names, templates=False)
+            one.field for one in ipc.find_unsupported_params(request, names, templates=False)
         )
         return request
 
-    def order(self, options: Json) -> spec.GenerateCommand:
+    def order(self, options: Json) -> ipc.GenerateCommand:
         """What the engine is told: all of it, as it crosses between the processes."""
-        made = mapping.build_generate_command(self.request(options), 1, 60.0, templates=False)
-        (order,) = spec.decode_commands(spec.encode_frame([made])[4:])
-        assert isinstance(order, spec.GenerateCommand)
+        made = ipc.build_generate_command(self.request(options), 1, 60.0, templates=False)
+        (order,) = ipc.decode_commands(ipc.encode_frame([made])[4:])
+        assert isinstance(order, ipc.GenerateCommand)
         return order
 
     def run(self, **options: Any) -> Any:
@@ -210,7 +210,7 @@ def best_of(bench: Bench) -> None:
     given = {"best_of": 4, "sampling.temperature": HOT, "sampling.seed": 1}
     request = bench.request(given)
     every = msgspec.structs.replace(request, n=4, best_of=None, logprobs=LogprobsOptions(0))
-    order = mapping.build_generate_command(every, 1, 60.0, templates=False)
+    order = ipc.build_generate_command(every, 1, 60.0, templates=False)
     all_four = Driven(bench.model).run(msgspec.structs.replace(order, token_ids=True))
     found = {
         sum(t.logprob or 0.0 for p in all_four.of(TextEvent) if p.choice == i for t in p.tokens): i

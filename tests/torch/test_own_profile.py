@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from backends.torch import mapping
+from backends.torch import ipc
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
@@ -39,7 +39,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 def lost(request: Request) -> tuple[set[str], set[str]]:
     """The paths of what the engine does not do, and of what its profile says that it does not."""
-    engine = mapping.find_unsupported_params(request, {}, templates=False)
+    engine = ipc.find_unsupported_params(request, {}, templates=False)
     profile = WORKER.unsupported_parameters(request, {})
     return {one.path or one.field for one in engine}, {one.path or one.field for one in profile}
 

@@ -15,11 +15,15 @@ from transformers import (
     Qwen3Config,
 )
 
-from backends.torch.attention import BatchSegment
-from backends.torch.capped import AttentionParams
-from backends.torch.forward import ATTENTION_NAME, ModelRunner
-from backends.torch.kv import BlockPool, SequenceCache
-from backends.torch.parts import FusedAttention, FusedGatedMlp, fuse_layers
+from backends.torch.attention import AttentionParams, BatchSegment
+from backends.torch.kv_cache import BlockPool, SequenceCache
+from backends.torch.model import (
+    ATTENTION_NAME,
+    FusedAttention,
+    FusedGatedMlp,
+    ModelRunner,
+    fuse_layers,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from backends.interfaces import Deadline, RequestContext
-from backends.torch.client import TorchBackend
+from backends.torch.backend import TorchBackend
 from protocols.core.events import ChoiceEnd, Embedding, Event, TextDelta, Usage
 from protocols.core.request import (
     EmbeddingRequest,

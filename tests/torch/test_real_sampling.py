@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, WatermarkDetector, WatermarkingConfig
 
 from backends.interfaces import Deadline, RequestContext, Timeouts
-from backends.torch.client import TorchBackend
+from backends.torch.backend import TorchBackend
 from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
 from protocols.core.request import (
     GenerationRequest,

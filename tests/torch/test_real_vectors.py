@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from backends.torch.embed import EmbeddingEngine, load_encoder
-from backends.torch.models import find_model
+from backends.torch.embeddings import EmbeddingEngine, load_encoder
+from backends.torch.ipc import EmbedCommand, EmbeddingsEvent, EngineEvent, RequestFinishedEvent
+from backends.torch.loader import find_model
 from backends.torch.settings import TorchSettings
-from backends.torch.spec import EmbedCommand, EmbeddingsEvent, EngineEvent, RequestFinishedEvent
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backends.torch.models import ModelError
-from backends.torch.recipe import (
+from backends.torch.embeddings import (
     DenseLayer,
     PoolingConfig,
     PoolingMode,
     pool_states,
     read_pooling_config,
 )
+from backends.torch.loader import ModelError
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from backends.torch.sampler import (
+from backends.torch.sampling import (
     SamplingInput,
     SamplingRules,
     TokenHistory,

@@ -6,13 +6,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.torch.models import ModelError
-from backends.torch.queueing import TURN_TOKENS, FairQueue
-from backends.torch.rows import EngineRequest, SequenceGroup
-from backends.torch.sampler import SamplingRules, sample_tokens
-from backends.torch.scheduler import SchedulerConfig
-from backends.torch.spec import GenerateCommand, RequestFailedEvent, RequestFinishedEvent, TextEvent
-from backends.torch.wishes import EngineSamplingParams, PromptInput, StopParams
+from backends.torch.ipc import (
+    EngineSamplingParams,
+    GenerateCommand,
+    PromptInput,
+    RequestFailedEvent,
+    RequestFinishedEvent,
+    StopParams,
+    TextEvent,
+)
+from backends.torch.loader import ModelError
+from backends.torch.sampling import SamplingRules, sample_tokens
+from backends.torch.scheduler import TURN_TOKENS, FairQueue, SchedulerConfig
+from backends.torch.sequence import EngineRequest, SequenceGroup
 from tests.torch.conftest import Driven, Scripted
 
 Drive = Callable[..., Any]
@@ -272,7 +278,7 @@ def test_a_draw_that_fails_costs_one_request(
         failing(logits, rows)
         return sample_tokens(kept, rows)
 
-    monkeypatch.setattr("backends.torch.choosing.sample_tokens", injected)
+    monkeypatch.setattr("backends.torch.token_selection.sample_tokens", injected)
     got = driven().run(*specs)
     assert got.failed(2).message == "the local model failed: MemoryError"
     assert (got.ids(1), got.ids(3)) == (alone[0], alone[2])

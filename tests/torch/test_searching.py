@@ -8,18 +8,21 @@ import msgspec
 import pytest
 import torch
 
-from backends.torch.assembly import LoadedModel
-from backends.torch.kv import BLOCK_SIZE
-from backends.torch.scheduler import SchedulerConfig
-from backends.torch.spec import ChoiceEndEvent, GenerateCommand, RequestFailedEvent, TextEvent
-from backends.torch.wishes import (
+from backends.torch.ipc import (
     BeamSearchParams,
+    ChoiceEndEvent,
     EngineSamplingParams,
+    GenerateCommand,
     OutputFormat,
     PromptInput,
+    RequestFailedEvent,
     StopParams,
+    TextEvent,
     WatermarkSettings,
 )
+from backends.torch.kv_cache import BLOCK_SIZE
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.scheduler import SchedulerConfig
 
 Drive = Callable[..., Any]
 STEPS = 10

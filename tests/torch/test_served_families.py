@@ -28,12 +28,18 @@ from transformers import (
     SmolLM3Config,
 )
 
-from backends.torch.assembly import LoadedModel, assemble_model
-from backends.torch.forward import ATTENTION_NAME, ModelRunner, load_forward
-from backends.torch.models import ModelError, ModelLocation
+from backends.torch.ipc import (
+    EngineSamplingParams,
+    GenerateCommand,
+    PromptInput,
+    RequestFinishedEvent,
+    StopParams,
+    TextEvent,
+)
+from backends.torch.loaded_model import LoadedModel, assemble_model
+from backends.torch.loader import ModelError, ModelLocation
+from backends.torch.model import ATTENTION_NAME, ModelRunner, load_forward
 from backends.torch.scheduler import SchedulerConfig
-from backends.torch.spec import GenerateCommand, RequestFinishedEvent, TextEvent
-from backends.torch.wishes import EngineSamplingParams, PromptInput, StopParams
 from tests.torch.conftest import Driven
 
 COUNT = 24

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.torch.assembly import load_model
-from backends.torch.models import ModelError, ModelLocation
-from backends.torch.templates import load_template
-from backends.torch.wishes import ChatTurn, FunctionDefinition, PromptInput, StopParams
+from backends.torch.ipc import ChatTurn, FunctionDefinition, PromptInput, StopParams
+from backends.torch.loaded_model import load_model
+from backends.torch.loader import ModelError, ModelLocation, load_template
 
 Drive = Callable[..., Any]
 HI = (ChatTurn("user", "hi"),)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from backends.torch.text import Detokenizer, OutputText, OutputToken, TokenBytes
+from backends.torch.detokenizer import Detokenizer, OutputText, OutputToken, TokenBytes
 
 
 def decode_bytes(ids: Any) -> str:

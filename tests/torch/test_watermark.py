@@ -11,9 +11,14 @@ from transformers import (
     WatermarkLogitsProcessor,
 )
 
-from backends.torch.sampler import SamplingInput, SamplingRules, TokenHistory, sample_tokens
-from backends.torch.watermark import apply_watermark
-from backends.torch.wishes import WatermarkSettings
+from backends.torch.ipc import WatermarkSettings
+from backends.torch.sampling import (
+    SamplingInput,
+    SamplingRules,
+    TokenHistory,
+    apply_watermark,
+    sample_tokens,
+)
 
 V = 300
 HOWS = [

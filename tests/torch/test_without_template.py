@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from backends.torch.assembly import LoadedModel
-from backends.torch.reading import InputProcessor
-from backends.torch.spec import GenerateCommand
-from backends.torch.wishes import ChatTurn, PromptInput, StopParams
+from backends.torch.ipc import ChatTurn, GenerateCommand, PromptInput, StopParams
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.tokenization import InputProcessor
 from tests.torch.conftest import Driven
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.torch.client import TorchBackend
+from backends.torch.backend import TorchBackend
 from protocols.core.errors import WorkerUnreachable
 
 pytestmark = pytest.mark.asyncio

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from backends.histogram import Histogram
-from backends.pool.tally import PoolMetrics
-from backends.upstream import ConnectionCounts
+from backends.http.interfaces import ConnectionCounts
+from backends.pool.metrics import PoolMetrics
 from gateway.metrics.exchanges import MetricsCollector
 from gateway.metrics.process import ProcessCollector
 from gateway.metrics.running import RunningRequestCollector

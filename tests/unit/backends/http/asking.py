@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from backends.http.client import AsyncioHttpClient
-from backends.upstream import UpstreamResponse
+from backends.http.interfaces import UpstreamResponse
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backends.http.client import AsyncioHttpClient
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
 from protocols.core.errors import InternalError, StreamBroken, WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, Reply, ScriptedWorker, chunk, chunked, head, whole

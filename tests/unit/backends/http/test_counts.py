@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from backends.http.client import AsyncioHttpClient
-from backends.pool.backend import PoolBackend
-from backends.upstream import ConnectionCounts, WorkerConfig
+from backends.http.interfaces import ConnectionCounts, WorkerConfig
+from backends.pool.pool import PoolBackend
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import whole

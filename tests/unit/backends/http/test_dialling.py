@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from backends.http import dialling
-from backends.http.origin import WorkerOrigin
+from backends.http import client
+from backends.http.client import WorkerOrigin
 from tests.fakes import ScriptedWorker, whole
 
 
@@ -59,7 +59,7 @@ async def test_it_holds_nothing_back_and_finds_out_that_its_line_broke(
         target = WorkerOrigin(
             "worker.example", there["one"], tls=False, host_header="", base_path=""
         )
-        met: Any = await dialling._connect_any(addresses, target, None, meet)
+        met: Any = await client._connect_any(addresses, target, None, meet)
         line = met.line
 
         assert line.getpeername() == ("127.0.0.1", there["one"])
@@ -75,7 +75,7 @@ async def test_one_that_ends_at_once_is_one_that_has_ended() -> None:
     async with ScriptedWorker([whole(b"fine")]) as worker:
         port = int(worker.url.rpartition(":")[2])
         target = WorkerOrigin("worker.example", port, tls=False, host_header="", base_path="")
-        met: Any = await dialling._connect_any([at(port)], target, None, meet)
+        met: Any = await client._connect_any([at(port)], target, None, meet)
         await asyncio.sleep(0)
         assert met.lost
 
@@ -84,4 +84,4 @@ async def test_one_that_ends_at_once_is_one_that_has_ended() -> None:
 async def test_where_none_answers_there_is_none(ports: int, closed: int) -> None:
     target = WorkerOrigin("worker.example", closed, tls=False, host_header="", base_path="")
     with pytest.raises(ConnectionRefusedError):
-        await dialling._connect_any([at(closed)] * ports, target, None, meet)
+        await client._connect_any([at(closed)] * ports, target, None, meet)

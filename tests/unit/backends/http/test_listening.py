@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backends.upstream import UpstreamResponse
+from backends.http.interfaces import UpstreamResponse
 from protocols.core.errors import StreamBroken
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, chunked

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.aio import DeadlineTimer
+from backends.http.interfaces import BodyConsumer, UpstreamResponse, WorkerConfig
 from backends.interfaces import Deadline, StreamItem, Timeouts
 from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices
-from backends.pool.health import WorkerHealth
-from backends.pool.member import WorkerReport, WorkerState
-from backends.pool.roster import WorkerSlot
-from backends.upstream import BodyConsumer, UpstreamResponse, WorkerConfig
+from backends.pool.circuit_breaker import WorkerHealth
+from backends.pool.workers import WorkerReport, WorkerSlot, WorkerState
 from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import Event, StreamEnd, TextDelta
 from protocols.core.interfaces import Headers, UpstreamRequest

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.pool.budget import RetryBudget
+from backends.pool.retry import RetryBudget
 
 
 def spent(budget: RetryBudget, now: float) -> int:

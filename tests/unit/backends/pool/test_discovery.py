@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backends.pool.discovery.merging import WorkerDiscovery
-from backends.pool.discovery.source import DiscoveryError
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
+from backends.pool.discovery import DiscoveryError, WorkerDiscovery
 
 A, B, C = (WorkerConfig(f"http://10.0.0.{last}:80") for last in (1, 2, 3))
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.pool.discovery.file import FileSource
-from backends.pool.discovery.source import DiscoveryError
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
+from backends.pool.discovery import DiscoveryError, FileSource
 
 
 def read(data: bytes) -> list[WorkerConfig]:
@@ -166,7 +165,7 @@ async def test_a_file_that_hangs_is_a_failure(
         go.wait(5)
         return read(data)
 
-    monkeypatch.setattr("backends.pool.discovery.file._READ_TIMEOUT", 0.01)
+    monkeypatch.setattr("backends.pool.discovery._READ_TIMEOUT", 0.01)
     with pytest.raises(DiscoveryError, match="can't be read in"):
         await FileSource(path, slow).list_workers()
     go.set()

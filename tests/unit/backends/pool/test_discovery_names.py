@@ -10,12 +10,18 @@ import msgspec
 import pytest
 
 from backends.aio import BackgroundCall
-from backends.pool import dns
-from backends.pool.discovery.names import DnsSettings, DnsSource, WorkerTemplate
-from backends.pool.discovery.nameserver import parse_server_address
-from backends.pool.discovery.source import DiscoveryError
-from backends.pool.dns import DnsAnswer, DnsRecord, ServiceTarget
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
+from backends.pool import dns_discovery
+from backends.pool.discovery import DiscoveryError
+from backends.pool.dns_discovery import (
+    DnsAnswer,
+    DnsRecord,
+    DnsSettings,
+    DnsSource,
+    ServiceTarget,
+    WorkerTemplate,
+    parse_server_address,
+)
 
 Told = DnsAnswer | Exception
 
@@ -27,7 +33,7 @@ class Zone:
         self.known: dict[str, Told] = known
         self.asked: list[str] = []
 
-    async def query(self, name: str, kind: dns.RecordType) -> DnsAnswer:
+    async def query(self, name: str, kind: dns_discovery.RecordType) -> DnsAnswer:
         self.asked.append(f"{kind} {name}")
         found = self.known.get(f"{kind} {name}", DnsAnswer(code=3))
         if isinstance(found, Exception):
@@ -152,7 +158,7 @@ async def test_61_an_address_that_is_no_workers_is_left_out() -> None:
 
 async def test_an_answer_that_does_not_come_is_a_failure() -> None:
     class Silent:
-        async def query(self, name: str, kind: dns.RecordType) -> DnsAnswer:
+        async def query(self, name: str, kind: dns_discovery.RecordType) -> DnsAnswer:
             await asyncio.Event().wait()
             return DnsAnswer()
 

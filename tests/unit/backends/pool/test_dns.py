@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.pool import dns
-from backends.pool.dns import DnsError, MalformedMessage, MismatchedResponse, ServiceTarget
+from backends.pool import dns_discovery
+from backends.pool.dns_discovery import (
+    DnsError,
+    MalformedMessage,
+    MismatchedResponse,
+    ServiceTarget,
+)
 
 A, CNAME, TXT, AAAA, SRV, OPT = 1, 5, 16, 28, 33, 41
 NAME = b"\x01w\x05local\x00"
@@ -36,11 +41,13 @@ def a(last: int, **more: Any) -> bytes:
     return record(A, bytes((10, 0, 0, last)), **more)
 
 
-def read(data: bytes, name: str = "w.local", kind: dns.RecordType = "A") -> dns.DnsAnswer:
-    return dns.decode_answer(data, 7, name, kind)
+def read(
+    data: bytes, name: str = "w.local", kind: dns_discovery.RecordType = "A"
+) -> dns_discovery.DnsAnswer:
+    return dns_discovery.decode_answer(data, 7, name, kind)
 
 
-def values(answer: dns.DnsAnswer) -> list[str | ServiceTarget]:
+def values(answer: dns_discovery.DnsAnswer) -> list[str | ServiceTarget]:
     return [one.value for one in answer.records]
 
 
@@ -48,7 +55,7 @@ def values(answer: dns.DnsAnswer) -> list[str | ServiceTarget]:
 
 
 def test_a_question_is_as_rfc_1035_has_it() -> None:
-    plain = dns.encode_query(0x1234, "W.local.", "A", extended=False)
+    plain = dns_discovery.encode_query(0x1234, "W.local.", "A", extended=False)
 
     assert plain == bytes.fromhex("1234 0100 0001 0000 0000 0000") + b"\x01W\x05local\x00" + (
         bytes.fromhex("0001 0001")
@@ -56,7 +63,7 @@ def test_a_question_is_as_rfc_1035_has_it() -> None:
 
 
 def test_a_question_may_say_how_long_an_answer_may_be() -> None:
-    extended = dns.encode_query(1, "w.local", "SRV")
+    extended = dns_discovery.encode_query(1, "w.local", "SRV")
 
     assert extended[10:12] == two(1)
     assert extended.endswith(two(SRV) + two(1) + b"\x00" + two(OPT) + two(1232) + bytes(6))
@@ -66,19 +73,19 @@ def test_a_question_may_say_how_long_an_answer_may_be() -> None:
     "name", ["", ".", "a..b", ".a", "a b", "a/b", "ü", "a" * 64, ".".join(["a" * 63] * 4), "a\n"]
 )
 def test_what_is_no_name_is_not_asked_about(name: str) -> None:
-    assert not dns.is_dns_name(name)
+    assert not dns_discovery.is_dns_name(name)
     with pytest.raises(ValueError, match="not a name"):
-        dns.encode_query(1, name, "A")
+        dns_discovery.encode_query(1, name, "A")
 
 
 def test_the_longest_name_can_be_asked_about() -> None:
     name = ".".join(["a" * 63, "b" * 63, "c" * 63, "d" * 61])
 
-    question = dns.encode_query(1, name, "A", extended=False)
+    question = dns_discovery.encode_query(1, name, "A", extended=False)
 
     assert len(question) == 12 + 255 + 4
     answer = two(1) + two(0x8180) + two(1) + two(1) + bytes(4) + question[12:] + a(9)
-    assert values(dns.decode_answer(answer, 1, name, "A")) == ["10.0.0.9"]
+    assert values(dns_discovery.decode_answer(answer, 1, name, "A")) == ["10.0.0.9"]
 
 
 # --- answers -------------------------------------------------------------------------------------

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from backends.pool.health import HealthSettings, HealthState, WorkerHealth, select_available
+from backends.pool.circuit_breaker import (
+    HealthSettings,
+    HealthState,
+    WorkerHealth,
+    select_available,
+)
 
 
 def fail(health: WorkerHealth, now: float, times: int = 5) -> None:

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from backends.pool.health import HealthSettings, WorkerHealth
-from backends.pool.member import WorkerState
-from backends.upstream import WorkerConfig
+from backends.http.interfaces import WorkerConfig
+from backends.pool.circuit_breaker import HealthSettings, WorkerHealth
+from backends.pool.workers import WorkerState
 from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from backends.pool.policy import (
+from backends.pool.load_balancing import (
     LeastLoad,
     LoadBalancingPolicy,
     PolicyName,

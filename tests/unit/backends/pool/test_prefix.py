@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.pool.policy import hash_prefix
+from backends.pool.load_balancing import hash_prefix
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from backends.pool.budget import RetryBudget
-from backends.pool.retry import RetryReason, RetrySettings, RetryState, classify_error
+from backends.pool.retry import RetryBudget, RetryReason, RetrySettings, RetryState, classify_error
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,

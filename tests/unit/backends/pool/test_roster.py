@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from backends.http.interfaces import QueueSettings, WorkerConfig
 from backends.interfaces import Deadline
-from backends.pool.health import HealthSettings
-from backends.pool.policy import RoundRobin
-from backends.pool.roster import (
+from backends.pool.circuit_breaker import HealthSettings
+from backends.pool.load_balancing import RoundRobin
+from backends.pool.workers import (
     BACKGROUND_PRIORITY,
     PoolLimits,
     SelectionCriteria,
     WorkerPool,
     WorkerSlot,
 )
-from backends.upstream import QueueSettings, WorkerConfig
 from protocols.core.errors import (
     DeadlineExceeded,
     Overloaded,

@@ -6,13 +6,13 @@ from typing import NoReturn
 import pytest
 from msgspec import Struct, field
 
+from backends.http.interfaces import WorkerConfig
 from backends.interfaces import Deadline, WorkerSelection
 from backends.pool.attempt import AttemptRequest
-from backends.pool.policy import PolicyName, make_policy
-from backends.pool.roster import PoolLimits, SelectionCriteria, WorkerPool
+from backends.pool.load_balancing import PolicyName, make_policy
+from backends.pool.pool import SelectionReporter
 from backends.pool.settings import PoolSettings
-from backends.pool.showing import SelectionReporter
-from backends.upstream import WorkerConfig
+from backends.pool.workers import PoolLimits, SelectionCriteria, WorkerPool
 from protocols.core.errors import GatewayError, WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.pool.smooth import PeakEwma, SlidingWindowCounter
+from backends.pool.circuit_breaker import PeakEwma, SlidingWindowCounter
 
 STEPS = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 10)), min_size=1, max_size=40)
 

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from backends.aio import DeadlineTimer
+from backends.http.interfaces import BodyConsumer, QueueSettings, WorkerConfig
 from backends.interfaces import Deadline, RequestContext
-from backends.pool.budget import RetryBudget
-from backends.pool.headers import filter_headers
-from backends.pool.policy import RoundRobin
-from backends.pool.retry import RetrySettings, RetryState
-from backends.pool.roster import PoolLimits, SelectionCriteria, WorkerPool
-from backends.pool.tally import PoolMetrics
-from backends.pool.watch import AttemptTimeouts
-from backends.upstream import BodyConsumer, QueueSettings, WorkerConfig
+from backends.pool.attempt import AttemptTimeouts, filter_headers
+from backends.pool.load_balancing import RoundRobin
+from backends.pool.metrics import PoolMetrics
+from backends.pool.retry import RetryBudget, RetrySettings, RetryState
+from backends.pool.workers import PoolLimits, SelectionCriteria, WorkerPool
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,

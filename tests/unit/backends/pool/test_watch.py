@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from backends.aio import DeadlineTimer
+from backends.http.interfaces import UpstreamResponse
 from backends.interfaces import Deadline
-from backends.pool.watch import NO_TIMEOUT, AttemptTimeouts
-from backends.upstream import UpstreamResponse
+from backends.pool.attempt import NO_TIMEOUT, AttemptTimeouts
 from protocols.core.errors import DeadlineExceeded, StreamBroken, WorkerFailed
 from tests.fakes import FakeClock
 

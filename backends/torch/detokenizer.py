@@ -1,0 +1,214 @@
+"""Tokens to text: never half a character, never a stop string.
+
+A token may be a part of a character, and a stop string may begin in one token and end in another.
+So text is held back until it is sure, and a token is passed on with the text that it completes.
+"""
+
+import codecs
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from backends.torch.ipc import EngineToken
+
+TokenDecoder = Callable[[Sequence[int]], str]
+
+_REPLACEMENT_CHARACTER = "\ufffd"
+_MAX_PENDING_TOKENS = 8
+"""A character takes four bytes at most: after so many tokens it is plain that none is coming."""
+_PROMPT_TAIL_TOKENS = 5
+"""Some tokenizers decode a token differently at the beginning of a text."""
+
+
+class Detokenizer:
+    """Text that grows by whole characters."""
+
+    __slots__ = ("_decode", "_decoded", "_ids", "_pending")
+
+    def __init__(self, decode: TokenDecoder, prompt: Sequence[int]) -> None:
+        self._decode = decode
+        self._ids = list(prompt[-_PROMPT_TAIL_TOKENS:])
+        self._decoded = decode(self._ids)
+        self._pending = 0
+
+    def add(self, token: int) -> str:
+        """The text that this token completes."""
+        self._ids.append(token)
+        self._pending += 1
+        text = self._decode(self._ids)
+        if text.endswith(_REPLACEMENT_CHARACTER) and self._pending < _MAX_PENDING_TOKENS:
+            return ""
+        return self._accept_text(text)
+
+    def close(self) -> str:
+        """What is left, less the beginning of a character."""
+        return (
+            self._accept_text(self._decode(self._ids).rstrip(_REPLACEMENT_CHARACTER))
+            if self._pending
+            else ""
+        )
+
+    def copy(self) -> "Detokenizer":
+        """The same text, to go on otherwise."""
+        other = copy.copy(self)
+        other._ids = list(self._ids)  # noqa: SLF001 - one of the same kind
+        return other
+
+    def _accept_text(self, text: str) -> str:
+        new = text[len(self._decoded) :]
+        self._ids = self._ids[-max(self._pending, 1) :]
+        self._decoded = self._decode(self._ids)
+        self._pending = 0
+        return new
+
+
+class OutputToken(NamedTuple):
+    """A token as it goes out: its id, and its log probability where that was asked for."""
+
+    id: int
+    logprob: EngineToken | None
+
+
+class ReadyText(NamedTuple):
+    """Text that may be sent, and the tokens it took."""
+
+    text: str
+    tokens: list[OutputToken]
+
+
+class OutputText:
+    """One choice's text on its way out."""
+
+    __slots__ = ("_detokenizer", "_include_stop", "_pending_tokens", "_stops", "_text", "stopped")
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], *, include: bool) -> None:
+        self._detokenizer = detokenizer
+        self._stops = tuple(stop for stop in stops if stop)
+        self._include_stop = include
+        self._text = ""
+        self._pending_tokens: list[tuple[int, int, OutputToken]] = []
+        self.stopped: str | None = None
+        """The stop string that was found."""
+
+    def copy(self) -> "OutputText":
+        """The same text, to go on otherwise."""
+        other = copy.copy(self)
+        other._detokenizer = self._detokenizer.copy()  # noqa: SLF001 - one of the same kind
+        other._pending_tokens = list(self._pending_tokens)  # noqa: SLF001
+        return other
+
+    def add_token(self, token: OutputToken, *, scan: bool) -> None:
+        """One more token; with ``scan`` its text is searched for stop strings."""
+        self._append_text(self._detokenizer.add(token.id), token, scan=scan)
+
+    def _append_text(self, new: str, token: OutputToken | None, *, scan: bool) -> None:
+        start = len(self._text)
+        self._text += new
+        if token is not None:
+            self._pending_tokens.append((start, len(self._text), token))
+        if scan and new:
+            self._find_stop(start)
+
+    def _find_stop(self, start: int) -> None:
+        """The match that ends first is the one: so it would be if letters came one by one."""
+        best: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            at = self._text.find(stop, max(0, start - len(stop) + 1))
+            if at >= 0 and (best is None or (at + len(stop), at) < best[:2]):
+                best = (at + len(stop), at, stop)
+        if best is not None:
+            end, at, self.stopped = best
+            cut = end if self._include_stop else at
+            self._text = self._text[:cut]
+            self._pending_tokens = [held for held in self._pending_tokens if held[0] < cut]
+
+    def pop_ready(self) -> ReadyText | None:
+        """What may be sent now."""
+        size = len(self._text) - self._count_uncertain()
+        if size <= 0:
+            return None
+        text, self._text = self._text[:size], self._text[size:]
+        tokens = [taken for _, end, taken in self._pending_tokens if end <= size]
+        self._pending_tokens = [
+            (max(0, start - size), end - size, taken)
+            for start, end, taken in self._pending_tokens
+            if end > size
+        ]
+        return ReadyText(text, tokens)
+
+    def _count_uncertain(self) -> int:
+        """The length of the longest end of the text that may yet become a stop string."""
+        if self.stopped is not None:
+            return 0
+        return max((count_overlap(self._text, stop) for stop in self._stops), default=0)
+
+    def close(self) -> ReadyText | None:
+        """All that is left, once no token follows."""
+        if self.stopped is None:
+            self._append_text(self._detokenizer.close(), None, scan=True)
+        text, self._text = self._text, ""
+        tokens = [taken for _, _, taken in self._pending_tokens]
+        self._pending_tokens = []
+        return ReadyText(text, tokens) if text or tokens else None
+
+
+def count_overlap(text: str, stop: str) -> int:
+    """How many letters at the end of ``text`` are the beginning, and not the whole, of ``stop``."""
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+class TokenBytes:
+    """The bytes of each token, as far as a tokenizer tells them."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._cache: dict[int, bytes] = {}
+        self._added_tokens = {
+            int(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()
+        }
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._byte_level = backend is not None and "ByteLevel" in repr(backend.create_decoder)
+        self._byte_by_letter = {letter: byte for byte, letter in enumerate(_build_byte_letters())}
+
+    def __call__(self, token: int) -> bytes:
+        found = self._cache.get(token)
+        if found is None:
+            found = self._cache[token] = self._get_bytes(token)
+        return found
+
+    def _get_bytes(self, token: int) -> bytes:
+        if token in self._added_tokens:
+            return self._added_tokens[token].encode()
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if name is None:
+            return b""
+        if self._byte_level:
+            if all(letter in self._byte_by_letter for letter in name):
+                return bytes(self._byte_by_letter[letter] for letter in name)
+            return str(name).encode()
+        if len(name) == len("<0x00>") and name.startswith("<0x") and name.endswith(">"):
+            return bytes([int(name[3:5], 16)])
+        return str(name).replace("\u2581", " ").encode()
+
+
+def tokenize_text(
+    tokenizer: Any, data: TokenBytes, text: str
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The tokens of a text, and the text that each completes. Special tokens stand for none."""
+    ids = tuple(tokenizer.encode(text))
+    special = frozenset(tokenizer.all_special_ids)
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    return ids, tuple("" if token in special else decode(data(token)) for token in ids)
+
+
+def _build_byte_letters() -> list[str]:
+    """The letter that byte-level tokenizers write for each byte."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters, spare = [], 0x100
+    for byte in range(0x100):
+        letters.append(chr(byte if byte in plain else spare))
+        spare += byte not in plain
+    return letters

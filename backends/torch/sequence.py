@@ -1,0 +1,252 @@
+"""What one request, one prompt and one choice are to the engine."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from backends.torch.beam_search import BeamSearch
+from backends.torch.detokenizer import OutputText, ReadyText
+from backends.torch.ipc import (
+    ChoiceEndEvent,
+    EngineToken,
+    GenerateCommand,
+    ReasoningEvent,
+    TextEvent,
+    ToolArgumentsEvent,
+    ToolCallEvent,
+)
+from backends.torch.kv_cache import SequenceCache
+from backends.torch.sampling import SamplingInput, SamplingRules, TokenHistory
+from backends.torch.structured_output import GrammarState
+from backends.torch.tokenization import RequestRejectedError
+from backends.torch.tool_calls import (
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedOutput,
+    ParsedReasoning,
+    ResponseTemplateParser,
+    ResponseTemplateRules,
+    ToolCallParser,
+    ToolCallRules,
+)
+
+StopReason = Literal["eos", "stop", "length", "tool_calls"]
+ChoiceEvent = TextEvent | ToolCallEvent | ToolArgumentsEvent | ReasoningEvent | ChoiceEndEvent
+"""What is sent of a choice."""
+
+
+@dataclass(slots=True, eq=False)
+class EngineRequest:
+    """One request. Its choices are spread over its prompts' groups."""
+
+    command: GenerateCommand
+    sampling_rules: SamplingRules
+    seed: int
+    arrived_at: float
+    groups: list["SequenceGroup"] = field(default_factory=list)
+    credit: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    admitted_at: float | None = None
+    prefilled_at: float | None = None
+    max_batch: int = 1
+    grammar_state: GrammarState | None = None
+    """The beginning of an answer after its form."""
+    parser_rules: ToolCallRules | ResponseTemplateRules | None = None
+    """What an answer may call."""
+
+    @property
+    def deadline(self) -> float:
+        """When it must be over."""
+        limit = self.command.timeout
+        return float("inf") if limit is None else self.arrived_at + limit
+
+    @property
+    def sample_count(self) -> int:
+        """How many samples, or beams, each prompt gets."""
+        if self.command.beams is not None:
+            return self.command.beams.width
+        return max(self.command.n, self.command.best_of)
+
+    @property
+    def returns_best_only(self) -> bool:
+        """Whether it returns only the best of its samples, and so nothing before their end."""
+        return self.sample_count > self.command.n or self.command.beams is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every choice has ended."""
+        return all(group.is_done for group in self.groups)
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """One prompt of a job: read once, however many samples start from it."""
+
+    request: EngineRequest
+    number: int
+    prompt: list[int]
+    cache: SequenceCache
+    block_hashes: Sequence[bytes] = ()
+    """Of the prompt's whole blocks."""
+    arrival: int = 0
+    cached_tokens: int | None = None
+    """So many of the prompt's tokens were known when it was first to be read."""
+    logits: torch.Tensor | None = None
+    """After the prompt's last token."""
+    prompt_logprobs: list[EngineToken] = field(default_factory=list)
+    samples_started: int = 0
+    finished: list["TokenSequence"] = field(default_factory=list)
+    beam_searches: Sequence[BeamSearch["TokenSequence"]] = ()
+    """Of beams, one for each of their groups."""
+
+    needs_logits = True
+    """Somebody wants to know what comes after its last token."""
+
+    @property
+    def group(self) -> "SequenceGroup":
+        """Itself, as a row has one."""
+        return self
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """Its place in the order of all."""
+        return self.request.command.priority, self.arrival
+
+    @property
+    def context_tokens(self) -> list[int]:
+        """The tokens whose keys and values it needs."""
+        return self.prompt
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log probabilities of the prompt are wanted, so that all of it must be read."""
+        return self.request.command.prompt_logprobs is not None
+
+    @property
+    def slots_needed(self) -> int:
+        """How many must be free for its next sample: beams begin together."""
+        return self.request.sample_count - self.samples_started if self.beam_searches else 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its samples have ended."""
+        return len(self.finished) >= self.request.sample_count
+
+    def select_best(self) -> list["TokenSequence"]:
+        """The likeliest samples, by the sum of their tokens' log probabilities."""
+        ranked = sorted(self.finished, key=lambda row: -row.cumulative_logprob)
+        return ranked[: self.request.command.n]
+
+
+@dataclass(slots=True, eq=False)
+class TokenSequence:
+    """One sample: a choice in the making."""
+
+    group: SequenceGroup
+    sample: int
+    seed: int
+    cache: SequenceCache
+    output_text: OutputText
+    max_tokens: int
+    """At most so many tokens."""
+    min_length_forbidden: Sequence[int]
+    """What may not come before ``min_tokens``."""
+    output: list[int] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    reason: StopReason = "length"
+    stop: str | int | None = None
+    withheld_text: list[ReadyText] = field(default_factory=list)
+    """What is not sent before the best are known."""
+    grammar_state: GrammarState | None = None
+    output_parser: ToolCallParser | ResponseTemplateParser | None = None
+    discouraged_tokens: Sequence[int] = ()
+    """What may come only where its form allows nothing else."""
+    rejection: RequestRejectedError | None = None
+    """Why it can't go on, which is why its whole job can't."""
+
+    needs_logits = False
+    scores_prompt = False
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """Its place in the order of all."""
+        return (*self.group.rank, self.sample)
+
+    @property
+    def context_tokens(self) -> list[int]:
+        """The tokens whose keys and values it needs: the last one's come with the next pass."""
+        return self.group.prompt + self.output[:-1]
+
+    def fork(self) -> "TokenSequence":
+        """The same text, to go on otherwise; it has no past of its own."""
+        return replace(
+            self,
+            output=list(self.output),
+            output_text=self.output_text.copy(),
+            grammar_state=None if self.grammar_state is None else self.grammar_state.copy(),
+            output_parser=copy.deepcopy(self.output_parser),
+            withheld_text=list(self.withheld_text),
+        )
+
+    def take_over(self, other: "TokenSequence") -> None:
+        """Go on from another's text."""
+        self.output, self.output_text, self.grammar_state = (
+            other.output,
+            other.output_text,
+            other.grammar_state,
+        )
+
+    @property
+    def choice_index(self) -> int:
+        """The index of its choice in the answer, unless the best are yet to be chosen."""
+        return self.group.number * self.group.request.command.n + self.sample
+
+    def make_sampling_input(self) -> SamplingInput:
+        """Its part in the next draw."""
+        spec = self.group.request.command
+        early = len(self.output) < spec.stopping.min_tokens
+        held = (
+            (*self.discouraged_tokens, *self.min_length_forbidden)
+            if early
+            else self.discouraged_tokens
+        )
+        past = TokenHistory(self.group.prompt, self.output, held)
+        return SamplingInput(self.group.request.sampling_rules, self.seed, past)
+
+    def map_text(self, release: ReadyText, choice: int) -> Iterator[ChoiceEvent]:
+        """What is sent of a release: text, and the calls in it."""
+        said = [release] if self.output_parser is None else self.output_parser.feed(release)
+        return (self._map_output(one, choice) for one in said)
+
+    def map_end(self, choice: int) -> Iterator[ChoiceEvent]:
+        """What is sent at the end: what was held back, and how it ended."""
+        reason: StopReason = self.reason
+        if self.output_parser is not None:
+            yield from (self._map_output(one, choice) for one in self.output_parser.close())
+            reason = "tool_calls" if reason == "eos" and self.output_parser.calls else reason
+        yield ChoiceEndEvent(self.group.request.command.request_id, choice, reason, self.stop)
+
+    def _map_output(
+        self, said: ParsedOutput, choice: int
+    ) -> TextEvent | ToolCallEvent | ToolArgumentsEvent | ReasoningEvent:
+        spec = self.group.request.command
+        match said:
+            case ParsedCallStart(call, number, name, tokens):
+                return ToolCallEvent(spec.request_id, choice, call, number, name, tokens)
+            case ParsedCallArguments(call, text, tokens):
+                return ToolArgumentsEvent(spec.request_id, choice, call, text, tokens)
+            case ParsedReasoning(text, tokens):
+                return ReasoningEvent(spec.request_id, choice, text, tokens)
+            case ReadyText(text, tokens):
+                return TextEvent(
+                    spec.request_id,
+                    choice,
+                    text,
+                    len(tokens),
+                    tuple(taken.id for taken in tokens) if spec.token_ids else (),
+                    tuple(taken.logprob for taken in tokens if taken.logprob is not None),
+                )
