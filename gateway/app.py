@@ -20,7 +20,7 @@ from gateway.admin.listener import AdminServer
 from gateway.admin.overview import StatusReporter
 from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
 from gateway.admin.window import RecentStats
-from gateway.config import listeners, loading, shape
+from gateway.config import listeners, loader, schema
 from gateway.counted import set_up_exporters, set_up_metrics, set_up_process_metrics, set_up_usage
 from gateway.explaining.dry import ExplainService
 from gateway.front import LISTENER_CLASSES, Listener
@@ -113,7 +113,7 @@ class Gateway:
 
     def __init__(
         self,
-        config: shape.Config,
+        config: schema.Config,
         outside: GatewayServices,
         *,
         origin: ConfigSource | None = None,
@@ -275,7 +275,7 @@ class Gateway:
 
     # --- another configuration --------------------------------------------------------------------
 
-    async def apply_config(self, loaded: loading.LoadedConfig) -> None:
+    async def apply_config(self, loaded: loader.LoadedConfig) -> None:
         """Serve this configuration from now on.
 
         What is new is started, warmed and bound before a request comes to it, and what runs keeps
@@ -300,7 +300,7 @@ class Gateway:
             raise
         self._swap_snapshot(now, new, trust)
 
-    async def _warm_backends(self, now: ConfigSnapshot, loaded: loading.LoadedConfig) -> None:
+    async def _warm_backends(self, now: ConfigSnapshot, loaded: loader.LoadedConfig) -> None:
         """Start the backends that are new, and let them get ready. Raises ConfigError."""
         added, within = self._find_new_backends(now), now.config.limits.warm
         whys = await asyncio.gather(
@@ -315,7 +315,7 @@ class Gateway:
         self,
         new: Mapping[listeners.ListenerId, Listener],
         trust: TlsContexts,
-        loaded: loading.LoadedConfig,
+        loaded: loader.LoadedConfig,
     ) -> None:
         """Bind the listeners that are new. Raises ConfigError."""
         for number, (listener_id, listener) in enumerate(
@@ -335,7 +335,7 @@ class Gateway:
     async def _bind_listener(
         self,
         front: Listener,
-        listener: shape.ListenerConfig,
+        listener: schema.ListenerConfig,
         tls: ssl.SSLContext | None,
         given: Sequence[socket.socket] = (),
     ) -> str:
@@ -429,7 +429,7 @@ class Gateway:
         )
 
     def _make_admin_server(
-        self, told: shape.AdminConfig, metrics: "MetricsCollector", filename: str
+        self, told: schema.AdminConfig, metrics: "MetricsCollector", filename: str
     ) -> AdminServer:
         clock = self._services.clock
         behind = AdminServices(

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from backends.interfaces import Backend
 from gateway.config import listeners as config_listeners
-from gateway.config import shape
-from gateway.config import traces as config_traces
+from gateway.config import schema
 from gateway.front import Listener
 from gateway.reload import ReloadResult
 from gateway.server import GatewayServices
@@ -56,7 +55,7 @@ def set_up_metrics(
 
 
 def set_up_usage(
-    told: shape.UsageConfig | None, outside: GatewayServices
+    told: schema.UsageConfig | None, outside: GatewayServices
 ) -> tuple[GatewayServices, "UsageRecorder | None"]:
     """The surroundings in which usage is written down, and what writes it, if it is to be."""
     if told is None:
@@ -70,7 +69,7 @@ def set_up_usage(
     ), ledger
 
 
-def _create_usage_recorder(told: shape.UsageConfig, outside: GatewayServices) -> "UsageRecorder":
+def _create_usage_recorder(told: schema.UsageConfig, outside: GatewayServices) -> "UsageRecorder":
     """What writes the rows, to where they are to be."""
     if told.postgres is not None:
         from gateway.recording.postgres import create_postgres_recorder  # noqa: PLC0415 - it need not be installed
@@ -93,7 +92,7 @@ class TelemetrySender(Protocol):
 
 
 def set_up_exporters(
-    told: shape.ObservabilityConfig, outside: GatewayServices, environment: Mapping[str, str]
+    told: schema.ObservabilityConfig, outside: GatewayServices, environment: Mapping[str, str]
 ) -> tuple[GatewayServices, Sequence[TelemetrySender]]:
     """The surroundings in which exchanges are told to collectors, and what sends it."""
     if told.traces is None and told.metrics.push is None:
@@ -154,7 +153,7 @@ def _chain_observers(first: RecordObserver, then: RecordObserver) -> RecordObser
 
 
 def _build_collector_headers(
-    told: config_traces.TracingConfig | config_traces.OtlpMetricsConfig,
+    told: schema.TracingConfig | schema.OtlpMetricsConfig,
 ) -> Mapping[str, str]:
     """Of a request to a collector."""
     key = {} if told.auth is None else {"authorization": f"Bearer {told.auth.bearer.reveal()}"}

@@ -7,13 +7,13 @@ from msgspec.structs import asdict, replace
 
 from backends.http.client import AsyncioHttpClient
 from backends.http.interfaces import WorkerConfig
-from gateway.config import loading, pools
+from gateway.config import loader, schema
 from protocols.core.interfaces import ClientAdapter, UpstreamAdapter
 from protocols.core.restricted import RestrictedAdapter
 
 
 def build_pool_arguments(
-    name: str, told: pools.PoolConfig, dialect: ClientAdapter, models: Sequence[str]
+    name: str, told: schema.PoolConfig, dialect: ClientAdapter, models: Sequence[str]
 ) -> Mapping[str, Any]:
     """What makes the pool called ``name``, beside the clock and luck.
 
@@ -38,7 +38,7 @@ def build_pool_arguments(
     }
 
 
-def restricted(pool: pools.PoolConfig, dialect: ClientAdapter) -> ClientAdapter:
+def restricted(pool: schema.PoolConfig, dialect: ClientAdapter) -> ClientAdapter:
     """The workers' dialect, without the parameters that they do not support."""
     if not pool.unsupported_parameters:
         return dialect
@@ -46,13 +46,13 @@ def restricted(pool: pools.PoolConfig, dialect: ClientAdapter) -> ClientAdapter:
     return cast("ClientAdapter", RestrictedAdapter(adapter, pool.unsupported_parameters))
 
 
-def _build_pool_settings(told: pools.PoolConfig) -> dict[str, Any]:
+def _build_pool_settings(told: schema.PoolConfig) -> dict[str, Any]:
     probe = asdict(told.health)
     health = {key: probe.pop(key) for key in ("fall", "rise", "slow_start", "panic")}
     return {
         "policy": told.policy,
-        "timeouts": asdict(told.timeouts or pools.TimeoutsConfig()),
-        "retries": asdict(told.retries or pools.RetryConfig()),
+        "timeouts": asdict(told.timeouts or schema.TimeoutsConfig()),
+        "retries": asdict(told.retries or schema.RetryConfig()),
         "queue": asdict(told.queue),
         "max_concurrency": told.total_concurrency,
         "health": health | asdict(told.breaker),
@@ -60,11 +60,13 @@ def _build_pool_settings(told: pools.PoolConfig) -> dict[str, Any]:
     }
 
 
-def _build_worker(one: pools.WorkerSourceConfig, pool: pools.PoolConfig) -> WorkerConfig:
+def _build_worker(one: schema.WorkerSourceConfig, pool: schema.PoolConfig) -> WorkerConfig:
     return WorkerConfig(one.url or "", **_build_worker_options(one, pool))
 
 
-def _build_worker_options(one: pools.WorkerSourceConfig, pool: pools.PoolConfig) -> dict[str, Any]:
+def _build_worker_options(
+    one: schema.WorkerSourceConfig, pool: schema.PoolConfig
+) -> dict[str, Any]:
     return {
         "weight": one.weight,
         "max_concurrency": one.max_concurrency or pool.max_concurrency,
@@ -73,7 +75,7 @@ def _build_worker_options(one: pools.WorkerSourceConfig, pool: pools.PoolConfig)
 
 
 def _build_discovery_source(
-    one: pools.WorkerSourceConfig, pool: pools.PoolConfig
+    one: schema.WorkerSourceConfig, pool: schema.PoolConfig
 ) -> dict[str, Any]:
     if one.file is not None:
         return {"file": one.file}
@@ -87,17 +89,17 @@ def _build_discovery_source(
 
 
 def _make_worker_file_reader(
-    listed: pools.WorkerSourceConfig, pool: pools.PoolConfig
+    listed: schema.WorkerSourceConfig, pool: schema.PoolConfig
 ) -> Callable[[bytes], Sequence[WorkerConfig]]:
     """Reads a file that lists workers, as the configuration would.
 
     What stands beside the file's name holds for each of them that says nothing else.
     """
-    plain = pools.WorkerSourceConfig()
+    plain = schema.WorkerSourceConfig()
 
     def read(data: bytes) -> Sequence[WorkerConfig]:
         found = []
-        for one in loading.load_worker_list(data, "workers", env={}):
+        for one in loader.load_worker_list(data, "workers", env={}):
             weight = listed.weight if one.weight == plain.weight else one.weight
             most = one.max_concurrency or listed.max_concurrency
             whole = replace(one, weight=weight, max_concurrency=most, auth=one.auth or listed.auth)

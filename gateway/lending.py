@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
-from gateway.config import state as config_state
+from gateway.config import schema
 from gateway.limits.accounts import CounterRegistry
 from gateway.limits.leasing import LeaseRenewer
 from gateway.limits.lent import LeasedCounter
@@ -27,7 +27,7 @@ class SharedRateLimits:
     @classmethod
     def create(
         cls,
-        state: config_state.SharedStateConfig | None,
+        state: schema.SharedStateConfig | None,
         outside: GatewayServices,
         counters: Callable[[], Sequence[LeasedCounter]],
     ) -> tuple[GatewayServices, Self | None]:

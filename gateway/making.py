@@ -12,7 +12,7 @@ from backends import BACKENDS
 from backends.interfaces import Backend, Timeouts
 from gateway import __version__, openapi
 from gateway.auth import Principal
-from gateway.config import allowances, entrance, pools, shape
+from gateway.config import schema
 from gateway.crew import build_pool_arguments, restricted
 from gateway.descriptors import compute_max_clients
 from gateway.front.limits import ConnectionLimits
@@ -50,7 +50,7 @@ def build_adapter(name: str, profile: str | None, options: Mapping[str, Any]) ->
     return cast("ClientAdapter", load_symbol(DIALECTS[name])(profile, **options))
 
 
-def build_mount(dialect: shape.ListenerProtocolConfig) -> AdapterMount:
+def build_mount(dialect: schema.ListenerProtocolConfig) -> AdapterMount:
     """A dialect, where a listener has it."""
     return AdapterMount(
         build_adapter(dialect.name, dialect.profile, dialect.options), dialect.prefix
@@ -77,7 +77,7 @@ def build_static_pages(
 
 
 def build_backend(
-    settings: shape.BackendConfig,
+    settings: schema.BackendConfig,
     outside: GatewayServices,
     name: str = "",
     models: Sequence[str] = (),
@@ -85,7 +85,7 @@ def build_backend(
     """The backend that these settings describe. ``models`` are what it is asked for."""
     make = load_symbol(BACKENDS[settings.kind])
     match settings:
-        case pools.PoolConfig():
+        case schema.PoolConfig():
             dialect = build_upstream_adapter(settings)
             told = build_pool_arguments(name, settings, dialect, models)
             backend = make(clock=outside.clock, draw=outside.draw, **told)
@@ -95,7 +95,7 @@ def build_backend(
     return cast("Backend", backend)
 
 
-def list_backend_models(backend: str, config: shape.Config) -> list[str]:
+def list_backend_models(backend: str, config: schema.Config) -> list[str]:
     """The models that a backend is asked for, by its own names."""
     targets = [
         (target.backend, target.model or name)
@@ -106,12 +106,12 @@ def list_backend_models(backend: str, config: shape.Config) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def needs_model_discovery(pool: pools.PoolConfig) -> bool:
+def needs_model_discovery(pool: schema.PoolConfig) -> bool:
     """Whether a pool's workers are asked about the models that they are to serve."""
     return issubclass(load_symbol(DIALECTS[pool.dialect]), ModelMetadataReader)
 
 
-def build_upstream_adapter(pool: pools.PoolConfig) -> ClientAdapter:
+def build_upstream_adapter(pool: schema.PoolConfig) -> ClientAdapter:
     """What a pool's workers are spoken to in."""
     options: dict[str, Any] = dict(pool.options)
     if pool.fields is not None:
@@ -125,9 +125,9 @@ def build_upstream_adapter(pool: pools.PoolConfig) -> ClientAdapter:
 
 def build_model(
     name: str,
-    model: shape.ModelConfig,
+    model: schema.ModelConfig,
     backends: Mapping[str, Backend],
-    defaults: shape.DefaultsConfig,
+    defaults: schema.DefaultsConfig,
     created: int,
 ) -> Model:
     """A public model, compiled for the router."""
@@ -160,12 +160,12 @@ def build_model(
     )
 
 
-def build_shadow(name: str, shadow: shape.ShadowConfig) -> ShadowRule:
+def build_shadow(name: str, shadow: schema.ShadowConfig) -> ShadowRule:
     """What is copied of the requests to the model of this name."""
     return ShadowRule(name, shadow.to, shadow.share, shadow.max_concurrent, shadow.timeout)
 
 
-def build_rule(rule: shape.RouteConfig) -> RouteRule:
+def build_rule(rule: schema.RouteConfig) -> RouteRule:
     """An exception, as the router tries it."""
     when = rule.when
     headers = {name.lower(): text for name, text in when.header.items()}
@@ -174,14 +174,14 @@ def build_rule(rule: shape.RouteConfig) -> RouteRule:
     return RouteRule(rule.name, when.model, compiled, rule.use.model, rule.use.version)
 
 
-def build_principal(key: shape.ApiKeyConfig, aliases: Mapping[str, str]) -> Principal:
+def build_principal(key: schema.ApiKeyConfig, aliases: Mapping[str, str]) -> Principal:
     """The holder of a configured key. ``aliases`` gives the model that each stands for."""
     models = frozenset(aliases.get(name, name) for name in key.models) if key.models else None
     tags = frozenset(key.tags)
     return Principal(key.name, key.sha256, models, key.dialect, tags, key.explain)
 
 
-def build_rate_limiter(config: shape.Config, accounts: CounterRegistry) -> RateLimiter | None:
+def build_rate_limiter(config: schema.Config, accounts: CounterRegistry) -> RateLimiter | None:
     """What holds the keys to their limits; None where there are none."""
     aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
     common = config.defaults.limits
@@ -192,18 +192,18 @@ def build_rate_limiter(config: shape.Config, accounts: CounterRegistry) -> RateL
 
 
 def _build_key_limits(
-    limits: allowances.KeyRateLimitConfig, aliases: Mapping[str, str]
+    limits: schema.KeyRateLimitConfig, aliases: Mapping[str, str]
 ) -> KeyRateLimits:
     models = limits.models or {}
     narrow = {aliases.get(name, name): _build_rate_limits(one) for name, one in models.items()}
     return KeyRateLimits(_build_rate_limits(limits), narrow)
 
 
-def _build_rate_limits(told: allowances.RateLimitConfig) -> RateLimits:
+def _build_rate_limits(told: schema.RateLimitConfig) -> RateLimits:
     return RateLimits(told.requests, told.tokens, told.concurrent, told.budget)
 
 
-def build_jwks_client(config: shape.Config, clock: Callable[[], float]) -> "JwksClient | None":
+def build_jwks_client(config: schema.Config, clock: Callable[[], float]) -> "JwksClient | None":
     """Who signs tokens, if somebody does."""
     if config.identity is None:
         return None
@@ -213,7 +213,7 @@ def build_jwks_client(config: shape.Config, clock: Callable[[], float]) -> "Jwks
 
 
 def build_jwt_verifier(
-    config: shape.Config, issuer: "JwksClient | None", now: Callable[[], float]
+    config: schema.Config, issuer: "JwksClient | None", now: Callable[[], float]
 ) -> "JwtVerifier | None":
     """What verifies tokens, if somebody signs them."""
     if config.identity is None or issuer is None:
@@ -224,12 +224,12 @@ def build_jwt_verifier(
     return JwtVerifier(JwtPolicy(config.identity, aliases), issuer, now)
 
 
-def build_timeouts(timeouts: pools.TimeoutsConfig) -> Timeouts:
+def build_timeouts(timeouts: schema.TimeoutsConfig) -> Timeouts:
     """The limits of an exchange, from the configuration."""
     return Timeouts(**asdict(timeouts))
 
 
-def build_connection_limits(limits: entrance.ServerLimitsConfig) -> ConnectionLimits:
+def build_connection_limits(limits: schema.ServerLimitsConfig) -> ConnectionLimits:
     """What a listener holds its clients to."""
     return ConnectionLimits(
         max_header_size=limits.header,

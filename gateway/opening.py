@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from backends.interfaces import Backend, SupportsWarmup
-from gateway.config import listeners, shape
+from gateway.config import listeners, schema
 from gateway.front import Listener
 from protocols.core.errors import WorkerError
 
@@ -43,7 +43,7 @@ async def warm_backend(name: str, backend: Backend, within: float) -> str:
 
 async def bind_listener(
     front: Listener,
-    listener: shape.ListenerConfig,
+    listener: schema.ListenerConfig,
     tls: ssl.SSLContext | None,
     *,
     reuse_port: bool,
@@ -55,7 +55,7 @@ async def bind_listener(
     return f"{'https' if tls else 'http'}://{host}:{bound}"
 
 
-def build_tls_contexts(config: shape.Config) -> TlsContexts:
+def build_tls_contexts(config: schema.Config) -> TlsContexts:
     """Every listener's certificate, as it is in its file now."""
     return {
         listener_id: server_tls_context(listener.tls) if listener.tls else None
@@ -63,7 +63,7 @@ def build_tls_contexts(config: shape.Config) -> TlsContexts:
     }
 
 
-def server_tls_context(tls: shape.TlsConfig) -> ssl.SSLContext:
+def server_tls_context(tls: schema.TlsConfig) -> ssl.SSLContext:
     """TLS with this certificate chain and key. Raises OSError for files that can't be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tls.cert, tls.key, password=str)  # or it would ask at the terminal

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from backends.aio import BackgroundCall
-from gateway.config.complaints import DOCUMENT_START, ConfigError, ConfigIssue
-from gateway.config.loading import LoadConfig, LoadedConfig
+from gateway.config.errors import DOCUMENT_START, ConfigError, ConfigIssue
+from gateway.config.loader import LoadConfig, LoadedConfig
 
 log = logging.getLogger("interlingua")
 

@@ -12,10 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import Backend
-from gateway import files, making
+from gateway import making
 from gateway.auth import Authenticator
-from gateway.config import listeners, pools, shape
-from gateway.config import mounts as config_mounts
+from gateway.config import file_watch, listeners, schema, validate
 from gateway.paths import PathRouter
 from gateway.router import Router
 from gateway.seam import HttpRequest, ResponseWriter
@@ -31,7 +30,7 @@ HandleRequest = Callable[[HttpRequest, ResponseWriter], Coroutine[Any, Any, None
 class BackendFingerprint(Struct, frozen=True):
     """What a backend is made from. Of two that are alike, the first stays."""
 
-    settings: shape.BackendConfig
+    settings: schema.BackendConfig
     discovered_models: frozenset[str]
     """The models that it is asked about, where it minds."""
     file_digests: tuple[bytes, ...]
@@ -46,7 +45,7 @@ class ConfigSnapshot:
 
     def __init__(
         self,
-        config: shape.Config,
+        config: schema.Config,
         outside: GatewayServices,
         digest: str = "",
         *,
@@ -163,7 +162,7 @@ class ConfigSnapshot:
                 replace(
                     settings,
                     allow_protocol_header=listener.dialect_header,
-                    explain_without_key=not keyed and config_mounts.is_loopback(listener.address),
+                    explain_without_key=not keyed and validate.is_loopback(listener.address),
                 ),
                 outside,
                 pages=making.build_static_pages(mounts, self._is_ready, keyed=keyed),
@@ -172,22 +171,22 @@ class ConfigSnapshot:
         return servers
 
 
-def fingerprint_backend(name: str, config: shape.Config) -> BackendFingerprint:
+def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
     """What the backend called ``name`` is made from."""
     settings = config.backends[name]
     asked: Sequence[str] = ()
     named: tuple[str | None, ...] = ()
     match settings:
-        case pools.PoolConfig(template=template, tls=tls):
+        case schema.PoolConfig(template=template, tls=tls):
             named = (template, tls.ca if tls else None)
             asked = (
                 making.list_backend_models(name, config)
                 if making.needs_model_discovery(settings)
                 else ()
             )
-        case shape.TorchConfig(template=template):
+        case schema.TorchConfig(template=template):
             named = (template,)
         case _:
             pass
-    looks = [files.read_file_state(path) for path in named if path]
+    looks = [file_watch.read_file_state(path) for path in named if path]
     return BackendFingerprint(settings, frozenset(asked), tuple(one.digest for one in looks if one))

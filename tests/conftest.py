@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
 from gateway.commands.serve import read_built_in_config
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.telemetry import RequestRecord
 
 settings.register_profile("quick", max_examples=100, deadline=None)

@@ -31,7 +31,7 @@ from ray.serve.handle import DeploymentHandle
 
 from gateway.app import Gateway, build_services
 from gateway.commands.worker import build_worker_config
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 
 log = logging.getLogger("ray.serve")
 

@@ -19,8 +19,8 @@ from docs.generate.protocols import (
 from gateway.app import build_services
 from gateway.cli import main as interlingua
 from gateway.commands.serve import read_built_in_config
-from gateway.config.dialects import ProtocolRegistry
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
+from gateway.config.registry import ProtocolRegistry
 from gateway.making import build_backend
 from gateway.measured import METRIC_GROUPS
 from protocols import DIALECTS

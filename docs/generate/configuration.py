@@ -9,8 +9,8 @@ from msgspec import NODEFAULT, Struct
 from msgspec import inspect as types
 
 from docs.generate.markdown import HEADER, code, number, prose, table
-from gateway.config.shape import Config
-from gateway.config.units import SCALAR_TYPES
+from gateway.config.schema import Config
+from gateway.config.types import SCALAR_TYPES
 
 _INTRO = """# The configuration
 

@@ -24,7 +24,7 @@ from gateway.admin.answers import (
 from gateway.admin.playing import serve_playground
 from gateway.admin.ports import AdminServices, ReloadReport, StatusService, SupportsExplain
 from gateway.admin.workers import WorkerApi
-from gateway.config.addresses import parse_ip, split_address
+from gateway.config.types import parse_ip, split_address
 from gateway.door import ListenSockets
 from gateway.watching.question import ExplainRequest
 

@@ -19,10 +19,9 @@ from gateway.admin.status import (
 )
 from gateway.admin.window import RecentStats
 from gateway.answering import Dispatcher
-from gateway.config import listeners, shape
-from gateway.config import shown as config_shown
+from gateway.config import listeners, loader, schema
+from gateway.config.file_watch import read_file_state
 from gateway.exchange import Responder
-from gateway.files import read_file_state
 from gateway.router import Router
 from protocols.core.interfaces import Clock
 
@@ -44,7 +43,7 @@ class SnapshotView(Protocol):
     """What one configuration makes."""
 
     @property
-    def config(self) -> shape.Config: ...
+    def config(self) -> schema.Config: ...
     @property
     def config_hash(self) -> str: ...
     @property
@@ -195,14 +194,14 @@ class StatusReporter:
             yield ListenerStatus(self._gateway.listener_urls.get(listener_id, ""), dialects)
 
 
-async def describe_config(config: shape.Config, digest: str, filename: str) -> Mapping[str, Any]:
+async def describe_config(config: schema.Config, digest: str, filename: str) -> Mapping[str, Any]:
     """A configuration as it may be shown, and what its file holds now if it is in one."""
     found = await asyncio.to_thread(read_file_state, filename)
     there = None if found is None else found.digest.hex()[:_HASH_LENGTH]
     return {
         "hash": digest,
         "file": {"name": filename, "hash": there, "differs": there not in (None, digest)},
-        "config": _mask_fields(config_shown.dump_config(config)),
+        "config": _mask_fields(loader.dump_config(config)),
     }
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from backends.http.interfaces import WorkerConfig
 from gateway.admin.answers import AdminError, json_response, read_json_body
 from gateway.admin.ports import WorkerSet
-from gateway.config.addresses import parse_worker_url as check_url
+from gateway.config.types import parse_worker_url as check_url
 
 
 class _AddWorkerRequest(Struct, frozen=True, forbid_unknown_fields=True):

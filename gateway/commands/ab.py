@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from gateway.commands.admin_client import AdminClient
 from gateway.commands.console import print_table
 from gateway.commands.times import parse_since
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_config
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

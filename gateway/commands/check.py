@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from gateway.config.complaints import ConfigError
-from gateway.config.json_schema import build_schema as json_schema
-from gateway.config.loading import load_config
-from gateway.config.shape import Config
+from gateway.config.errors import ConfigError
+from gateway.config.jsonschema import build_schema as json_schema
+from gateway.config.loader import load_config
+from gateway.config.schema import Config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

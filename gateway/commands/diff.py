@@ -8,10 +8,10 @@ from typing import Final
 import click
 import msgspec
 
-from gateway.config.complaints import ConfigError
 from gateway.config.diff import ConfigDiff, NameChanges, TrafficShift, diff_configs
-from gateway.config.loading import load_file
-from gateway.config.shape import Config
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_file
+from gateway.config.schema import Config
 
 _ASSIGNMENTS: Final = {
     "random": "  each request is sent by chance",

@@ -12,9 +12,9 @@ import click
 import msgspec
 
 from gateway.commands.admin_client import AdminClient
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_config
-from gateway.config.shape import Config
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_config
+from gateway.config.schema import Config
 from gateway.explaining.dry import run_dry
 from gateway.explaining.text import format_explanation
 from gateway.explaining.wish import PartialRequest, complete_request

@@ -7,7 +7,7 @@ from typing import Final
 import click
 import msgspec
 
-from gateway.config.units import parse_name as check_name
+from gateway.config.types import parse_name as check_name
 
 _KEY_PREFIX: Final = "il-"
 """By which a key is known for one, wherever it turns up."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from gateway.config.loading import LoadConfig, LoadedConfig
+from gateway.config.loader import LoadConfig, LoadedConfig
 from gateway.processes.loops import tune_gc
 from gateway.processes.stopping import ShutdownSignal
 from gateway.recording.lines import AccessLogWriter

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from gateway.config import ConfigError
+from gateway.config.errors import ConfigError
 
 _LEFT_OUT = 3
 """The exit code if something is left out."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 from msgspec import Struct
 
-from gateway.config.dialects import ProtocolRegistry, describe_type_mismatch
+from gateway.config.registry import ProtocolRegistry, describe_type_mismatch
 from protocols import DIALECTS
 from protocols.core.interfaces import UpstreamAdapter
 

@@ -14,11 +14,17 @@ from typing import Any, Final
 import click
 
 from gateway.commands.life import ServerProcess
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import LoadConfig, LoadedConfig
+from gateway.config.errors import ConfigError
+from gateway.config.loader import (
+    ConfigFetcher,
+    ConfigReader,
+    ConfigText,
+    LoadConfig,
+    LoadedConfig,
+    make_file_fetcher,
+)
 from gateway.descriptors import raise_fd_limit
 from gateway.processes.loops import get_loop_factory
-from gateway.processes.text import ConfigFetcher, ConfigReader, ConfigText, make_file_fetcher
 from gateway.recording.lines import open_access_log
 
 _MAX_PROCESSES: Final = 256

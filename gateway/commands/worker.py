@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from gateway.commands.serve import read_built_in_config, run_gateway
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_bytes
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_bytes
 
 
 @click.command()

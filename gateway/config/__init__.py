@@ -18,26 +18,21 @@ rates        read and written                   quotas    do those make sense
 validate_backends  files, certificates, packages, protocols: what a check can't tell from the file
 """
 
-from gateway.config.addresses import split_address
-from gateway.config.allowances import KeyRateLimitConfig, RateLimitConfig
-from gateway.config.complaints import ConfigError, ConfigIssue
 from gateway.config.diff import ConfigDiff, diff_configs
-from gateway.config.document import decode_utf8
-from gateway.config.entrance import ServerLimitsConfig
-from gateway.config.json_schema import build_schema
+from gateway.config.errors import ConfigError, ConfigIssue
+from gateway.config.jsonschema import build_schema
 from gateway.config.listeners import ListenerId, listener_name, listeners_by_id, restart_required
-from gateway.config.loading import (
+from gateway.config.loader import (
     LoadConfig,
     LoadedConfig,
+    dump_config,
     load_bytes,
     load_config,
     load_file,
     load_text,
     load_worker_list,
 )
-from gateway.config.mounts import is_loopback
-from gateway.config.pools import PoolConfig, RetryConfig, TimeoutsConfig, WorkerSourceConfig
-from gateway.config.shape import (
+from gateway.config.schema import (
     AdminConfig,
     ApiKeyConfig,
     BackendConfig,
@@ -45,23 +40,33 @@ from gateway.config.shape import (
     DefaultsConfig,
     EchoConfig,
     EchoFailureConfig,
+    KeyRateLimitConfig,
     ListenerConfig,
     ListenerProtocolConfig,
+    MetricsConfig,
     ModelConfig,
     ModelLimitsConfig,
     ObservabilityConfig,
+    OtlpMetricsConfig,
+    PoolConfig,
+    RateLimitConfig,
+    RetryConfig,
     RouteConfig,
+    ServerLimitsConfig,
     ShadowConfig,
+    SharedStateConfig,
     TargetConfig,
+    TimeoutsConfig,
     TlsConfig,
     TorchConfig,
+    TracingConfig,
     TrafficSplitConfig,
     UsageConfig,
+    WorkerSourceConfig,
 )
-from gateway.config.shown import dump_config
-from gateway.config.state import SharedStateConfig
-from gateway.config.traces import MetricsConfig, OtlpMetricsConfig, TracingConfig
-from gateway.config.units import Secret
+from gateway.config.types import Secret, split_address
+from gateway.config.validate import is_loopback
+from gateway.config.yaml_reader import decode_utf8
 
 __all__ = [
     "AdminConfig",

@@ -14,10 +14,9 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.config.complaints import format_path
+from gateway.config.errors import format_path
 from gateway.config.listeners import listeners_by_id, restart_required
-from gateway.config.pools import PoolConfig
-from gateway.config.shape import BackendConfig, Config, ModelConfig
+from gateway.config.schema import BackendConfig, Config, ModelConfig, PoolConfig
 
 _SECTIONS: Final = ("version", "admin", "limits", "defaults", "identity", "state", "observe")
 """The sections of a configuration that hold no names."""

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from gateway.config.complaints import ConfigPath
-from gateway.config.shape import Config, ListenerConfig
+from gateway.config.errors import ConfigPath
+from gateway.config.schema import Config, ListenerConfig
 
 ListenerId = tuple[str, int]
 """A listener's address, and how many listeners before it have the same address: several listeners

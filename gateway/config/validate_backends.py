@@ -13,8 +13,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec.inspect
 
-from gateway.config.addresses import parse_ip
-from gateway.config.complaints import (
+from gateway.config.decoder import ConfigDecoder
+from gateway.config.errors import (
     ConfigError,
     ConfigPath,
     IssueCollector,
@@ -22,21 +22,21 @@ from gateway.config.complaints import (
     quote,
     suggest_name,
 )
-from gateway.config.dialects import describe_type_mismatch
-from gateway.config.document import compose_yaml, decode_utf8
-from gateway.config.ground import ValidationContext, is_set
-from gateway.config.pools import ClientTlsConfig, PoolConfig
-from gateway.config.reader import ConfigDecoder
-from gateway.config.section import ConfigSection
-from gateway.config.shape import (
+from gateway.config.registry import describe_type_mismatch
+from gateway.config.schema import (
+    ClientTlsConfig,
     Config,
+    ConfigSection,
     ListenerConfig,
     ListenerProtocolConfig,
+    PoolConfig,
+    SharedStateConfig,
     TlsConfig,
     TorchConfig,
 )
-from gateway.config.state import SharedStateConfig
-from gateway.config.units import NonEmptyStr
+from gateway.config.types import NonEmptyStr, parse_ip
+from gateway.config.validation_context import ValidationContext, is_set
+from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from protocols.core.restricted import PARAMETERS
 
 _REDIS_URLS: Final = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PATH"

@@ -18,7 +18,7 @@ import msgspec
 from jwt import PyJWK
 from msgspec import Struct
 
-from gateway.config.identity import JwtConfig
+from gateway.config.schema import JwtConfig
 from gateway.identity.keys import KeySet, parse_key_set
 
 log = logging.getLogger("interlingua")

@@ -14,7 +14,7 @@ from jwt.exceptions import (
 from msgspec import Struct
 
 from gateway.auth import KeysPending, Principal
-from gateway.config.identity import JwtConfig
+from gateway.config.schema import JwtConfig
 from gateway.identity.issuer import JwksClient
 from protocols.core.errors import Unauthorized
 

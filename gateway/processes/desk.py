@@ -15,7 +15,7 @@ from aiohttp import hdrs, web
 from msgspec import Struct
 from yarl import URL
 
-from gateway.config.addresses import split_address
+from gateway.config.types import split_address
 from gateway.door import ListenSockets
 from gateway.processes.member import ServingProcess
 from gateway.processes.merging import MetricsPage, merge_cancelled, merge_responses

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.files import FileWatcher
+from gateway.config.file_watch import FileWatcher
 from gateway.reload import Reloader
 
 

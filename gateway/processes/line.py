@@ -17,8 +17,8 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from gateway.config.complaints import ConfigIssue
-from gateway.processes.text import ConfigText
+from gateway.config.errors import ConfigIssue
+from gateway.config.loader import ConfigText
 from gateway.reload import ReloadResult
 
 _LENGTH_BYTES = 4

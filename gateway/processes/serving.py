@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from backends.aio import BackgroundCall
 from gateway.app import Gateway, build_services
-from gateway.config.complaints import DOCUMENT_START, ConfigError, ConfigIssue
-from gateway.config.loading import LoadedConfig
+from gateway.config.errors import DOCUMENT_START, ConfigError, ConfigIssue
+from gateway.config.loader import ConfigText, LoadedConfig
 from gateway.descriptors import raise_fd_limit
 from gateway.processes.line import (
     CommitReload,
@@ -39,7 +39,6 @@ from gateway.processes.line import (
 from gateway.processes.loops import get_loop_factory, tune_gc
 from gateway.processes.shares import partition_config
 from gateway.processes.stopping import ShutdownSignal
-from gateway.processes.text import ConfigText
 from gateway.recording.lines import AccessLogWriter, open_access_log
 from gateway.reload import ConfigSource, ReloadResult
 from protocols.core.errors import WorkerError

@@ -5,17 +5,16 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gateway.config import allowances, pools, shape
 from gateway.config import listeners as config_listeners
-from gateway.config import state as config_state
-from gateway.config.complaints import ConfigPath
+from gateway.config import schema
+from gateway.config.errors import ConfigPath
 
-RateLimitT = TypeVar("RateLimitT", bound=allowances.RateLimitConfig)
+RateLimitT = TypeVar("RateLimitT", bound=schema.RateLimitConfig)
 ListenerPorts = Mapping[config_listeners.ListenerId, int]
 """The port of each listener."""
 
 
-def partition_config(config: shape.Config, processes: int, ports: ListenerPorts) -> shape.Config:
+def partition_config(config: schema.Config, processes: int, ports: ListenerPorts) -> schema.Config:
     """What one of so many processes serves: a part of each limit, at the ports that all have.
 
     Parts are rounded up, so that none is 0.
@@ -43,10 +42,10 @@ def partition_config(config: shape.Config, processes: int, ports: ListenerPorts)
     )
 
 
-def find_unpartitionable(config: shape.Config) -> Iterator[tuple[ConfigPath, str]]:
+def find_unpartitionable(config: schema.Config) -> Iterator[tuple[ConfigPath, str]]:
     """What several processes can't share, and what to do instead."""
     for name, backend in config.backends.items():
-        if isinstance(backend, shape.TorchConfig):
+        if isinstance(backend, schema.TorchConfig):
             message = (
                 "each process would load this model; serve it with `interlingua worker` and name "
                 "that in a pool, or leave out --processes"
@@ -63,13 +62,13 @@ def _divide_optional(whole: int | None, processes: int) -> int | None:
 
 
 def _partition_state(
-    state: config_state.SharedStateConfig | None, processes: int
-) -> config_state.SharedStateConfig | None:
+    state: schema.SharedStateConfig | None, processes: int
+) -> schema.SharedStateConfig | None:
     return None if state is None else replace(state, replicas=state.replicas * processes)
 
 
-def _partition_backend(backend: shape.BackendConfig, processes: int) -> shape.BackendConfig:
-    if not isinstance(backend, pools.PoolConfig):
+def _partition_backend(backend: schema.BackendConfig, processes: int) -> schema.BackendConfig:
+    if not isinstance(backend, schema.PoolConfig):
         return backend
     workers = (
         replace(one, max_concurrency=_divide_optional(one.max_concurrency, processes))
@@ -84,7 +83,7 @@ def _partition_backend(backend: shape.BackendConfig, processes: int) -> shape.Ba
     )
 
 
-def _partition_all_key_limits(config: shape.Config, processes: int) -> shape.Config:
+def _partition_all_key_limits(config: schema.Config, processes: int) -> schema.Config:
     """With a part of what every key may take, where no state tells the processes of each other."""
     keys = (
         replace(key, limits=_partition_key_limits(key.limits, processes)) for key in config.keys
@@ -96,8 +95,8 @@ def _partition_all_key_limits(config: shape.Config, processes: int) -> shape.Con
 
 
 def _partition_key_limits(
-    limits: allowances.KeyRateLimitConfig | None, processes: int
-) -> allowances.KeyRateLimitConfig | None:
+    limits: schema.KeyRateLimitConfig | None, processes: int
+) -> schema.KeyRateLimitConfig | None:
     if limits is None:
         return None
     models = {
@@ -120,7 +119,7 @@ def _divide_rate(told: tuple[int, int] | None, processes: int) -> tuple[int, int
     return None if told is None else (_divide(told[0], processes), told[1])
 
 
-def _partition_model(model: shape.ModelConfig, processes: int) -> shape.ModelConfig:
+def _partition_model(model: schema.ModelConfig, processes: int) -> schema.ModelConfig:
     if model.shadow is None:
         return model
     most = _divide(model.shadow.max_concurrent, processes)

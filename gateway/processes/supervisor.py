@@ -22,8 +22,8 @@ from prometheus_client.registry import Collector
 
 from gateway.admin.overview import describe_config
 from gateway.config import listeners
-from gateway.config.complaints import ConfigError, ConfigIssue
-from gateway.config.loading import LoadedConfig
+from gateway.config.errors import ConfigError, ConfigIssue
+from gateway.config.loader import ConfigReader, ConfigText, LoadedConfig
 from gateway.metrics.processes import PROCESS_RESTARTS, SERVING_PROCESSES
 from gateway.processes.desk import AdminProxy
 from gateway.processes.following import ReloadTrigger
@@ -37,7 +37,6 @@ from gateway.processes.line import (
 from gateway.processes.member import ServingProcess
 from gateway.processes.ports import PortReservations
 from gateway.processes.shares import find_unpartitionable
-from gateway.processes.text import ConfigReader, ConfigText
 from gateway.reload import ConfigSource, Reloader
 from gateway.reloads import ReloadCollector
 

@@ -28,11 +28,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway import __version__
-from gateway.config.addresses import split_address
-from gateway.config.identity import JwtConfig
-from gateway.config.pools import PoolConfig, WorkerSourceConfig
-from gateway.config.shape import Config, TlsConfig, TorchConfig
-from gateway.config.state import SharedStateConfig
+from gateway.config.schema import (
+    Config,
+    JwtConfig,
+    PoolConfig,
+    SharedStateConfig,
+    TlsConfig,
+    TorchConfig,
+    WorkerSourceConfig,
+)
+from gateway.config.types import split_address
 from gateway.making import build_adapter, build_backend
 from gateway.making import list_backend_models as models_of_backend
 from gateway.server import GatewayServices as Services

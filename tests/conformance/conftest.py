@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.config.dialects import ProtocolRegistry
+from gateway.config.registry import ProtocolRegistry
 from protocols import DIALECTS
 from tests.conformance import cases
 from tests.conformance.cases import Case, ProtocolSetup, Response

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.dialects import ProtocolRegistry
+from gateway.config.registry import ProtocolRegistry
 from protocols import DIALECTS
 from tests.conformance.cases import cases_of
 from tests.conftest import ANYWHERE, CONFORMANCE

@@ -10,7 +10,7 @@ from msgspec import Struct, json
 from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.telemetry import RequestRecord
 from tests.cross.clients import CLIENTS, Client, Heard
 from tests.cross.script import PLAYS, Wish

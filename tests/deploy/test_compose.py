@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.config.loading import load_text
-from gateway.config.pools import PoolConfig
+from gateway.config.loader import load_text
+from gateway.config.schema import PoolConfig
 from tests.deploy.processes import PLACE, Gateway, Stage, ask, new_key, ready, said_back, until
 from tests.deploy.tools import DEPLOY, good, read, run, tool
 from tests.redis_server import RedisServer

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from tests.deploy.processes import PLACE, Gateway, Stage, ask, ready, said_back
 from tests.deploy.tools import DEPLOY, good, manifests, need, run
 

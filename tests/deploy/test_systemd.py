@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.config.entrance import ServerLimitsConfig
+from gateway.config.schema import ServerLimitsConfig
 from tests.deploy.processes import Stage, ask, ready, said_back, until
 from tests.deploy.sandbox import settings
 from tests.deploy.tools import DEPLOY, good, need, run, tool

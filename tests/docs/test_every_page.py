@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from tests.docs.pages import check
 from tests.docs.stands_in import STANDS_IN
 

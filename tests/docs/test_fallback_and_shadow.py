@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from gateway.config.loading import load_text
-from gateway.config.shape import Config
+from gateway.config.loader import load_text
+from gateway.config.schema import Config
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 

@@ -11,7 +11,7 @@ from docs.generate.__main__ import generate_pages, main
 from docs.generate.configuration import configuration_page
 from docs.generate.markdown import number
 from docs.generate.protocols import ProtocolProfiles, errors_page, parameter_row, worker_tables
-from gateway.config.dialects import ProtocolRegistry
+from gateway.config.registry import ProtocolRegistry
 from protocols import DIALECTS
 from protocols.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
 from protocols.core.request import GenerationRequest, Request

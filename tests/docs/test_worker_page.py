@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from gateway.commands.worker import worker
-from gateway.config.loading import load_text
-from gateway.config.pools import PoolConfig
-from gateway.config.shape import TorchConfig
+from gateway.config.loader import load_text
+from gateway.config.schema import PoolConfig, TorchConfig
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "howto" / "worker.md").read_text("utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.config.loading import load_bytes
+from gateway.config.loader import load_bytes
 from tests.conftest import Serve
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written

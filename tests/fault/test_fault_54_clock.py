@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.limits.accounts import CounterRegistry
 from tests.conftest import Running
 from tests.fakes import END, HANG, chunk

@@ -15,8 +15,8 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_text
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
 from tests.conftest import Serve
 from tests.fault.fronts import CHAT, STREAM, ask, before, raw, until
 from tests.fault.gateways import GatewayProcess, written

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.loading import load_text
-from gateway.config.pools import PoolConfig
+from gateway.config.loader import load_text
+from gateway.config.schema import PoolConfig
 from gateway.tools.probe import report
 from gateway.tools.probe.runner import ProbeResult
 from tests.conftest import Running, Serve

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.noting import ShadowComparison
 from gateway.shadow import ShadowManager
 from gateway.telemetry import RequestRecord

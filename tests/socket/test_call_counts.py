@@ -25,7 +25,7 @@ import uvloop
 from msgspec import Struct
 
 from gateway.app import build_services
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.counted import set_up_metrics
 from gateway.front import native, reference
 from gateway.front.limits import ConnectionLimits

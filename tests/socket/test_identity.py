@@ -15,8 +15,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
-from gateway.config.identity import JwtConfig
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
+from gateway.config.schema import JwtConfig
 from gateway.identity.issuer import JwksClient
 from tests.conftest import Running, Serve
 from tests.fault.gateways import written

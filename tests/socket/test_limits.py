@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.config.loading import load_bytes
+from gateway.config.loader import load_bytes
 from gateway.explaining.dry import run_dry
 from gateway.limits.allowance import RateLimits
 from gateway.watching.question import ExplainRequest

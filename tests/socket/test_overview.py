@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
-from gateway.config.loading import load_bytes
+from gateway.config.loader import load_bytes
 from gateway.reload import ConfigSource
 from gateway.telemetry import RequestRecord
 from tests.fakes import HANG, ScriptedWorker

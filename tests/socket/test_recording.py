@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.recording.lines import AccessLogWriter
 from gateway.recording.sums import query_sqlite_usage
 from gateway.telemetry import RequestRecord

@@ -19,7 +19,7 @@ from backends.echo import EchoBackend
 from gateway import making
 from gateway.app import Gateway as AppGateway
 from gateway.app import build_services
-from gateway.config.loading import load_bytes, load_file
+from gateway.config.loader import load_bytes, load_file
 from gateway.reload import ConfigSource, ReloadResult
 from gateway.snapshot import ConfigSnapshot
 from gateway.telemetry import RequestRecord

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.loading import load_bytes
+from gateway.config.loader import load_bytes
 from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked
 from tests.socket.shadowing import (
     LISTEN,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.config.dialects import ProtocolRegistry
+from gateway.config.registry import ProtocolRegistry
 from protocols import DIALECTS
 from protocols.core.interfaces import Endpoint
 from tests.conftest import CONFORMANCE, Running, Serve

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.app import build_services
 from gateway.cli import main
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.recording import ledger, postgres
 from gateway.recording.ledger import USAGE_COLUMNS, UsageRecorder
 from gateway.telemetry import RequestRecord

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.config import units
-from gateway.config.complaints import ConfigError, IssueCollector, format_path
-from gateway.config.document import compose_yaml, decode_utf8
+from gateway.config import types
+from gateway.config.errors import ConfigError, IssueCollector, format_path
+from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from gateway.tools.migrate.providers import (
     CLIENT_PROTOCOL,
     MOCK_BACKEND,
@@ -641,7 +641,7 @@ def _no_alias(name: str, model: str, parts: ConfigParts) -> str | None:
     if name in parts.names:
         return "there is a model of this name"
     try:
-        units.parse_alias(name)
+        types.parse_alias(name)
     except ValueError as error:
         return f"{name!r} {error}"
     return None

@@ -9,8 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.config import units
-from gateway.config.dialects import ProtocolRegistry
+from gateway.config import types
+from gateway.config.registry import ProtocolRegistry
 from gateway.tools.migrate.yaml_file import Env, NoteCollector, SourceValue, UnsupportedEntry
 from protocols import DIALECTS
 
@@ -154,7 +154,7 @@ def _find_provider(model: SourceValue, said: SourceValue | None) -> tuple[Provid
 def _parse_base(where: SourceValue, text: str, provider: Provider) -> tuple[str, bool]:
     """A worker's base URL, and whether the protocol's path followed. Raises UnsupportedEntry."""
     try:
-        url = str(units.SCALAR_TYPES["worker"].parse(text))
+        url = str(types.SCALAR_TYPES["worker"].parse(text))
     except ValueError as error:
         raise UnsupportedEntry(where, f"the address {error}") from None
     roots = (

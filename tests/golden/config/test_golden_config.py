@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_text
-from gateway.config.shape import Config
-from gateway.config.shown import dump_config
+from gateway.config.errors import ConfigError
+from gateway.config.loader import dump_config, load_text
+from gateway.config.schema import Config
 
 HERE = Path(__file__).parent
 WRONG = sorted((HERE / "wrong").glob("*.yaml"))

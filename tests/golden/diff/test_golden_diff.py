@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from gateway.config.diff import ConfigDiff, diff_configs
-from gateway.config.loading import load_config
+from gateway.config.loader import load_config
 
 HERE = Path(__file__).parent
 PAIRS = sorted(path.parent for path in HERE.glob("*/told.txt"))

@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.tools.migrate.litellm import Migration, migrate
 
 HERE: Final = Path(__file__).parent

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from gateway.config.complaints import ConfigError
-from gateway.config.dialects import describe_type_mismatch
-from gateway.config.loading import load_text
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
+from gateway.config.registry import describe_type_mismatch
 from protocols.core.interfaces import Endpoint
 
 
@@ -55,7 +55,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
         "mindie": "demanding:Mute",
         "ovms": "there.is.no.such.module:X",
     }
-    monkeypatch.setattr("gateway.config.loading.DIALECTS", names)
+    monkeypatch.setattr("gateway.config.loader.DIALECTS", names)
 
 
 def complaints(mount: str, model: str = "backend: a") -> list[str]:
@@ -124,7 +124,7 @@ def test_without_listeners_there_is_only_what_clients_speak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = {"openai": "demanding:Demanding", "mindie": "demanding:Mute"}
-    monkeypatch.setattr("gateway.config.loading.DIALECTS", names)
+    monkeypatch.setattr("gateway.config.loader.DIALECTS", names)
     config = load_text("backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n", "g", env={})
     assert [one.name for one in config.listeners[0].dialects] == ["openai"]
 

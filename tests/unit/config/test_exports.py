@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_text
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
 
 START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
 MEND = "needs OpenTelemetry's client of OTLP; install it with: pip install 'interlingua[otel]'"

@@ -6,8 +6,8 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from gateway.app import build_services
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_text
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
 from gateway.snapshot import ConfigSnapshot
 
 REST = "backends: {e: {kind: echo}}\nmodels: {m: {backend: e}}\n"

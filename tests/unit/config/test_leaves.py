@@ -6,18 +6,17 @@ import msgspec.inspect
 import pytest
 import yaml
 
-from gateway.config.complaints import (
+from gateway.config.decoder import ScalarDecoder, SourceLocation
+from gateway.config.errors import (
     ConfigError,
     ConfigPath,
     IssueCollector,
     SourcePosition,
     format_path,
 )
-from gateway.config.dialects import ProtocolRegistry
-from gateway.config.ground import ValidationContext
-from gateway.config.leaves import ScalarDecoder
-from gateway.config.loading import load_text
-from gateway.config.reader import SourceLocation
+from gateway.config.loader import load_text
+from gateway.config.registry import ProtocolRegistry
+from gateway.config.validation_context import ValidationContext
 
 MARK = yaml.Mark("g", 0, 0, 0, "", 0)
 START = 'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'

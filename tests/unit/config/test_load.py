@@ -7,13 +7,18 @@ import msgspec
 import pytest
 
 from backends import BACKENDS
-from gateway.config.complaints import ConfigError
-from gateway.config.dialects import ProtocolRegistry
-from gateway.config.document import MAX_DEPTH, MAX_NODES, decode_utf8
-from gateway.config.loading import load_config, load_text
-from gateway.config.pools import PoolConfig, TimeoutsConfig
-from gateway.config.shape import BackendConfig, Config, EchoConfig, TargetConfig
-from gateway.config.shown import dump_config
+from gateway.config.errors import ConfigError
+from gateway.config.loader import dump_config, load_config, load_text
+from gateway.config.registry import ProtocolRegistry
+from gateway.config.schema import (
+    BackendConfig,
+    Config,
+    EchoConfig,
+    PoolConfig,
+    TargetConfig,
+    TimeoutsConfig,
+)
+from gateway.config.yaml_reader import MAX_DEPTH, MAX_NODES, decode_utf8
 from protocols import DIALECTS
 
 LISTENERS = 'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_bytes, load_file
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_bytes, load_file
 
 PEM = Path(__file__).parents[2] / "fault" / "loopback.pem"
 TEXT = f"""\

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.complaints import ConfigError
-from gateway.config.document import decode_utf8
-from gateway.config.loading import load_text
-from gateway.config.shape import Config
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
+from gateway.config.schema import Config
+from gateway.config.yaml_reader import decode_utf8
 
 GOOD = sorted((Path(__file__).parents[2] / "golden" / "config" / "good").glob("*.yaml"))
 ENV = {"PORT": "8000", "NUMBER": "4096", "WORD": "tea", "EMPTY": "", "SECRET": "s"}

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.config import scalars
+from gateway.config import yaml_reader
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ from gateway.config import scalars
     ],
 )
 def test_types_are_those_of_yaml_1_2(text: str, value: object) -> None:
-    found = scalars.parse_scalar(text)
+    found = yaml_reader.parse_scalar(text)
     assert found == value
     assert type(found) is type(value)
 
 
 def test_a_number_is_never_so_long_that_reading_it_costs() -> None:
     with pytest.raises(ValueError, match="at most 18 digits"):
-        scalars.parse_scalar("9" * 5000)
+        yaml_reader.parse_scalar("9" * 5000)
 
 
 ENV = {"NAME": "value", "EMPTY": "", "TRICK": "${NAME} $$ {a: b}"}
@@ -59,7 +59,7 @@ ENV = {"NAME": "value", "EMPTY": "", "TRICK": "${NAME} $$ {a: b}"}
     ],
 )
 def test_the_environment_is_put_in_once(text: str, result: str) -> None:
-    assert scalars.expand_env(text, ENV) == result
+    assert yaml_reader.expand_env(text, ENV) == result
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_the_environment_is_put_in_once(text: str, result: str) -> None:
 )
 def test_what_the_environment_does_not_hold_is_told(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match="environment") as caught:
-        scalars.expand_env(text, ENV)
+        yaml_reader.expand_env(text, ENV)
     assert str(caught.value).startswith(complaint)

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.config import pools, shape
-from gateway.config.json_schema import build_schema, schema_hook
-from gateway.config.section import ConfigSection
-from gateway.config.shape import Config
+from gateway.config import schema
+from gateway.config.jsonschema import build_schema, schema_hook
+from gateway.config.schema import Config, ConfigSection
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "config"
 OLD_READING = {"yaml_1_2"}  # YAML 1.1, by which the witness here reads, takes its keys for truths
@@ -95,7 +94,7 @@ def test_every_field_of_every_struct_is_a_property() -> None:
     found = build_schema()["$defs"]
     structs = [
         one
-        for one in {**vars(shape), **vars(pools)}.values()
+        for one in {**vars(schema), **vars(schema)}.values()
         if isinstance(one, type) and issubclass(one, ConfigSection) and one.__name__ in found
     ]
     assert Config in structs

@@ -3,9 +3,8 @@ import copy
 import msgspec
 import pytest
 
-from gateway.config import units
-from gateway.config.rates import RateValue
-from gateway.config.units import SCALAR_TYPES, Secret
+from gateway.config import types
+from gateway.config.types import SCALAR_TYPES, RateValue, Secret
 
 
 @pytest.mark.parametrize(
@@ -94,9 +93,9 @@ def test_a_unit_refuses(unit: str, text: str) -> None:
 
 
 def test_a_timeout_leaves_some_time() -> None:
-    assert units.parse_timeout("1ms") == 0.001
+    assert types.parse_timeout("1ms") == 0.001
     with pytest.raises(ValueError, match="more than 0s"):
-        units.parse_timeout("0s")
+        types.parse_timeout("0s")
 
 
 def test_a_secret_shows_itself_only_when_asked() -> None:

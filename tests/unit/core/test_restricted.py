@@ -5,7 +5,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.config.dialects import ProtocolRegistry
+from gateway.config.registry import ProtocolRegistry
 from protocols import DIALECTS
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import (

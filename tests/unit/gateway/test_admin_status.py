@@ -8,7 +8,7 @@ from gateway.admin.overview import describe_config
 from gateway.admin.status import GatewayStatus, merge_statuses
 from gateway.admin.status import VersionStats as Told
 from gateway.admin.window import RecentStats
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.figures import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
 from gateway.telemetry import RequestOutcome, RequestRecord
 from protocols.core.events import Usage

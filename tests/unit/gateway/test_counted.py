@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.app import build_services
-from gateway.config.loading import load_text
-from gateway.config.shape import ObservabilityConfig
+from gateway.config.loader import load_text
+from gateway.config.schema import ObservabilityConfig
 from gateway.counted import set_up_exporters
 from gateway.telemetry import RequestRecord, ignore_record
 from gateway.tracing.sending import MetricExporter, SpanExporter

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gateway.config.loading import load_text
-from gateway.config.pools import PoolConfig
+from gateway.config.loader import load_text
+from gateway.config.schema import PoolConfig
 from gateway.crew import build_pool_arguments
 from gateway.making import build_adapter
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from backends.interfaces import WorkerCandidate, WorkerSelection
 from gateway.app import build_services
 from gateway.commands.serve import read_built_in_config
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.explaining.dry import ServersByListener, run_dry
 from gateway.explaining.sample import build_sample_request
 from gateway.explaining.text import format_explanation

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.files import FileState, FileWatcher, read_file_state
+from gateway.config.file_watch import FileState, FileWatcher, read_file_state
 
 A, B, C = (FileState((1, 1), digest) for digest in (b"a", b"b", b"c"))
 OTHER = FileState((1, 2), b"b")

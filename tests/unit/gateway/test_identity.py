@@ -17,7 +17,7 @@ from jwt.warnings import InsecureKeyLengthWarning
 from msgspec.structs import replace
 
 from gateway.auth import Authenticator, KeysPending, Principal
-from gateway.config.identity import JwtClaimsConfig, JwtConfig
+from gateway.config.schema import JwtClaimsConfig, JwtConfig
 from gateway.identity.issuer import JwksClient
 from gateway.identity.keys import parse_key_set
 from gateway.identity.tokens import JwtPolicy, JwtVerifier

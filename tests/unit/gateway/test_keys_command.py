@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from gateway.auth import Authenticator, Principal
 from gateway.cli import main
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 
 CONFIG = """\
 listeners: [{address: "0.0.0.0:8000", dialects: [openai]}]

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.cli import main
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_text
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
 from gateway.tools.migrate.litellm import migrate
 from tests.golden.migrate.test_golden_migrate import ENV, FILES, Environment
 

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from gateway.config.complaints import ConfigError, ConfigIssue
-from gateway.config.loading import LoadedConfig, load_bytes
+from gateway.config.errors import ConfigError, ConfigIssue
+from gateway.config.loader import LoadedConfig, load_bytes
 from gateway.reload import ConfigSource, Reloader, ReloadResult
 from gateway.reloads import ReloadCollector
 

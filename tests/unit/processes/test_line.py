@@ -2,8 +2,8 @@
 
 import socket
 
+from gateway.config.loader import ConfigText
 from gateway.processes.line import IpcChannel, ListenerPort, PrepareReload
-from gateway.processes.text import ConfigText
 
 
 async def test_what_is_told_is_heard_whole_and_in_order_until_the_end() -> None:

@@ -4,7 +4,7 @@ import os
 
 from msgspec.structs import replace
 
-from gateway.config import allowances, listeners, loading, pools
+from gateway.config import listeners, loader, schema
 from gateway.processes.shares import find_unpartitionable, partition_config
 
 FILE = """
@@ -28,13 +28,13 @@ models:
 state: {redis: "redis://127.0.0.1:6379", replicas: 2}
 """
 SEATS = {("127.0.0.1:0", 0): 5001, ("127.0.0.1:0", 1): 5002}
-CONFIG = loading.load_text(FILE, "x.yaml", env={})
+CONFIG = loader.load_text(FILE, "x.yaml", env={})
 
 
 def test_each_limit_is_divided_and_rounded_up() -> None:
     part = partition_config(CONFIG, 3, SEATS)
     pool, shadow = part.backends["pool"], part.models["m"].shadow
-    assert isinstance(pool, pools.PoolConfig)
+    assert isinstance(pool, schema.PoolConfig)
     assert shadow is not None
     assert (part.limits.connections, part.limits.connections_per_address) == (334, 4)
     assert [one.max_concurrency for one in pool.workers] == [1, None]
@@ -64,19 +64,19 @@ keys:
 
 
 def test_what_a_key_may_take_is_divided_where_no_state_is_shared() -> None:
-    config = loading.load_text(LIMITED, "x.yaml", env={})
+    config = loader.load_text(LIMITED, "x.yaml", env={})
     part = partition_config(config, 3, dict.fromkeys(listeners.listeners_by_id(config), 1))
     one, two = part.keys
-    assert part.defaults.limits == allowances.KeyRateLimitConfig(requests=(4, 1))
-    assert one.limits == allowances.KeyRateLimitConfig(
+    assert part.defaults.limits == schema.KeyRateLimitConfig(requests=(4, 1))
+    assert one.limits == schema.KeyRateLimitConfig(
         requests=(200, 60),
         tokens=(66_667, 60),
         concurrent=2,
         budget=1_666_667,
-        models={"m": allowances.RateLimitConfig(tokens=(1, 1))},
+        models={"m": schema.RateLimitConfig(tokens=(1, 1))},
     )
     assert two.limits is None
-    shared = loading.load_text(LIMITED + 'state: {redis: "redis://h"}', "x.yaml", env={})
+    shared = loader.load_text(LIMITED + 'state: {redis: "redis://h"}', "x.yaml", env={})
     assert (
         partition_config(shared, 3, dict.fromkeys(listeners.listeners_by_id(shared), 1)).keys
         == shared.keys
@@ -86,7 +86,7 @@ def test_what_a_key_may_take_is_divided_where_no_state_is_shared() -> None:
 def test_what_has_no_limit_stays_without() -> None:
     part = partition_config(CONFIG, 3, SEATS)
     free = part.backends["free"]
-    assert isinstance(free, pools.PoolConfig)
+    assert isinstance(free, schema.PoolConfig)
     assert (free.max_concurrency, free.total_concurrency) == (None, None)
     assert part.backends["echo"] == CONFIG.backends["echo"]
     assert part.models["n"] == CONFIG.models["n"]
@@ -100,7 +100,7 @@ def test_every_listener_has_the_port_that_all_have() -> None:
 
 def test_a_local_model_cannot_be_shared() -> None:
     text = "backends: {l: {kind: torch, path: /}, e: {kind: echo}}\nmodels: {m: {backend: l}}"
-    found = loading.load_bytes(text.encode(), "x.yaml", env=os.environ)
+    found = loader.load_bytes(text.encode(), "x.yaml", env=os.environ)
     told = str(found.build_error(*find_unpartitionable(found.config)))
     assert told.startswith("x.yaml:1:15: each process would load this model; serve it with `inter")
     assert told.endswith("(at backends.l)")

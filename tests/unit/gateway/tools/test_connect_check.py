@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
-from gateway.config.loading import load_text
+from gateway.config.loader import load_text
 from gateway.tools.connect_check import (
     Finding,
     check_kernel,

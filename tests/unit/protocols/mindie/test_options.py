@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config.complaints import ConfigError
-from gateway.config.loading import load_text
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
 from protocols.mindie.endpoints import MindIE
 
 PROMPTS = {

@@ -6,41 +6,358 @@ Some classes say more of how they are written: ``short`` is the field that a lon
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from gateway.config.allowances import KeyRateLimitConfig
-from gateway.config.entrance import ServerLimitsConfig
-from gateway.config.identity import JwtConfig
-from gateway.config.pools import PoolConfig, RetryConfig, TimeoutsConfig
-from gateway.config.section import BackendConfigBase, ConfigSection, OptionValue, PositiveInt
-from gateway.config.state import SharedStateConfig
-from gateway.config.traces import MetricsConfig, TracingConfig
-from gateway.config.units import (
+from gateway.config.types import (
+    Budget,
+    CollectorUrl,
     DeviceName,
     Duration,
     FilePath,
     HeaderName,
+    HostPort,
     ListenAddress,
     ModelAlias,
     ModelName,
     Name,
+    NameserverAddress,
     NonEmptyStr,
     OutputPath,
     PathPrefix,
+    Rate,
     Retention,
     Secret,
     Sha256Digest,
     Share,
     Size,
+    SrvName,
     StickySource,
     TemplatePath,
+    Timeout,
     Weight,
     WeightsPath,
+    WorkerUrl,
 )
 from protocols import DIALECTS
+
+# What every part of the file is built on.
+
+OptionValue = str | int | float | bool
+"""What a dialect's own setting may be."""
+
+PositiveInt = Annotated[int, Meta(ge=1, le=100_000)]
+
+
+class ConfigSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping of the file."""
+
+
+class BackendConfigBase(ConfigSection, frozen=True, tag_field="kind"):
+    """What one backend is made from."""
+
+    implied_by: ClassVar[str | None] = None
+
+    @property
+    def kind(self) -> str:
+        """Its name in the registry of backends."""
+        return str(self.__struct_config__.tag)
+
+
+# What the file may say of a pool of workers.
+
+RetryCondition = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
+_RETRY_CONDITIONS: tuple[RetryCondition, ...] = get_args(RetryCondition)
+
+
+class TimeoutsConfig(ConfigSection, frozen=True):
+    """Separate limits of an exchange, in seconds."""
+
+    connect: Timeout = 2.0
+    first_token: Timeout = 60.0
+    idle: Timeout = 30.0
+    total: Timeout = 600.0
+
+
+class RetryConfig(ConfigSection, frozen=True):
+    """Whether another worker is asked when one fails before its answer began.
+
+    ``max`` is how many more may be asked, beside those that can't be reached. ``budget`` is the
+    part of recent requests that may be asked again at all.
+    """
+
+    max: Annotated[int, Meta(ge=0, le=10)] = 1
+    budget: Share = 0.2
+    on: tuple[RetryCondition, ...] = _RETRY_CONDITIONS
+
+
+class UpstreamAuthConfig(ConfigSection, frozen=True):
+    """What a worker wants to be shown."""
+
+    bearer: Secret
+
+
+class WorkerSourceConfig(ConfigSection, frozen=True):
+    """One process behind a URL, which is its base, without the dialect's path; or several.
+
+    Several are told by DNS: by the addresses of a name (``dns``, as host:port) or by the places of
+    a service (``srv``), or listed in a ``file``, of which each entry is written like one of these.
+    They are looked for again ``every`` so often, and the last that were found are kept.
+    """
+
+    short: ClassVar[str] = "url"
+
+    url: WorkerUrl | None = None
+    dns: HostPort | None = None
+    srv: SrvName | None = None
+    file: FilePath | None = None
+    every: Timeout = 10.0
+    scheme: Literal["http", "https"] = "http"
+    nameserver: NameserverAddress | None = None
+    """An address to ask in place of the system's nameservers."""
+    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+    max_concurrency: PositiveInt | None = None
+    auth: UpstreamAuthConfig | None = None
+
+
+class QueueConfig(ConfigSection, frozen=True):
+    """How many requests may wait for a worker with a free place, and how long."""
+
+    max: Annotated[int, Meta(ge=0, le=100_000)] = 200
+    wait: Duration = 10.0
+
+
+class ClientTlsConfig(ConfigSection, frozen=True):
+    """Who has signed the certificates of those who are asked, in PEM."""
+
+    ca: FilePath
+
+
+class HealthCheckConfig(ConfigSection, frozen=True):
+    """Probes that are sent to each worker, and how a worker comes back.
+
+    ``fall`` probes that fail in a row take a worker out, ``rise`` good ones bring it back; its
+    share then grows to the whole within ``slow_start``. When fewer than ``panic`` of the workers
+    are in, all are asked. ``path`` left out is the dialect's own.
+    """
+
+    path: NonEmptyStr | None = None
+    every: Timeout = 5.0
+    timeout: Timeout = 2.0
+    fall: PositiveInt = 3
+    rise: PositiveInt = 2
+    slow_start: Duration = 30.0
+    panic: Share = 0.3
+
+
+class CircuitBreakerConfig(ConfigSection, frozen=True):
+    """When requests that fail take a worker out.
+
+    ``failures`` in a row do, or ``rate`` of those within ``window``, if they are at least
+    ``least``: the first time for ``open``, then for twice as long.
+    """
+
+    failures: PositiveInt = 5
+    rate: Share = 0.25
+    least: PositiveInt = 20
+    window: Timeout = 10.0
+    open: Timeout = 15.0
+
+
+class PoolConfig(BackendConfigBase, frozen=True, tag=str.lower):
+    """Workers that speak one dialect. ``timeouts`` and ``retries`` left out are the defaults'.
+
+    ``max_concurrency`` holds for each worker that does not say its own, ``total_concurrency`` for
+    all of them together. ``options`` are the dialect's own settings. ``template`` makes a prompt of
+    a conversation, for workers that take only text: a tokenizer's folder, or a Jinja template.
+    """
+
+    implied_by: ClassVar[str | None] = "workers"
+    former_files: ClassVar[frozenset[str]] = frozenset({"capabilities"})
+    """Keys that once named a file. The checks say what stands in their place."""
+
+    dialect: NonEmptyStr
+    workers: Annotated[tuple[WorkerSourceConfig, ...], Meta(min_length=1)]
+    profile: NonEmptyStr | None = None
+    options: Mapping[str, OptionValue] = {}
+    fields: Mapping[str, NonEmptyStr] | None = None
+    """The names by which workers take parameters, where no profile has them."""
+    unsupported_parameters: tuple[NonEmptyStr, ...] = ()
+    """Parameters that the workers don't support, as `interlingua probe --write` prints them: they
+    are not sent, and the gateway emulates what it can."""
+    template: TemplatePath | None = None
+    policy: Literal["round_robin", "least_load", "two_choices", "prefix", "session"] = "least_load"
+    max_concurrency: PositiveInt | None = None
+    total_concurrency: PositiveInt | None = None
+    queue: QueueConfig = QueueConfig()
+    timeouts: TimeoutsConfig | None = None
+    retries: RetryConfig | None = None
+    health: HealthCheckConfig = HealthCheckConfig()
+    breaker: CircuitBreakerConfig = CircuitBreakerConfig()
+    tls: ClientTlsConfig | None = None
+
+
+# What clients may take of the models, by their keys.
+
+
+class RateLimitConfig(ConfigSection, frozen=True):
+    """How much may be taken; what is left out is not limited.
+
+    ``tokens`` and ``budget`` are of prompts and answers together, ``budget`` from 00:00 UTC to the
+    next; ``concurrent`` is how many requests at a time.
+    """
+
+    requests: Rate | None = None
+    tokens: Rate | None = None
+    concurrent: PositiveInt | None = None
+    budget: Budget | None = None
+
+
+class KeyRateLimitConfig(RateLimitConfig, frozen=True):
+    """How much a key may take of all models together, and beside that of some of them."""
+
+    models: Annotated[Mapping[NonEmptyStr, RateLimitConfig], Meta(min_length=1)] | None = None
+
+
+# What the file may say of how much the gateway takes in, and for how long.
+
+
+class ServerLimitsConfig(ConfigSection, frozen=True):
+    """What the gateway takes in.
+
+    Of ``connections`` at most half as many are taken as the process may have files open, since
+    each may need one to a worker. Where all are taken, a new one ends that which has waited longest
+    for a request. ``head_time`` is how long the head of a request may take; ``body_pause``, how
+    long nothing of its body may come; ``keep``, how long a connection may wait for its next
+    request.
+
+    At SIGTERM the gateway is not ready any more, ends each connection with its answer, and goes on
+    as before for ``lame_duck``, so that whoever sends requests learns of it. Then it takes no more,
+    and ``drain`` is how long running answers may go on.
+
+    ``warm`` is how long a reload waits for a new backend to get ready: a model to be loaded.
+    """
+
+    body: Size = 8 << 20
+    header: Size = 16 << 10
+    connections: PositiveInt = 10_000
+    connections_per_address: PositiveInt | None = None
+    head_time: Timeout = 10.0
+    body_pause: Timeout = 10.0
+    keep: Timeout = 75.0
+    lame_duck: Duration = 5.0
+    drain: Duration = 60.0
+    warm: Duration = 120.0
+
+
+# What the file may say of who signs tokens, beside the keys that it lists itself.
+
+JwtAlgorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+
+
+class JwtClaimsConfig(ConfigSection, frozen=True):
+    """Where a token says what. A name with dots leads into what is nested.
+
+    ``name`` is its holder, whom logs and usage call ``jwt:`` and that. With ``models`` he may ask
+    for those that it lists, by a list or a text with blanks (``*``: all), and for none where it
+    lists none; ``tags`` are what rules may know him by.
+    """
+
+    name: NonEmptyStr = "sub"
+    models: NonEmptyStr | None = None
+    tags: NonEmptyStr | None = None
+
+
+class JwtConfig(ConfigSection, frozen=True, kw_only=True):
+    """Tokens (JWT) that this issuer has signed are taken as keys are.
+
+    ``audience`` is what one of them must be meant for. ``jwks`` is where its public keys are; left
+    out, ``issuer`` is a URL, and its ``/.well-known/openid-configuration`` tells. ``leeway`` is how
+    far clocks may be apart. While the issuer can't be asked, the keys that were had last are good
+    for ``keep``.
+    """
+
+    issuer: NonEmptyStr
+    audience: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)]
+    jwks: NonEmptyStr | None = None
+    algorithms: Annotated[tuple[JwtAlgorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")
+    leeway: Duration = 30.0
+    keep: Timeout = 86400.0
+    claims: JwtClaimsConfig = JwtClaimsConfig()
+    tls: ClientTlsConfig | None = None
+
+
+# What the file may say of what several gateways share.
+
+
+class SharedStateConfig(ConfigSection, frozen=True):
+    """A Redis that keeps what is left of the keys' limits, for several gateways together.
+
+    ``redis`` is its URL, which may hold a password and is never shown: redis://HOST:6379/0, with
+    TLS rediss://, on this machine also unix:///PATH. ``prefix`` is what all names there begin with:
+    gateways with the same one share their limits.
+    """
+
+    redis: Secret
+    on_failure: Literal["local", "open", "closed"] = "local"
+    """While it can't be asked: each gateway admits its part of every limit (``local``), everything
+    is admitted (``open``), or nothing that has a limit (``closed``)."""
+    replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    """How many gateways there are: what ``local`` divides by."""
+    prefix: Name = "interlingua"
+    tls: ClientTlsConfig | None = None
+
+
+# What the file may say of where traces and figures go, beside the page of metrics.
+
+
+class TracingConfig(ConfigSection, frozen=True):
+    """Spans of exchanges, sent to a collector by OTLP over HTTP: never a prompt or an answer.
+
+    ``otlp`` is its base URL, without ``/v1/traces``. A ``sample`` of all exchanges is traced. What
+    a client says of a trace is linked to; with ``trust`` it is followed, and decides what is
+    sampled. At most ``buffer`` exchanges wait to be sent; what comes beyond is counted.
+    """
+
+    short: ClassVar[str] = "otlp"
+
+    otlp: CollectorUrl
+    sample: Share = 0.05
+    trust: bool = False
+    auth: UpstreamAuthConfig | None = None
+    headers: Mapping[HeaderName, Secret] = {}
+    """Of each request to the collector."""
+    buffer: PositiveInt = 10_000
+
+
+class OtlpMetricsConfig(ConfigSection, frozen=True):
+    """Figures of OpenTelemetry's conventions for generative models, sent by OTLP over HTTP.
+
+    ``otlp`` is the collector's base URL, without ``/v1/metrics``.
+    """
+
+    short: ClassVar[str] = "otlp"
+
+    otlp: CollectorUrl
+    every: Timeout = 60.0
+    auth: UpstreamAuthConfig | None = None
+    headers: Mapping[HeaderName, Secret] = {}
+
+
+class MetricsConfig(ConfigSection, frozen=True):
+    """What is counted of exchanges is told at the admin listener, under ``/metrics``.
+
+    With ``vllm_compat`` there are vLLM's names for it, too, so that what reads vLLM's page reads
+    the gateway's. ``push`` sends some of it to a collector.
+    """
+
+    vllm_compat: bool = False
+    push: OtlpMetricsConfig | None = None
+
 
 OnLoss = Literal["report", "reject", "ignore"]
 TokenCount = Annotated[int, Meta(ge=1, le=1_000_000_000)]

@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from msgspec import UNSET
 
-from gateway.config.complaints import ConfigPath, IssueCollector, quote, suggest_name
-from gateway.config.dialects import ProtocolRegistry
-from gateway.config.reader import SourceLocation
+from gateway.config.decoder import SourceLocation
+from gateway.config.errors import ConfigPath, IssueCollector, quote, suggest_name
+from gateway.config.registry import ProtocolRegistry
 
 
 def is_set(value: object) -> bool:

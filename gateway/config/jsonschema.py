@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from gateway.config.shape import Config
-from gateway.config.units import SCALAR_TYPES, Secret
+from gateway.config.schema import Config
+from gateway.config.types import SCALAR_TYPES, Secret
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SECRET_SCHEMA = {

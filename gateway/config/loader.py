@@ -1,0 +1,273 @@
+"""A configuration from its text: parsed, read, checked and completed."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec.inspect
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from gateway.config import validate
+from gateway.config.decoder import ConfigDecoder, SourceLocation
+from gateway.config.errors import (
+    DOCUMENT_START,
+    ConfigError,
+    ConfigIssue,
+    ConfigPath,
+    IssueCollector,
+    format_path,
+)
+from gateway.config.registry import ProtocolRegistry
+from gateway.config.schema import (
+    BackendConfig,
+    Config,
+    ListenerConfig,
+    ListenerProtocolConfig,
+    PoolConfig,
+    RetryConfig,
+    TimeoutsConfig,
+    WorkerSourceConfig,
+)
+from gateway.config.types import RateValue, Secret, format_rate
+from gateway.config.validation_context import ValidationContext, is_set
+from gateway.config.yaml_reader import compose_yaml, decode_utf8
+from protocols import DIALECTS
+
+# What a configuration leaves unsaid, said.
+
+_DEFAULT_ADDRESS = "127.0.0.1:8000"
+SectionT = TypeVar("SectionT", TimeoutsConfig, RetryConfig)
+
+
+def apply_defaults(
+    config: Config, places: Mapping[ConfigPath, SourceLocation], dialects: ProtocolRegistry
+) -> Config:
+    """What a pool does not say, from the defaults; without listeners, every dialect here."""
+    backends: dict[str, BackendConfig] = {}
+    for name, backend in config.backends.items():
+        if isinstance(backend, PoolConfig):
+            at = ("backends", name)
+            backends[name] = replace(
+                backend,
+                timeouts=_merge_defaults(
+                    backend.timeouts, config.defaults.timeouts, places, at, "timeouts"
+                ),
+                retries=_merge_defaults(
+                    backend.retries, config.defaults.retries, places, at, "retries"
+                ),
+            )
+        else:
+            backends[name] = backend
+    listeners = config.listeners or (build_default_listener(dialects),)
+    return replace(config, backends=backends, listeners=listeners)
+
+
+def _merge_defaults(
+    own: SectionT | None,
+    default: SectionT,
+    places: Mapping[ConfigPath, SourceLocation],
+    at: ConfigPath,
+    key: str,
+) -> SectionT:
+    """The default, but for what stands in the file at ``key``."""
+    said = [name for name in default.__struct_fields__ if (*at, key, name) in places]
+    return replace(default, **{name: getattr(own, name) for name in said})
+
+
+def build_default_listener(dialects: ProtocolRegistry) -> ListenerConfig:
+    """A listener with every dialect: at its own paths, or below its name where those are taken."""
+    mounts = []
+    claimed: set[tuple[str, str]] = set()
+    for name in filter(dialects.serves_clients, dialects.names):
+        endpoints = dialects.endpoints(name, None, {})
+        prefix = "" if claimed.isdisjoint(endpoints) else f"/{name}"
+        claimed.update((method, prefix + path) for method, path in endpoints)
+        mounts.append(ListenerProtocolConfig(name=name, prefix=prefix))
+    return ListenerConfig(address=_DEFAULT_ADDRESS, dialects=tuple(mounts))
+
+
+_CONFIG_TYPE = msgspec.inspect.type_info(Config)
+_WORKER_LIST_TYPE = msgspec.inspect.type_info(
+    Annotated[tuple[WorkerSourceConfig, ...], Meta(min_length=1)]
+)
+_HASH_LENGTH = 12
+
+
+class LoadedConfig(Struct, frozen=True):
+    """A configuration, and the file that it was in.
+
+    ``hash`` is what its SHA-256 begins with. ``files`` are those that it names, but for lists of
+    workers, which pools watch themselves.
+    """
+
+    config: Config
+    filename: str
+    hash: str
+    files: frozenset[str]
+    locations: Mapping[ConfigPath, SourceLocation]
+
+    def build_error(self, *wrong: tuple[ConfigPath, str]) -> ConfigError:
+        """What to raise where it can't be used, for what is at each path, or nearest above it."""
+        return ConfigError(self.filename, [self._locate_issue(*one) for one in wrong], self.files)
+
+    def _locate_issue(self, path: ConfigPath, message: str) -> ConfigIssue:
+        near = next(at for n in range(len(path), -1, -1) if (at := path[:n]) in self.locations)
+        mark = self.locations[near].value_position
+        return ConfigIssue(mark.line, mark.column, message, format_path(path))
+
+
+LoadConfig = Callable[[], LoadedConfig]
+"""Reads a configuration, each time anew. Raises ConfigError."""
+
+
+def load_text(
+    text: str, filename: str, *, env: Mapping[str, str], insecure: bool = False
+) -> Config:
+    """The configuration that ``text`` holds.
+
+    ``filename`` is what complaints call it; paths in it are relative to its folder. With
+    ``insecure``, listeners beyond this machine need no keys. Raises ConfigError with all that is
+    wrong.
+    """
+    return _load(text, filename, env, insecure=insecure).config
+
+
+def load_bytes(
+    data: bytes, filename: str, *, env: Mapping[str, str], insecure: bool = False
+) -> LoadedConfig:
+    """The same of a file's bytes, with where everything is."""
+    found = _load(decode_utf8(data, filename), filename, env, insecure=insecure)
+    return replace(found, hash=hashlib.sha256(data).hexdigest()[:_HASH_LENGTH])
+
+
+def _load(text: str, filename: str, env: Mapping[str, str], *, insecure: bool) -> LoadedConfig:
+    complaints = IssueCollector(filename)
+    reader = ConfigDecoder(complaints, env)
+    config: Config = reader.decode_document(compose_yaml(text, complaints), _CONFIG_TYPE)
+    files = frozenset(file for path, file in reader.files.items() if not _is_worker_list(path))
+    dialects = ProtocolRegistry(DIALECTS)
+    if is_set(config):
+        validate.validate_config(
+            config,
+            ValidationContext(complaints, reader.locations, dialects, reader.files),
+            insecure=insecure,
+        )
+    if complaints.issues:
+        raise ConfigError(filename, complaints.issues, files)
+    config = apply_defaults(config, reader.locations, dialects)
+    return LoadedConfig(config, filename, "", files, reader.locations)
+
+
+def load_config(path: str, *, env: Mapping[str, str], insecure: bool = False) -> Config:
+    """The configuration of a file. Raises ConfigError, and OSError where there is no such file."""
+    return load_bytes(Path(path).read_bytes(), path, env=env, insecure=insecure).config
+
+
+def load_file(path: str, *, env: Mapping[str, str], insecure: bool = False) -> LoadedConfig:
+    """The same with where everything is. Raises ConfigError, also where there is no such file."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        message = f"the file can't be read: {error.strerror}"
+        raise IssueCollector(path).build_error(DOCUMENT_START, message) from None
+    return load_bytes(data, path, env=env, insecure=insecure)
+
+
+def _is_worker_list(path: ConfigPath) -> bool:
+    """Whether it names a list of workers."""
+    return path[-1] == "file" and isinstance(path[-2], int)
+
+
+def load_worker_list(
+    data: bytes, filename: str, *, env: Mapping[str, str]
+) -> tuple[WorkerSourceConfig, ...]:
+    """The workers that a file lists, each by its URL. Raises ConfigError."""
+    complaints = IssueCollector(filename)
+    reader = ConfigDecoder(complaints, env)
+    found: tuple[WorkerSourceConfig, ...] = reader.decode_document(
+        compose_yaml(decode_utf8(data, filename), complaints), _WORKER_LIST_TYPE
+    )
+    if is_set(found):
+        validate.check_listed_workers(
+            found, ValidationContext(complaints, reader.locations, ProtocolRegistry(DIALECTS))
+        )
+    if complaints.issues:
+        raise ConfigError(filename, complaints.issues)
+    return found
+
+
+# A configuration as plain values: what may be shown, with ``***`` for secrets.
+
+
+def dump_config(value: Any) -> Any:
+    """Dictionaries, lists and scalars, in the order of the fields; durations in seconds."""
+    match value:
+        case Secret():
+            return "***"
+        case Struct():
+            config = value.__struct_config__
+            tag = {config.tag_field: config.tag} if config.tag_field else {}
+            return tag | {
+                name: dump_config(getattr(value, name)) for name in value.__struct_fields__
+            }
+        case Mapping():
+            return {key: dump_config(one) for key, one in value.items()}
+        case RateValue():
+            return format_rate(value)
+        case tuple():
+            return [dump_config(one) for one in value]
+        case _:
+            return value
+
+
+# What is served, as it can be sent: the text of a configuration, and how to read it.
+
+
+class ConfigText(Struct, frozen=True):
+    """A configuration as bytes. ``values`` stand beside the environment of who reads it."""
+
+    data: bytes
+    filename: str
+    env_overrides: Mapping[str, str] = {}
+    insecure: bool = False
+
+    def load(self) -> LoadedConfig:
+        """What it says. Raises ConfigError."""
+        env = {**os.environ, **self.env_overrides}
+        return load_bytes(self.data, self.filename, env=env, insecure=self.insecure)
+
+
+ConfigFetcher = Callable[[], ConfigText]
+"""Gives the text as it is now. Raises ConfigError where there is none."""
+
+
+def make_file_fetcher(path: str, *, insecure: bool) -> ConfigFetcher:
+    """That of a file."""
+    return partial(_fetch_file, path, insecure=insecure)
+
+
+def _fetch_file(path: str, *, insecure: bool) -> ConfigText:
+    try:
+        return ConfigText(Path(path).read_bytes(), path, insecure=insecure)
+    except OSError as error:
+        message = f"the file can't be read: {error.strerror}"
+        raise IssueCollector(path).build_error(DOCUMENT_START, message) from None
+
+
+class ConfigReader:
+    """Reads a text anew each time that it is called, and keeps the last that was right."""
+
+    def __init__(self, fetch: ConfigFetcher) -> None:
+        self._fetch = fetch
+        self.last_text = ConfigText(b"", "")
+
+    def __call__(self) -> LoadedConfig:
+        """Raises ConfigError."""
+        text = self._fetch()
+        found = text.load()
+        self.last_text = text
+        return found

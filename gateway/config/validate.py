@@ -1,0 +1,769 @@
+"""Whether a configuration makes sense: names that lead somewhere, and traffic that gets there."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gateway.config import validate_backends
+from gateway.config.errors import ConfigPath, join_names, quote, suggest_name
+from gateway.config.registry import describe_type_mismatch
+from gateway.config.schema import (
+    ApiKeyConfig,
+    Config,
+    KeyRateLimitConfig,
+    ModelConfig,
+    PoolConfig,
+    RouteConfig,
+    RouteMatchConfig,
+    TrafficSplitConfig,
+    WorkerSourceConfig,
+    is_numeric_version,
+)
+from gateway.config.types import parse_ip, split_address
+from gateway.config.validation_context import ValidationContext, is_set
+
+# Whether the addresses of the listeners make sense.
+
+_WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
+
+
+def check_listeners(config: Config, ground: ValidationContext, *, insecure: bool) -> None:
+    """Complain of the listeners."""
+    seen: list[tuple[str, int]] = []
+    if is_set(config.admin) and config.admin is not None and is_set(config.admin.address):
+        address, where = config.admin.address, ("admin", "address")
+        _check_listen_address(address, where, seen, ground)
+        if config.admin.sha256 is None and not is_loopback(address):
+            ground.add_issue(
+                where,
+                "whoever reaches this address could change the workers; "
+                "give the admin listener the sha256 of a key, or let it listen on 127.0.0.1",
+            )
+    if not is_set(config.listeners):
+        return
+    for n, listener in enumerate(config.listeners):
+        path = ("listeners", n)
+        if not is_set(listener):
+            continue
+        if is_set(listener.address):
+            _check_listen_address(listener.address, (*path, "address"), seen, ground)
+            if not insecure and _has_no_auth(config) and not is_loopback(listener.address):
+                ground.add_issue(
+                    (*path, "address"),
+                    "whoever reaches this address may use every model, since there are no keys; "
+                    "add keys, listen on 127.0.0.1, or start with --insecure-no-auth",
+                )
+
+
+def _has_no_auth(config: Config) -> bool:
+    """Whether nobody needs a key."""
+    return config.keys == () and config.identity is None
+
+
+def _check_listen_address(
+    address: str, path: ConfigPath, seen: list[tuple[str, int]], ground: ValidationContext
+) -> None:
+    host, port = split_address(address)
+    for other, other_port in seen:
+        same = host == other or not _WILDCARD_HOSTS.isdisjoint((host, other))
+        if port and port == other_port and same:
+            ground.add_issue(
+                path,
+                f"another listener has {other}:{other_port} already; "
+                "choose another port, or mount the dialects on one listener",
+            )
+            return
+    seen.append((host, port))
+
+
+def is_loopback(address: str) -> bool:
+    host, _ = split_address(address)
+    found = parse_ip(host)
+    return found.is_loopback if found is not None else host == "localhost"
+
+
+# Whether those who answer in a model's stead are there, do its work, and go in no circle.
+
+
+def check_fallbacks(models: Mapping[str, ModelConfig], ground: ValidationContext) -> None:
+    """Complain of fallbacks that lead nowhere, or back."""
+    names = map_model_names(models)
+    for name, model in models.items():
+        if not is_set(model) or not is_set(model.fallback) or not model.fallback:
+            continue
+        versions = list_versions(model)
+        for n, after in enumerate(model.fallback):
+            path = ("models", name, "fallback", n)
+            if not is_set(after) or after in versions:
+                continue
+            if after not in names:
+                shown = quote(ground.get_raw_text(path))
+                ground.add_issue(
+                    path,
+                    f"{shown} is neither a version of this model nor another model; "
+                    f"{suggest_name(after, [*versions, *names])}",
+                )
+            elif circle := _find_cycle(names[after], name, models, names):
+                way = " to ".join([name, *circle])
+                ground.add_issue(
+                    path, f"the fallbacks lead in a circle: {way}; leave one of them out"
+                )
+            else:
+                check_task(model, models[names[after]], path, ground)
+
+
+def check_task(
+    model: ModelConfig, other: ModelConfig, path: ConfigPath, ground: ValidationContext
+) -> None:
+    """Complain of an ``other``, named at ``path``, that has another task than a model."""
+    if not is_set(other) or not is_set(model.task) or not is_set(other.task):
+        return
+    if model.task != other.task:
+        shown = quote(ground.get_raw_text(path))
+        message = f"{shown} has the task {other.task}, and this model has {model.task}"
+        ground.add_issue(
+            path, f"{message}; name a model of the same task, or correct one of the two"
+        )
+
+
+def _has_targets(model: ModelConfig) -> bool:
+    return (
+        is_set(model.versions) and is_set(model.backend) and bool(model.versions or model.backend)
+    )
+
+
+def map_model_names(models: Mapping[str, ModelConfig]) -> dict[str, str]:
+    """Every name by which a model may be asked for, and the model's own."""
+    names = {name: name for name in models if name != "*"}
+    for name, model in models.items():
+        if is_set(model) and is_set(model.aliases):
+            names |= {alias: name for alias in model.aliases if is_set(alias)}
+    return names
+
+
+def _find_cycle(
+    start: str, goal: str, models: Mapping[str, ModelConfig], names: Mapping[str, str]
+) -> list[str] | None:
+    """The way from ``start`` back to ``goal``, by fallbacks; None where there is none."""
+    ways, seen = [[start]], {start}
+    while ways:
+        way = ways.pop()
+        if way[-1] == goal:
+            return way
+        model = models[way[-1]]
+        fallback = model.fallback if is_set(model) else None
+        for after in fallback if is_set(fallback) and fallback else ():
+            found = (
+                names.get(after) if is_set(after) and after not in list_versions(model) else None
+            )
+            if found is not None and found not in seen:
+                seen.add(found)
+                ways.append([*way, found])
+    return None
+
+
+def list_versions(model: ModelConfig) -> list[str]:
+    """The names of a model's versions, where they could be read."""
+    return list(model.resolve_targets()) if _has_targets(model) else []
+
+
+# Whether what clients may take makes sense: limits of models that there are, each once.
+
+
+def check_rate_limits(config: Config, ground: ValidationContext) -> None:
+    """Complain of limits that are never looked at."""
+    if not is_set(config.models):
+        return
+    owners = _map_limit_owners(config.models)
+    if is_set(config.defaults):
+        _check_model_limits(config.defaults.limits, ("defaults", "limits"), owners, ground)
+    for n, key in enumerate(config.keys if is_set(config.keys) else ()):
+        if not is_set(key):
+            continue
+        path = ("keys", n, "limits")
+        good = _check_model_limits(key.limits, path, owners, ground)
+        if is_set(key.models) and key.models is not None and all(map(is_set, key.models)):
+            asks = {owners.get(name, name) for name in key.models}
+            for name in good:
+                if owners.get(name, name) not in asks:
+                    message = "the key may not ask for this model; remove it, or add it to models"
+                    ground.add_issue((*path, "models", name), message, key=True)
+
+
+def _map_limit_owners(models: Mapping[str, ModelConfig]) -> Mapping[str, str]:
+    """The model that each name stands for."""
+    found = {name: name for name in models}
+    for name, model in models.items():
+        if is_set(model) and is_set(model.aliases):
+            found.update((alias, name) for alias in model.aliases if is_set(alias))
+    return found
+
+
+def _check_model_limits(
+    limits: KeyRateLimitConfig | None,
+    path: ConfigPath,
+    owners: Mapping[str, str],
+    ground: ValidationContext,
+) -> list[str]:
+    """Complain of the models; gives those of which there is nothing to complain."""
+    if not is_set(limits) or limits is None or not is_set(limits.models):
+        return []
+    good: dict[str, str] = {}
+    for name in limits.models or ():
+        at = (*path, "models", name)
+        if name not in owners and "*" not in owners:
+            message = f"there is no model {quote(name)}; {suggest_name(name, owners)}"
+            ground.add_issue(at, message, key=True)
+        elif (owner := owners.get(name, name)) in good:
+            message = f"is {quote(good[owner])} again, which has limits already; keep one"
+            ground.add_issue(at, message, key=True)
+        else:
+            good[owner] = name
+    return list(good.values())
+
+
+# Whether the rules make sense: names that lead somewhere, and none that is never followed.
+
+_WILDCARD_MODEL = "*"
+
+
+def check_routes(config: Config, ground: ValidationContext) -> None:
+    """Complain of the rules."""
+    if not is_set(config.routes):
+        return
+    seen: dict[str, int] = {}
+    for n, rule in enumerate(config.routes):
+        if is_set(rule) and is_set(rule.name) and seen.setdefault(rule.name, n) != n:
+            message = f"routes[{seen[rule.name]}] has the same name; each rule has its own"
+            ground.add_issue(("routes", n, "name"), message)
+    rules = _RouteValidator(config, ground)
+    earlier: list[tuple[int, RouteMatchConfig]] = []
+    for n, rule in enumerate(config.routes):
+        if not is_set(rule):
+            continue
+        rules.check_target(rule, ("routes", n, "use"))
+        if is_set(rule.when) and rules.check_match(rule.when, ("routes", n, "when")):
+            rules.check_reachable(rule.when, earlier, ("routes", n))
+            if rule.when.share in (None, 1):
+                earlier.append((n, rule.when))
+
+
+class _RouteValidator:
+    """What the rules may name. What could not be read is None, and stays silent."""
+
+    def __init__(self, config: Config, ground: ValidationContext) -> None:
+        self._context = ground
+        self._models = _get_models(config)
+        self._owners = _map_model_owners(self._models)
+        self._keys = _get_keys(config)
+        self._listener_protocols = _list_listener_protocols(config)
+
+    def check_target(self, rule: RouteConfig, path: ConfigPath) -> None:
+        """Complain of where it leads to."""
+        use = rule.use
+        if not is_set(use):
+            return
+        if use.model is None and use.version is None:
+            self._context.add_issue(
+                path, "the rule leads nowhere; give it a model, a version, or both"
+            )
+        elif use.model == _WILDCARD_MODEL:
+            message = "it takes names that no model has, and here there is none; name a model"
+            self._context.add_issue((*path, "model"), message)
+        elif self._check_name(use.model, self._owners, "there is no model", (*path, "model")):
+            asked = rule.when.model if is_set(rule.when) else ""
+            if use.version is not None and is_set(use.version):
+                self._check_version(use.version, use.model or asked, (*path, "version"))
+
+    def check_match(self, when: RouteMatchConfig, path: ConfigPath) -> bool:
+        """Complain of what can't hold. False where there is anything to complain of."""
+        good = [
+            self._check_name(when.model, self._owners, "there is no model", (*path, "model")),
+            self._check_name(when.key, self._keys, "there is no key", (*path, "key")),
+            self._check_name(
+                when.tag, _collect_tags(self._keys), "no key has the tag", (*path, "tag")
+            ),
+            self._check_protocol(when.dialect, (*path, "dialect")),
+            self._check_headers(when.header, (*path, "header")),
+            is_set(when.body) and all(map(is_set, when.body.values())),
+            is_set(when.share),
+        ]
+        return all(good) and self._check_key_match(when, path)
+
+    def check_reachable(
+        self, when: RouteMatchConfig, earlier: list[tuple[int, RouteMatchConfig]], path: ConfigPath
+    ) -> None:
+        """Complain of a rule for which those before leave no request over."""
+        asked = [when.model] if when.model is not None else list(self._models or ())
+        takers: set[int] = set()
+        for model in asked:
+            takes = (
+                n for n, one in earlier if self._applies_to(one, model) and self._covers(one, when)
+            )
+            taker = next(takes, None)
+            if taker is None:
+                return
+            takers.add(taker)
+        if not takers:  # of models that could not be read
+            return
+        names = " and ".join(f"routes[{n}]" for n in sorted(takers))
+        self._context.add_issue(
+            path,
+            f"the rule is never followed: all that it is for goes by {names} before; "
+            "move it up, or remove it",
+        )
+
+    # --- names ------------------------------------------------------------------------------------
+
+    def _check_name(
+        self, name: str | None, names: Mapping[str, object] | None, what: str, path: ConfigPath
+    ) -> bool:
+        """Whether a name is one of these, if it is given. Complains where it is none."""
+        if name is None or names is None or not is_set(name):
+            return name is None
+        if name not in names:
+            shown = quote(self._context.get_raw_text(path))
+            self._context.add_issue(path, f"{what} {shown}; {suggest_name(name, names)}")
+        return name in names
+
+    def _check_version(self, version: str, name: str | None, path: ConfigPath) -> None:
+        if name is None:
+            message = "whose version? say for which model the rule is: when: {model: NAME}"
+            self._context.add_issue(path, message)
+            return
+        model = (self._models or {}).get((self._owners or {}).get(name, ""))
+        if model is None or not is_set(model.versions) or not is_set(model.backend):
+            return
+        versions = list(model.versions or ("1",))
+        if version not in versions:
+            shown = quote(self._context.get_raw_text(path))
+            self._context.add_issue(
+                path, f"there is no version {shown}; {suggest_name(version, versions)}"
+            )
+
+    def _check_protocol(self, name: str | None, path: ConfigPath) -> bool:
+        if name is None or not is_set(name):
+            return name is None
+        if not self._context.check_client_protocol(name, None, path):
+            return False
+        if self._listener_protocols is not None and name not in self._listener_protocols:
+            message = f"no listener speaks {name}, so the rule is never followed"
+            self._context.add_issue(
+                path, f"{message}; {suggest_name(name, self._listener_protocols)}"
+            )
+            return False
+        return True
+
+    def _check_headers(self, headers: Mapping[str, str], path: ConfigPath) -> bool:
+        if not is_set(headers):
+            return False
+        seen: dict[str, str] = {}
+        for name in headers:
+            first = seen.setdefault(name.lower(), name)
+            if first != name:
+                message = f"is {quote(first)} again, since headers have no case; keep one"
+                self._context.add_issue((*path, name), message, key=True)
+        return len(seen) == len(headers) and all(map(is_set, headers.values()))
+
+    def _check_key_match(self, when: RouteMatchConfig, path: ConfigPath) -> bool:
+        """Whether there is a key that all of it can hold for."""
+        key = (self._keys or {}).get(when.key or "")
+        if key is None or self._owners is None:
+            return True
+        if when.tag is not None and when.tag not in key.tags:
+            message = f"the key {quote(key.name)} has no such tag, so the rule is never followed"
+            self._context.add_issue((*path, "tag"), message)
+            return False
+        asks = {self._owners.get(one, one) for one in key.models or ()}
+        if (
+            key.models
+            and when.model not in (None, _WILDCARD_MODEL)
+            and self._owners[when.model] not in asks
+        ):
+            message = f"the key {quote(key.name)} may not ask for this model, so the rule is "
+            self._context.add_issue((*path, "model"), message + "never followed")
+            return False
+        return True
+
+    # --- what takes what --------------------------------------------------------------------------
+
+    def _applies_to(self, when: RouteMatchConfig, model: str) -> bool:
+        owners = self._owners or {}
+        return when.model is None or owners[when.model] == owners[model]
+
+    def _covers(self, wide: RouteMatchConfig, narrow: RouteMatchConfig) -> bool:
+        """Whether one holds wherever the other does, models and shares left aside."""
+        anybody = wide.key is None and wide.tag is None
+        keyed = narrow.key is not None or narrow.tag is not None
+        headers = {name.lower(): text for name, text in narrow.header.items()}
+        return (
+            wide.dialect in (None, narrow.dialect)
+            and (
+                anybody
+                or (keyed and self._find_matching_keys(narrow) <= self._find_matching_keys(wide))
+            )
+            and all(headers.get(name.lower()) == text for name, text in wide.header.items())
+            and all(_is_equal_scalar(narrow.body.get(name), one) for name, one in wide.body.items())
+        )
+
+    def _find_matching_keys(self, when: RouteMatchConfig) -> set[str]:
+        """The keys that a rule can hold for."""
+        return {
+            name
+            for name, key in (self._keys or {}).items()
+            if when.key in (None, name) and (when.tag is None or when.tag in key.tags)
+        }
+
+
+def _get_models(config: Config) -> Mapping[str, ModelConfig] | None:
+    """Every model by its name, if all could be read."""
+    models = config.models
+    if not is_set(models) or not all(map(is_set, models.values())):
+        return None
+    aliases = [one.aliases for one in models.values()]
+    good = all(map(is_set, aliases)) and all(is_set(alias) for some in aliases for alias in some)
+    return models if good else None
+
+
+def _map_model_owners(models: Mapping[str, ModelConfig] | None) -> Mapping[str, str] | None:
+    """The model that each name stands for."""
+    if models is None:
+        return None
+    aliases = {alias: name for name, model in models.items() for alias in model.aliases}
+    return {**aliases, **{name: name for name in models}}
+
+
+def _get_keys(config: Config) -> Mapping[str, ApiKeyConfig] | None:
+    """Every key by its name, if all could be read."""
+    keys = config.keys
+    if not is_set(keys) or not all(map(is_set, keys)):
+        return None
+    read = (is_set(key.name) and is_set(key.tags) and is_set(key.models) for key in keys)
+    return {key.name: key for key in keys} if all(read) else None
+
+
+def _collect_tags(keys: Mapping[str, ApiKeyConfig] | None) -> Mapping[str, object] | None:
+    if keys is None:
+        return None
+    return dict.fromkeys(tag for key in keys.values() for tag in key.tags)
+
+
+def _list_listener_protocols(config: Config) -> list[str] | None:
+    """The dialects on the listeners, if all could be read; without listeners, every one is."""
+    if not is_set(config.listeners) or not config.listeners:
+        return None
+    if not all(is_set(one) and is_set(one.dialects) for one in config.listeners):
+        return None
+    mounts = [mount for one in config.listeners for mount in one.dialects]
+    if not all(is_set(mount) and is_set(mount.name) for mount in mounts):
+        return None
+    return [mount.name for mount in mounts]
+
+
+def _is_equal_scalar(one: object, other: object) -> bool:
+    """Whether two scalars are one: 1 is 1.0, and is not true."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+# Whether the targets of shadows are there, do the same work, and are not the originals'.
+
+
+def check_shadows(config: Config, ground: ValidationContext) -> None:
+    """Complain of shadows that are sent nowhere, or where their originals go."""
+    models = config.models
+    names = map_model_names(models)
+    for name, model in models.items():
+        if not is_set(model) or not is_set(model.shadow) or model.shadow is None:
+            continue
+        to, path = model.shadow.to, ("models", name, "shadow", "to")
+        if not is_set(to):
+            continue
+        versions = list_versions(model)
+        if to in versions:
+            _check_shadow_version(to, model, config, path, ground)
+        elif to not in names:
+            shown = quote(ground.get_raw_text(path))
+            ground.add_issue(
+                path,
+                f"{shown} is neither a version of this model nor another model; "
+                f"{suggest_name(to, [*versions, *names])}",
+            )
+        elif names[to] == name:
+            message = "is this model itself; name one of its versions, or another model"
+            ground.add_issue(path, message)
+        else:
+            check_task(model, models[names[to]], path, ground)
+
+
+def _check_shadow_version(
+    to: str, model: ModelConfig, config: Config, path: ConfigPath, ground: ValidationContext
+) -> None:
+    """Complain of a version that takes all of the traffic, if no rule could send some elsewhere."""
+    split = model.split
+    if not is_set(split) or (len(model.resolve_targets()) > 1 and config.routes != ()):
+        return
+    if split is not None and not (
+        is_set(split.weights) and all(map(is_set, split.weights.values()))
+    ):
+        return
+    if {version for version, weight in model.resolve_weights().items() if weight} == {to}:
+        message = "every request goes to this version already, and none of those is copied"
+        ground.add_issue(path, f"{message}; name another, or share the traffic with a split")
+
+
+_FULL_PERCENTAGE = 100
+_SOURCES: Final = ("url", "dns", "srv", "file")
+_DISCOVERY: Final = ("every", "scheme", "nameserver")
+_DEFAULT_WORKER: Final = WorkerSourceConfig()
+
+
+def validate_config(config: Config, ground: ValidationContext, *, insecure: bool) -> None:
+    """Complain of whatever can be read and still can't be meant."""
+    check_listeners(config, ground, insecure=insecure)
+    validate_backends.check(config, ground)
+    if is_set(config.backends):
+        for name, backend in config.backends.items():
+            if is_set(backend) and isinstance(backend, PoolConfig):
+                _check_pool(backend, ("backends", name), ground)
+    if is_set(config.models):
+        _check_aliases(config.models, ground)
+        backends = list(config.backends) if is_set(config.backends) else None
+        for name, model in config.models.items():
+            if is_set(model):
+                _check_model(model, ("models", name), backends, ground)
+        check_fallbacks(config.models, ground)
+        check_shadows(config, ground)
+    if is_set(config.keys):
+        _check_keys(config, ground)
+    check_rate_limits(config, ground)
+    check_routes(config, ground)
+
+
+# --- pools ---------------------------------------------------------------------------------------
+
+
+def _check_pool(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
+    health = pool.health.path if is_set(pool.health) else None
+    if is_set(health) and health is not None and not health.startswith("/"):
+        message = "is no path; write it as /health, as it follows a worker's URL"
+        ground.add_issue((*path, "health", "path"), message)
+    if is_set(pool.workers):
+        _check_workers(pool.workers, (*path, "workers"), ground)
+        _check_pool_tls(pool, (*path, "tls"), ground)
+
+
+def _check_workers(
+    workers: Sequence[WorkerSourceConfig], path: ConfigPath, ground: ValidationContext
+) -> None:
+    seen: dict[str, int] = {}
+    for n, worker in enumerate(workers):
+        if not is_set(worker):
+            continue
+        at = (*path, n)
+        where = [name for name in _SOURCES if getattr(worker, name) is not None]
+        if len(where) != 1:
+            ground.add_issue(
+                at, f"a worker is told by one of {join_names(_SOURCES)}; give exactly one"
+            )
+        elif is_set(worker.url) and worker.url is not None:
+            first = seen.setdefault(worker.url, n)
+            if first != n:
+                message = f"this is workers[{first}] again; give that one a greater weight"
+                ground.add_issue((*at, "url"), message)
+            for name in _DISCOVERY:
+                if getattr(worker, name) != getattr(_DEFAULT_WORKER, name):
+                    message = "has no meaning beside url, which nobody looks up; remove it"
+                    ground.add_issue((*at, name), message, key=True)
+        elif worker.dns is not None and worker.scheme == "https":
+            ground.add_issue(
+                (*at, "scheme"),
+                "https needs a name to verify, and dns gives addresses; list the workers by url, "
+                "or find them by srv",
+            )
+
+
+def check_listed_workers(workers: Sequence[WorkerSourceConfig], ground: ValidationContext) -> None:
+    """Report on workers in a file of their own, where each must have a URL."""
+    _check_workers(workers, (), ground)
+    for n, worker in enumerate(workers):
+        if is_set(worker) and worker.url is None:
+            ground.add_issue((n,), "a file lists workers by url, and nothing else; give it one")
+
+
+def _check_pool_tls(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
+    plain = [
+        is_set(one) and is_set(one.url) and is_set(one.scheme)
+        and not (one.url or "https:").startswith("https:")
+        and one.scheme == "http"
+        for one in pool.workers
+    ]  # fmt: skip
+    if pool.tls is not None and plain and all(plain):
+        message = "no worker is spoken to over TLS, so this has no effect"
+        ground.add_issue(path, f"{message}; write https:// or remove it", key=True)
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def _check_aliases(models: Mapping[str, ModelConfig], ground: ValidationContext) -> None:
+    owners = {name: name for name in models}
+    for name, model in models.items():
+        if not is_set(model) or not is_set(model.aliases):
+            continue
+        for n, alias in enumerate(model.aliases):
+            if not is_set(alias):
+                continue
+            at = ("models", name, "aliases", n)
+            if alias in owners:
+                what = "a model" if alias in models else f"an alias of {quote(owners[alias])}"
+                ground.add_issue(
+                    at, f"{quote(ground.get_raw_text(at))} is {what} already; choose another name"
+                )
+            owners.setdefault(alias, name)
+
+
+def _check_model(
+    model: ModelConfig, path: ConfigPath, backends: list[str] | None, ground: ValidationContext
+) -> None:
+    _check_client_protocol(model, path, ground)
+    _check_model_options(model.options, path, ground)
+    single, several = model.backend is not None, model.versions is not None
+    if single and several:
+        ground.add_issue(
+            (*path, "versions"), "give either backend and model, or versions; not both", key=True
+        )
+    elif several:
+        if model.model is not None:
+            message = "each version has its own model; move this into the versions"
+            ground.add_issue((*path, "model"), message, key=True)
+    elif not single:
+        ground.add_issue(
+            path, "the model leads nowhere; give it a backend, or versions with backends"
+        )
+    if model.backend is not None:
+        _check_backend(model.backend, (*path, "backend"), backends, ground)
+    if is_set(model.versions) and model.versions is not None:
+        for version, target in model.versions.items():
+            if is_set(target):
+                at = (*path, "versions", version, "backend")
+                _check_backend(target.backend, at, backends, ground)
+    _check_split(model, path, ground)
+
+
+def _check_backend(
+    name: str, path: ConfigPath, backends: list[str] | None, ground: ValidationContext
+) -> None:
+    if is_set(name) and backends is not None and name not in backends:
+        shown = quote(ground.get_raw_text(path))
+        ground.add_issue(path, f"there is no backend {shown}; {suggest_name(name, backends)}")
+
+
+def _check_split(model: ModelConfig, path: ConfigPath, ground: ValidationContext) -> None:
+    if not is_set(model.versions) or not is_set(model.split):
+        return
+    versions = list(model.versions or ())
+    if model.split is None:
+        if len(versions) > 1 and not any(map(is_numeric_version, versions)):
+            weights = ", ".join(f'"{version}": 1' for version in versions)
+            mend = f"give one a number, or add split: {{weights: {{{weights}}}}}"
+            message = f"nothing says which version gets the traffic; {mend}"
+            ground.add_issue((*path, "versions"), message, key=True)
+        return
+    if not versions:
+        message = "there is nothing to split; it shares the traffic among versions"
+        ground.add_issue((*path, "split"), message, key=True)
+    elif is_set(model.split.weights):
+        _check_weights(model.split, versions, (*path, "split", "weights"), ground)
+    if is_set(model.split.sticky) and model.split.sticky is not None:
+        _check_sticky(model.split.sticky, (*path, "split", "sticky"), ground)
+
+
+def _check_sticky(sticky: Sequence[str], path: ConfigPath, ground: ValidationContext) -> None:
+    for n, source in enumerate(sticky):
+        if not is_set(source):
+            continue
+        if source in sticky[:n]:
+            ground.add_issue((*path, n), "stands here already; remove one of the two")
+        elif "address" in sticky[:n]:
+            message = "is never asked for, since every request has an address; put it before that"
+            ground.add_issue((*path, n), message)
+
+
+def _check_weights(
+    split: TrafficSplitConfig, versions: list[str], path: ConfigPath, ground: ValidationContext
+) -> None:
+    for version in split.weights:
+        if version not in versions:
+            message = f"there is no version {quote(version)}; {suggest_name(version, versions)}"
+            ground.add_issue((*path, version), message, key=True)
+    weights = list(split.weights.values())
+    if not all(map(is_set, weights)):
+        return
+    percent = [ground.get_raw_text((*path, version)).endswith("%") for version in split.weights]
+    if not any(weights):
+        ground.add_issue(path, "every weight is 0, so no request gets anywhere; give one a weight")
+    elif all(percent) and sum(weights) != _FULL_PERCENTAGE:
+        ground.add_issue(path, f"the shares make {sum(weights)}%; they must make 100%")
+    elif any(percent) and not all(percent):
+        ground.add_issue(
+            path, "some weights are percentages and some are not; write all in one way"
+        )
+
+
+def _check_model_options(
+    options: Mapping[str, Any], path: ConfigPath, ground: ValidationContext
+) -> None:
+    """What only one dialect asks of a model."""
+    for name, given in options.items():
+        if not is_set(given) or not ground.check_protocol(name, None, (*path, name)):
+            continue
+        takes = ground.protocols.get_model_options(name)
+        if takes is None:
+            continue
+        for key, value in given.items():
+            at = (*path, name, key)
+            if key not in takes:
+                message = f"{name} asks no {quote(key)} of a model; {suggest_name(key, takes)}"
+                ground.add_issue(at, message, key=True)
+            elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
+                ground.add_issue(at, wrong)
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def _check_keys(config: Config, ground: ValidationContext) -> None:
+    keys = [(n, key) for n, key in enumerate(config.keys) if is_set(key)]
+    for field in ("name", "sha256"):
+        seen: dict[str, int] = {}
+        for n, key in keys:
+            value = getattr(key, field)
+            if is_set(value) and seen.setdefault(value, n) != n:
+                message = f"keys[{seen[value]}] has the same {field}; each key has its own"
+                ground.add_issue(("keys", n, field), message)
+    if not is_set(config.models):
+        return
+    names = [*config.models]
+    for model in config.models.values():
+        if is_set(model) and is_set(model.aliases):
+            names += [alias for alias in model.aliases if is_set(alias)]
+    for n, key in keys:
+        _check_key_models(key, ("keys", n, "models"), names, ground)
+        _check_client_protocol(key, ("keys", n), ground)
+
+
+def _check_client_protocol(
+    holder: ApiKeyConfig | ModelConfig, path: ConfigPath, ground: ValidationContext
+) -> None:
+    if is_set(holder.dialect) and holder.dialect is not None:
+        ground.check_client_protocol(holder.dialect, None, (*path, "dialect"))
+
+
+def _check_key_models(
+    key: ApiKeyConfig, path: ConfigPath, names: list[str], ground: ValidationContext
+) -> None:
+    if not is_set(key.models) or "*" in names:
+        return
+    for n, name in enumerate(key.models or ()):
+        if is_set(name) and name not in names:
+            shown = quote(ground.get_raw_text((*path, n)))
+            ground.add_issue((*path, n), f"there is no model {shown}; {suggest_name(name, names)}")
