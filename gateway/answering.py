@@ -3,7 +3,7 @@
 relay       the client's own bytes, where the target's workers speak the client's dialect, or
 translate   the one internal request (gateway/relaying.py, gateway/translation.py)
 exchange    the answer, into the sink (gateway/exchange.py)
-instead     another target that is able to, where this one fails (gateway/instead.py, abilities.py)
+instead     another target that is able to, where this one fails (gateway/routing/fallback.py, abilities.py)
 shadow      a copy beside it all, whose answer nobody gets (gateway/shadow.py)
 """
 
@@ -16,17 +16,22 @@ from msgspec.structs import replace
 
 from backends.aio import DeadlineTimer
 from backends.interfaces import RequestContext
-from gateway.abilities import find_missing_requirements
-from gateway.auth import Principal
+from gateway.auth.api_keys import Principal
 from gateway.exchange import Responder, ResponseStrategy
-from gateway.instead import CONTEXT_TOO_SHORT, FallbackHistory, describe_missing, is_fallback_error
 from gateway.noting import ObservedStrategy, ResponseSummary
+from gateway.observability.record import RequestRecord
 from gateway.relaying import PassthroughStrategy, try_passthrough
-from gateway.router import Route, Router, ShadowRule
+from gateway.routing.fallback import (
+    CONTEXT_TOO_SHORT,
+    FallbackHistory,
+    describe_missing,
+    is_fallback_error,
+)
+from gateway.routing.request_attributes import RequestAttributes
+from gateway.routing.requirements import find_missing_requirements
+from gateway.routing.router import Route, Router, ShadowRule
 from gateway.seam import ResponseWriter
 from gateway.shadow import PrimaryRequest, ShadowManager, ShadowPair
-from gateway.telemetry import RequestRecord
-from gateway.traits import RequestAttributes
 from gateway.translation import TranslationStrategy
 from gateway.watching.telling import PlannedAttempt
 from gateway.watching.watch import ExplainRecorder

@@ -25,9 +25,9 @@ from gateway.counted import set_up_exporters, set_up_metrics, set_up_process_met
 from gateway.explaining.dry import ExplainService
 from gateway.front import LISTENER_CLASSES, Listener
 from gateway.lending import SharedRateLimits
-from gateway.limits.accounts import CounterRegistry
-from gateway.limits.lent import LeasedCounter
 from gateway.making import build_connection_limits, load_symbol
+from gateway.observability.access_log import AccessLogWriter
+from gateway.observability.record import write_log_line
 from gateway.opening import (
     ADMIN_LISTENER,
     SocketSource,
@@ -36,19 +36,19 @@ from gateway.opening import (
     build_tls_contexts,
     warm_backend,
 )
-from gateway.recording.lines import AccessLogWriter
+from gateway.ratelimit.limiter import CounterRegistry
+from gateway.ratelimit.redis_limiter import LeasedCounter
 from gateway.reload import ConfigSource, Reloader, ReloadResult
-from gateway.router import Router
+from gateway.routing.router import Router
 from gateway.server import GatewayServices
 from gateway.shadow import ShadowManager
 from gateway.snapshot import ConfigSnapshot
-from gateway.telemetry import write_log_line
 from gateway.watching.kept import ExplanationStore
 from protocols.core.errors import Overloaded
 
 if TYPE_CHECKING:
-    from gateway.metrics.exchanges import MetricsCollector
-    from gateway.metrics.process import ProcessCollector
+    from gateway.observability.metrics.requests import MetricsCollector
+    from gateway.observability.metrics.system import ProcessCollector
 
 
 log = logging.getLogger("interlingua")

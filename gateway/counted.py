@@ -10,15 +10,15 @@ from backends.interfaces import Backend
 from gateway.config import listeners as config_listeners
 from gateway.config import schema
 from gateway.front import Listener
+from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.reload import ReloadResult
 from gateway.server import GatewayServices
 from gateway.snapshot import ConfigSnapshot
-from gateway.telemetry import RecordObserver, RequestRecord
 
 if TYPE_CHECKING:
-    from gateway.metrics.exchanges import MetricsCollector
-    from gateway.metrics.process import ProcessCollector
-    from gateway.recording.ledger import UsageRecorder
+    from gateway.observability.metrics.requests import MetricsCollector
+    from gateway.observability.metrics.system import ProcessCollector
+    from gateway.observability.usage import UsageRecorder
 
 
 def set_up_metrics(
@@ -28,12 +28,15 @@ def set_up_metrics(
 
     ``digest`` is the configuration's.
     """
-    from gateway.engines import EngineCollector, SupportsEngineStats
-    from gateway.metrics.exchanges import MetricsCollector  # noqa: PLC0415 - as above
-    from gateway.metrics.workers import PoolStats
-    from gateway.recording.lost import DroppedRecordCollector  # noqa: PLC0415 - as above
-    from gateway.reloads import ReloadCollector  # noqa: PLC0415 - as above
-    from gateway.shadow_counts import ShadowCollector  # noqa: PLC0415 - as above
+    from gateway.observability.metrics.requests import MetricsCollector  # noqa: PLC0415 - as above
+    from gateway.observability.metrics.system import (
+        DroppedRecordCollector,  # noqa: PLC0415 - as above
+        EngineCollector,
+        ReloadCollector,  # noqa: PLC0415 - as above
+        ShadowCollector,  # noqa: PLC0415 - as above
+        SupportsEngineStats,
+    )
+    from gateway.observability.metrics.upstream import PoolStats
 
     def crews() -> Mapping[str, PoolStats]:
         return {name: one for name, one in backends().items() if isinstance(one, PoolStats)}
@@ -72,10 +75,10 @@ def set_up_usage(
 def _create_usage_recorder(told: schema.UsageConfig, outside: GatewayServices) -> "UsageRecorder":
     """What writes the rows, to where they are to be."""
     if told.postgres is not None:
-        from gateway.recording.postgres import create_postgres_recorder  # noqa: PLC0415 - it need not be installed
+        from gateway.observability.usage_postgres import create_postgres_recorder  # noqa: PLC0415 - it need not be installed
 
         return create_postgres_recorder(told.postgres.reveal(), told.keep, outside.wall_clock)
-    from gateway.recording.ledger import SqliteUsageRecorder  # noqa: PLC0415 - nobody else needs its library
+    from gateway.observability.usage import SqliteUsageRecorder  # noqa: PLC0415 - nobody else needs its library
 
     assert told.sqlite is not None  # noqa: S101 - the loader refuses rows without a place
     return SqliteUsageRecorder(told.sqlite, told.keep, outside.wall_clock)
@@ -97,10 +100,14 @@ def set_up_exporters(
     """The surroundings in which exchanges are told to collectors, and what sends it."""
     if told.traces is None and told.metrics.push is None:
         return outside, ()
-    from gateway.tracing.figures import OtelMetrics  # noqa: PLC0415 - the extra may not be installed
-    from gateway.tracing.follow import TraceSampler  # noqa: PLC0415 - as above
-    from gateway.tracing.names import select_conventions  # noqa: PLC0415 - as above
-    from gateway.tracing.sending import MetricExporter, SpanExporter, build_resource
+    from gateway.observability.otel_metrics import OtelMetrics  # noqa: PLC0415 - the extra may not be installed
+    from gateway.observability.semconv import select_conventions  # noqa: PLC0415 - as above
+    from gateway.observability.tracing import (
+        MetricExporter,
+        SpanExporter,
+        TraceSampler,  # noqa: PLC0415 - as above
+        build_resource,
+    )
 
     sender, sending = build_resource(environment, os.urandom(8).hex()), list[TelemetrySender]()
     if (traces := told.traces) is not None:
@@ -183,11 +190,13 @@ def set_up_process_metrics(
 
     ``metrics`` tells what runs from now on.
     """
-    from gateway.limits.counts import RateLimitCollector  # noqa: PLC0415 - nobody else needs its library
-    from gateway.metrics.process import ProcessCollector  # noqa: PLC0415 - as above
-    from gateway.metrics.running import RunningRequestCollector  # noqa: PLC0415 - as above
-    from gateway.metrics.vllm import VllmCollector  # noqa: PLC0415 - as above
-    from gateway.metrics.workers import PoolStats  # noqa: PLC0415 - as above
+    from gateway.observability.metrics.requests import RunningRequestCollector  # noqa: PLC0415 - as above
+    from gateway.observability.metrics.system import (
+        ProcessCollector,  # noqa: PLC0415 - as above
+        RateLimitCollector,  # noqa: PLC0415 - nobody else needs its library
+    )
+    from gateway.observability.metrics.upstream import PoolStats  # noqa: PLC0415 - as above
+    from gateway.observability.metrics.vllm_compat import VllmCollector  # noqa: PLC0415 - as above
 
     def queued() -> set[str]:
         crews = (one for one in served.backends.values() if isinstance(one, PoolStats))

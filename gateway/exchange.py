@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from backends.aio import DeadlineTimer
 from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
+from gateway.observability.record import RequestRecord
 from gateway.seam import ResponseWriter
-from gateway.telemetry import RequestRecord
 from protocols.core.errors import (
     ClientDisconnected,
     ClientError,

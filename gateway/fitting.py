@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from gateway.router import Route
+from gateway.routing.router import Route
 from protocols.core.errors import InvalidParameter
 from protocols.core.request import GenerationRequest, Request, SamplingParams, StopConditions
 

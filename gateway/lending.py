@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Self
 from msgspec.structs import replace
 
 from gateway.config import schema
-from gateway.limits.accounts import CounterRegistry
-from gateway.limits.leasing import LeaseRenewer
-from gateway.limits.lent import LeasedCounter
+from gateway.ratelimit.limiter import CounterRegistry
+from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.server import GatewayServices
 
 if TYPE_CHECKING:
-    from gateway.limits.shared.store import RedisLeaseStore
-    from gateway.metrics.exchanges import MetricsCollector
+    from gateway.observability.metrics.requests import MetricsCollector
+    from gateway.ratelimit.redis_limiter import RedisLeaseStore
 
 
 class SharedRateLimits:
@@ -37,7 +36,7 @@ class SharedRateLimits:
         """
         if state is None:
             return outside, None
-        from gateway.limits.shared.store import RedisLeaseStore, RedisLimitSettings
+        from gateway.ratelimit.redis_limiter import RedisLeaseStore, RedisLimitSettings
 
         ca = state.tls.ca if state.tls else None
         shared = RedisLimitSettings(
@@ -51,7 +50,7 @@ class SharedRateLimits:
 
     def register_metrics(self, metrics: "MetricsCollector") -> None:
         """Let these tell how it goes."""
-        from gateway.limits.shared.counts import RateLimitStoreCollector  # noqa: PLC0415 - its library
+        from gateway.observability.metrics.system import RateLimitStoreCollector  # noqa: PLC0415 - its library
 
         metrics.register(RateLimitStoreCollector(self._store))
 

@@ -11,16 +11,20 @@ from msgspec.structs import asdict, replace
 from backends import BACKENDS
 from backends.interfaces import Backend, Timeouts
 from gateway import __version__, openapi
-from gateway.auth import Principal
+from gateway.auth.api_keys import Principal
 from gateway.config import schema
 from gateway.crew import build_pool_arguments, restricted
 from gateway.descriptors import compute_max_clients
 from gateway.front.limits import ConnectionLimits
-from gateway.limits.accounts import CounterRegistry
-from gateway.limits.allowance import KeyRateLimits, RateLimits
-from gateway.limits.limiter import ANONYMOUS_KEY, RateLimiter
-from gateway.paths import AdapterMount
-from gateway.router import (
+from gateway.ratelimit.limiter import (
+    ANONYMOUS_KEY,
+    CounterRegistry,
+    KeyRateLimits,
+    RateLimiter,
+    RateLimits,
+)
+from gateway.routing.paths import AdapterMount
+from gateway.routing.router import (
     CATCH_ALL_MODEL,
     Model,
     RequestDefaults,
@@ -28,15 +32,15 @@ from gateway.router import (
     Target,
     compile_model,
 )
-from gateway.rules import RouteConditions, RouteRule
+from gateway.routing.rules import RouteConditions, RouteRule
 from gateway.server import GatewayServices
 from protocols import DIALECTS
 from protocols.core.catalog import ModelInfo
 from protocols.core.interfaces import ClientAdapter, HttpResponse, ModelMetadataReader
 
 if TYPE_CHECKING:
-    from gateway.identity.issuer import JwksClient
-    from gateway.identity.tokens import JwtVerifier
+    from gateway.auth.jwks import JwksClient
+    from gateway.auth.jwt import JwtVerifier
 
 
 def load_symbol(reference: str) -> Any:
@@ -207,7 +211,7 @@ def build_jwks_client(config: schema.Config, clock: Callable[[], float]) -> "Jwk
     """Who signs tokens, if somebody does."""
     if config.identity is None:
         return None
-    from gateway.identity.issuer import JwksClient  # noqa: PLC0415 - its libraries may not be installed
+    from gateway.auth.jwks import JwksClient  # noqa: PLC0415 - its libraries may not be installed
 
     return JwksClient(config.identity, clock)
 
@@ -218,7 +222,7 @@ def build_jwt_verifier(
     """What verifies tokens, if somebody signs them."""
     if config.identity is None or issuer is None:
         return None
-    from gateway.identity.tokens import JwtPolicy, JwtVerifier
+    from gateway.auth.jwt import JwtPolicy, JwtVerifier
 
     aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
     return JwtVerifier(JwtPolicy(config.identity, aliases), issuer, now)

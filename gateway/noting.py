@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from backends.interfaces import EventSink, StreamItem, StreamItems
 from gateway.exchange import ResponseStrategy
-from gateway.telemetry import RequestOutcome
+from gateway.observability.record import RequestOutcome
 from protocols.core.events import (
     ChoiceEnd,
     Embedding,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.paths import AdapterMount
+from gateway.routing.paths import AdapterMount
 from protocols.core.interfaces import Endpoint, OpenApiProvider
 
 _PATH_PARAM = re.compile(r"\{(\w+)\}")

@@ -12,8 +12,8 @@ from backends.interfaces import (
     StreamItem,
     StreamItems,
 )
-from gateway.emulation.counting import UsageCounter, add_usage
-from gateway.router import Route
+from gateway.emulation.usage import UsageCounter, add_usage
+from gateway.routing.router import Route
 from gateway.translation import TranslationStrategy
 from protocols.core.events import Event
 from protocols.core.interfaces import (

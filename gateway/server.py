@@ -3,7 +3,7 @@
 find        which dialect and endpoint the path belongs to, before anything of the body is read
 admit       who asks
 peek        which model (protocols/<dialect>)
-route       which target (gateway/router.py)
+route       which target (gateway/routing/router.py)
 answer      by that target, or by one in its stead (gateway/answering.py)
 
 Whatever goes wrong while nothing was sent is told in the caller's dialect, by ``refuse``.
@@ -21,15 +21,14 @@ from backends.aio import DeadlineTimer
 from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts, Tokenizer
 from gateway.answering import Dispatcher, RoutedRequest, set_target_labels
 from gateway.arrival import decompress_body, get_client_request_id, parse_seconds
-from gateway.auth import Authenticator, KeysPending, Principal, authorize_model
+from gateway.auth.api_keys import Authenticator, KeysPending, Principal, authorize_model
 from gateway.exchange import record_error, send_reply
-from gateway.limits.accounts import CounterRegistry
-from gateway.limits.limiter import RateLimiter
-from gateway.paths import EndpointMatch, PathRouter
-from gateway.router import Route, Router
+from gateway.observability.record import RecordObserver, RequestRecord
+from gateway.ratelimit.limiter import CounterRegistry, RateLimiter
+from gateway.routing.paths import EndpointMatch, PathRouter
+from gateway.routing.router import Route, Router
 from gateway.seam import HttpRequest, ResponseWriter
 from gateway.shadow import ShadowManager
-from gateway.telemetry import RecordObserver, RequestRecord
 from gateway.watching.kept import ExplainPolicy, explain_nothing
 from gateway.watching.watch import EXPLAIN_HEADER, ExplainRecorder
 from protocols.core.errors import (
@@ -96,7 +95,7 @@ class GatewayServices(Struct, frozen=True):
     explain_policy: ExplainPolicy = explain_nothing
     """What looks on where a request asks for it and its key may."""
     dropped_counts: Mapping[str, Callable[[], int]] = {}
-    """How much of what was to be kept is lost, by what it is: see ``gateway.recording.lost``."""
+    """How much of what was to be kept is lost, by what it is: see ``gateway.observability.metrics.system``."""
     tracer: Tracer | None = None
     """What is to be told of exchanges as they come about, where they are traced."""
 

@@ -21,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.emulation.asking import stream_emulated
-from gateway.emulation.planning import EmulationPlan, plan_emulation
+from gateway.emulation.execute import stream_emulated
+from gateway.emulation.planner import EmulationPlan, plan_emulation
 from gateway.fitting import apply_model_settings
 from gateway.noting import (
     ReportComparison,
@@ -31,8 +31,8 @@ from gateway.noting import (
     ShadowOutcome,
     ShadowSide,
 )
-from gateway.router import Route, ShadowRule
-from gateway.telemetry import RequestOutcome, RequestRecord
+from gateway.observability.record import RequestOutcome, RequestRecord
+from gateway.routing.router import Route, ShadowRule
 from protocols.core.errors import (
     ClientDisconnected,
     DeadlineExceeded,

@@ -13,16 +13,16 @@ from msgspec.structs import replace
 
 from backends.interfaces import Backend
 from gateway import making
-from gateway.auth import Authenticator
+from gateway.auth.api_keys import Authenticator
 from gateway.config import file_watch, listeners, schema, validate
-from gateway.paths import PathRouter
-from gateway.router import Router
+from gateway.routing.paths import PathRouter
+from gateway.routing.router import Router
 from gateway.seam import HttpRequest, ResponseWriter
 from gateway.server import GatewayServices, HandlerSettings, RequestHandler
 from protocols.core.errors import GatewayError
 
 if TYPE_CHECKING:
-    from gateway.identity.issuer import JwksClient
+    from gateway.auth.jwks import JwksClient
 
 HandleRequest = Callable[[HttpRequest, ResponseWriter], Coroutine[Any, Any, None]]
 

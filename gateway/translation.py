@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
-from gateway.emulation.asking import collect_emulated, stream_emulated
-from gateway.emulation.planning import plan_emulation
+from gateway.emulation.execute import collect_emulated, stream_emulated
+from gateway.emulation.planner import plan_emulation
 from gateway.fitting import apply_model_settings
-from gateway.router import Route
+from gateway.routing.router import Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import UnsupportedFeature

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gateway.app import Gateway, build_services
 from gateway.commands.serve import read_built_in_config
 from gateway.config.loader import load_text
-from gateway.telemetry import RequestRecord
+from gateway.observability.record import RequestRecord
 
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None)

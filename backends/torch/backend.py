@@ -241,7 +241,7 @@ class TorchBackend:
         return self._process
 
     def read_stats(self) -> Mapping[str, float]:
-        """What the engine holds and does, a second ago; see ``gateway.engines``."""
+        """What the engine holds and does, a second ago; see ``gateway.observability.metrics.system``."""
         process = self._process
         if process is None or not self.ready:
             return _build_stats(0, 0, ipc.EngineStats(), self._restarts)

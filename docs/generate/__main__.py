@@ -22,7 +22,7 @@ from gateway.commands.serve import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.config.registry import ProtocolRegistry
 from gateway.making import build_backend
-from gateway.measured import METRIC_GROUPS
+from gateway.observability.metrics.catalog import METRIC_GROUPS
 from protocols import DIALECTS
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from docs.generate.markdown import HEADER, code, table
-from gateway.told import MergeMode, MetricDefinition
+from gateway.observability.metrics.definition import MergeMode, MetricDefinition
 
 _COMMANDS_INTRO: Final = """# Commands
 

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, Protocol
 from msgspec import Raw, Struct, structs
 
 from docs.generate.markdown import HEADER, code, number, prose, table
-from gateway.emulation.affixes import strip_echo_and_suffix
-from gateway.emulation.planning import plan_emulation
+from gateway.emulation.planner import plan_emulation
+from gateway.emulation.prompt_echo import strip_echo_and_suffix
 from protocols.core import errors
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import ClientAdapter, ClientRequest, Endpoint, HttpResponse

@@ -22,7 +22,7 @@ from gateway.answering import Dispatcher
 from gateway.config import listeners, loader, schema
 from gateway.config.file_watch import read_file_state
 from gateway.exchange import Responder
-from gateway.router import Router
+from gateway.routing.router import Router
 from protocols.core.interfaces import Clock
 
 _HASH_LENGTH: Final = 12

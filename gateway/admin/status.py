@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.histogram import bucket_quantile
-from gateway.figures import FIRST_TOKEN_BUCKETS
+from gateway.observability.stats import FIRST_TOKEN_BUCKETS
 
 
 class ListenerProtocolStatus(Struct, frozen=True):

@@ -9,7 +9,7 @@ from msgspec import Struct
 from backends.histogram import Histogram
 from gateway.admin.status import VersionStats as Told
 from gateway.admin.status import add_counts
-from gateway.figures import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
+from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
 from protocols.core.interfaces import Clock
 
 _WINDOW_SECONDS: Final = 60.0

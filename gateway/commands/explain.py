@@ -18,11 +18,11 @@ from gateway.config.schema import Config
 from gateway.explaining.dry import run_dry
 from gateway.explaining.text import format_explanation
 from gateway.explaining.wish import PartialRequest, complete_request
-from gateway.limits.accounts import CounterRegistry
+from gateway.observability.record import ignore_record
+from gateway.ratelimit.limiter import CounterRegistry
 from gateway.server import GatewayServices
 from gateway.shadow import ShadowManager
 from gateway.snapshot import ConfigSnapshot
-from gateway.telemetry import ignore_record
 from gateway.watching.account import Explanation
 from gateway.watching.question import ExplainRequest
 

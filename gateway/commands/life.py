@@ -9,9 +9,9 @@ import click
 from msgspec import Struct
 
 from gateway.config.loader import LoadConfig, LoadedConfig
+from gateway.observability.access_log import AccessLogWriter
 from gateway.processes.loops import tune_gc
 from gateway.processes.stopping import ShutdownSignal
-from gateway.recording.lines import AccessLogWriter
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from gateway.config.loader import (
     make_file_fetcher,
 )
 from gateway.descriptors import raise_fd_limit
+from gateway.observability.access_log import open_access_log
 from gateway.processes.loops import get_loop_factory
-from gateway.recording.lines import open_access_log
 
 _MAX_PROCESSES: Final = 256
 """Processes, at most."""

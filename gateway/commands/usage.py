@@ -13,7 +13,7 @@ from gateway.commands.console import print_table
 from gateway.commands.times import parse_since as moment
 
 if TYPE_CHECKING:
-    from gateway.recording.sums import UsageTotal
+    from gateway.observability.usage import UsageTotal
 
 _STAT_COLUMNS = ("requests", "errors", "cancelled", "prompt tokens", "completion tokens")
 
@@ -48,7 +48,7 @@ def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:
 
 def _parse_group_by(by: str) -> Sequence[str]:
     """Raises BadParameter."""
-    from gateway.recording.sums import GROUP_COLUMNS  # noqa: PLC0415 - only here
+    from gateway.observability.usage import GROUP_COLUMNS  # noqa: PLC0415 - only here
 
     names = list(dict.fromkeys(by.split(",")))
     for name in names:
@@ -62,7 +62,11 @@ def _sum_postgres(url: str, by: Sequence[str], start: float) -> "list[UsageTotal
     """Raises UsageError, which shows no password."""
     if importlib.util.find_spec("asyncpg") is None:
         raise click.UsageError("a database needs: pip install 'interlingua[postgres]'")
-    from gateway.recording.postgres import DATABASE_ERRORS, query_postgres_usage, redact_url
+    from gateway.observability.usage_postgres import (
+        DATABASE_ERRORS,
+        query_postgres_usage,
+        redact_url,
+    )
 
     try:
         return query_postgres_usage(url, by, start)
@@ -75,7 +79,7 @@ def _sum_sqlite(file: str, by: Sequence[str], start: float) -> "list[UsageTotal]
     """Raises UsageError."""
     import sqlite3  # noqa: PLC0415 - only here
 
-    from gateway.recording.sums import query_sqlite_usage  # noqa: PLC0415 - as above
+    from gateway.observability.usage import query_sqlite_usage  # noqa: PLC0415 - as above
 
     if not Path(file).is_file():
         raise click.UsageError(f"the file {file} does not exist")

@@ -16,10 +16,10 @@ asking      all of this around a backend's answer: the only part that waits for 
 What a model is to write is never mended: JSON that is none stays as it came.
 """
 
-from gateway.emulation.affixes import EchoAndSuffix, strip_echo_and_suffix
-from gateway.emulation.asking import collect_emulated, count_parts, stream_emulated
-from gateway.emulation.counting import UsageCounter, add_usage
-from gateway.emulation.planning import EmulationPlan, plan_emulation
+from gateway.emulation.execute import collect_emulated, count_parts, stream_emulated
+from gateway.emulation.planner import EmulationPlan, plan_emulation
+from gateway.emulation.prompt_echo import EchoAndSuffix, strip_echo_and_suffix
+from gateway.emulation.usage import UsageCounter, add_usage
 
 __all__ = [
     "EchoAndSuffix",

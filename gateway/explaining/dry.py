@@ -9,10 +9,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.auth import Principal
-from gateway.paths import EndpointMatch
+from gateway.auth.api_keys import Principal
+from gateway.observability.record import RequestRecord
+from gateway.routing.paths import EndpointMatch
 from gateway.server import RequestHandler
-from gateway.telemetry import RequestRecord
 from gateway.watching.account import ExplainedResponse, Explanation
 from gateway.watching.kept import ExplanationStore
 from gateway.watching.question import ExplainRequest
@@ -88,7 +88,7 @@ class _DryRunRecorder:
         return self.recorder
 
     def record_request(self, record: RequestRecord) -> None:
-        """See ``gateway.telemetry.RecordObserver``."""
+        """See ``gateway.observability.record.RecordObserver``."""
         self.record = record
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.paths import AdapterMount, PathRouter
+from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.errors import ClientError
 from protocols.core.interfaces import UpstreamAdapter, UpstreamRequest
 from protocols.core.request import (

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gateway.explaining.dry import ServersByListener, find_endpoint, select_servers
 from gateway.explaining.sample import build_sample_request
-from gateway.paths import AdapterMount
+from gateway.routing.paths import AdapterMount
 from gateway.watching.question import ExplainRequest
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import UpstreamRequest

@@ -4,7 +4,7 @@
 verifies what they have signed.
 """
 
-from gateway.identity.issuer import JwksClient
-from gateway.identity.tokens import JwtPolicy, JwtVerifier
+from gateway.auth.jwks import JwksClient
+from gateway.auth.jwt import JwtPolicy, JwtVerifier
 
 __all__ = ["JwksClient", "JwtPolicy", "JwtVerifier"]

@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.admin import status
-from gateway.measured import METRICS_BY_NAME
-from gateway.prometheus_text import MetricFamily, format_families, parse_families
+from gateway.observability.metrics.catalog import METRICS_BY_NAME
+from gateway.observability.prometheus_text import MetricFamily, format_families, parse_families
 
 _SUMMED_FIELDS: Final = frozenset({"in_flight", "limit"})
 """Of what is told of a worker; the rest is what the first process tells."""

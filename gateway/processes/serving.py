@@ -23,6 +23,7 @@ from gateway.app import Gateway, build_services
 from gateway.config.errors import DOCUMENT_START, ConfigError, ConfigIssue
 from gateway.config.loader import ConfigText, LoadedConfig
 from gateway.descriptors import raise_fd_limit
+from gateway.observability.access_log import AccessLogWriter, open_access_log
 from gateway.processes.line import (
     CommitReload,
     IpcChannel,
@@ -39,7 +40,6 @@ from gateway.processes.line import (
 from gateway.processes.loops import get_loop_factory, tune_gc
 from gateway.processes.shares import partition_config
 from gateway.processes.stopping import ShutdownSignal
-from gateway.recording.lines import AccessLogWriter, open_access_log
 from gateway.reload import ConfigSource, ReloadResult
 from protocols.core.errors import WorkerError
 

@@ -24,7 +24,11 @@ from gateway.admin.overview import describe_config
 from gateway.config import listeners
 from gateway.config.errors import ConfigError, ConfigIssue
 from gateway.config.loader import ConfigReader, ConfigText, LoadedConfig
-from gateway.metrics.processes import PROCESS_RESTARTS, SERVING_PROCESSES
+from gateway.observability.metrics.system import (
+    PROCESS_RESTARTS,
+    SERVING_PROCESSES,
+    ReloadCollector,
+)
 from gateway.processes.desk import AdminProxy
 from gateway.processes.following import ReloadTrigger
 from gateway.processes.line import (
@@ -38,7 +42,6 @@ from gateway.processes.member import ServingProcess
 from gateway.processes.ports import PortReservations
 from gateway.processes.shares import find_unpartitionable
 from gateway.reload import ConfigSource, Reloader
-from gateway.reloads import ReloadCollector
 
 log = logging.getLogger("interlingua")
 

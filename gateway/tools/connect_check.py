@@ -505,8 +505,10 @@ async def _check_collector(kind: str, url: str) -> Finding:
 
 async def _check_issuer(identity: JwtConfig) -> Finding:
     """Fetch the keys by which tokens are verified."""
-    from gateway.identity.issuer import JwksFetcher  # noqa: PLC0415 - its library need not be there
-    from gateway.identity.keys import parse_key_set  # noqa: PLC0415 - as above
+    from gateway.auth.jwks import (
+        JwksFetcher,  # noqa: PLC0415 - its library need not be there
+        parse_key_set,  # noqa: PLC0415 - as above
+    )
 
     subject = f"issuer {identity.issuer}"
     try:
@@ -520,7 +522,7 @@ async def _check_issuer(identity: JwtConfig) -> Finding:
 
 async def _check_postgres(url: str) -> Finding:
     """Connect to the database of usage. The subject has no password."""
-    from gateway.recording.postgres import DATABASE_ERRORS, connect_database, redact_url
+    from gateway.observability.usage_postgres import DATABASE_ERRORS, connect_database, redact_url
 
     subject = f"usage database {redact_url(url)}"
     try:

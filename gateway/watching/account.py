@@ -40,7 +40,7 @@ class ExplainedStickySource(Struct, frozen=True, omit_defaults=True):
 
 
 class ExplainedVersion(Struct, frozen=True):
-    """A version of a split; ``share`` is of 1. ``n`` and ``score`` as ``gateway.splits`` has them.
+    """A version of a split; ``share`` is of 1. ``n`` and ``score`` as ``gateway.routing.traffic_split`` has them.
 
     The two are None where chance decides.
     """

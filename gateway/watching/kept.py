@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.auth import Principal
-from gateway.telemetry import RequestRecord
+from gateway.auth.api_keys import Principal
+from gateway.observability.record import RequestRecord
 from gateway.watching.account import Explanation
 from gateway.watching.watch import ExplainRecorder
 from protocols.core.interfaces import Clock

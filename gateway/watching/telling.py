@@ -7,13 +7,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 from backends.interfaces import RequestContext
-from gateway.emulation.asking import count_parts
+from gateway.emulation.execute import count_parts
 from gateway.exchange import ResponseStrategy
 from gateway.fitting import select_unset_defaults
-from gateway.router import Route
-from gateway.rules import RouteConditions, RouteRule, RuleMatch
-from gateway.splits import compute_score
-from gateway.traits import RequestAttributes, Scalar
+from gateway.routing.request_attributes import RequestAttributes, Scalar
+from gateway.routing.router import Route
+from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch
+from gateway.routing.traffic_split import compute_score
 from gateway.translation import TranslationStrategy
 from gateway.watching.account import (
     ExplainedAttempt,

@@ -8,13 +8,13 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.interfaces import ExplainsSelection, WorkerSelection
-from gateway.auth import Principal
+from gateway.auth.api_keys import Principal
 from gateway.exchange import ResponseStrategy
-from gateway.router import CATCH_ALL_MODEL, Route, Router
-from gateway.rules import RouteRule, RuleMatch
+from gateway.observability.record import RequestRecord
+from gateway.routing.request_attributes import RequestAttributes
+from gateway.routing.router import CATCH_ALL_MODEL, Route, Router
+from gateway.routing.rules import RouteRule, RuleMatch
 from gateway.seam import ResponseWriter
-from gateway.telemetry import RequestRecord
-from gateway.traits import RequestAttributes
 from gateway.watching import telling
 from gateway.watching.account import (
     ExplainedAttempt,

@@ -15,11 +15,11 @@ import msgspec
 
 from backends.histogram import Histogram
 from backends.interfaces import Deadline, RequestContext
-from gateway.auth import Authenticator, Principal
-from gateway.figures import RequestStats
+from gateway.auth.api_keys import Authenticator, Principal
 from gateway.front.heads import UNARY_PREFIXES, render_head, render_headers
-from gateway.metrics.exchanges import MetricsCollector
-from gateway.telemetry import RequestRecord, ignore_record
+from gateway.observability.metrics.requests import MetricsCollector
+from gateway.observability.record import RequestRecord, ignore_record
+from gateway.observability.stats import RequestStats
 from protocols.core import sse
 from protocols.core.events import Usage
 from protocols.core.interfaces import ClientRequest, ResponseContext

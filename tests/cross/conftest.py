@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
 from gateway.config.loader import load_text
-from gateway.telemetry import RequestRecord
+from gateway.observability.record import RequestRecord
 from tests.cross.clients import CLIENTS, Client, Heard
 from tests.cross.script import PLAYS, Wish
 from tests.cross.stage import Stage

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.measured import METRICS_BY_NAME
-from gateway.told import MetricDefinition
+from gateway.observability.metrics.catalog import METRICS_BY_NAME
+from gateway.observability.metrics.definition import MetricDefinition
 from tests.deploy.tools import DEPLOY, good, read, run
 from tests.deploy.watched import BOARD, CASES, RULES, asked, labelled, named, panels, rules
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gateway.metrics.exchanges import MetricsCollector
-from gateway.telemetry import RequestRecord, ignore_record
+from gateway.observability.metrics.requests import MetricsCollector
+from gateway.observability.record import RequestRecord, ignore_record
 from protocols.core.events import Usage
 from protocols.core.loss import UnsupportedParameter
 

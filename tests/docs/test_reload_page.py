@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from gateway.observability.metrics.system import ReloadCollector
 from gateway.reload import ReloadResult
-from gateway.reloads import ReloadCollector
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "reload.md").read_text("utf-8")
 

@@ -3,9 +3,8 @@
 import re
 from pathlib import Path
 
-from gateway.recording.ledger import USAGE_COLUMNS
-from gateway.recording.lost import DroppedRecordCollector
-from gateway.recording.sums import GROUP_COLUMNS
+from gateway.observability.metrics.system import DroppedRecordCollector
+from gateway.observability.usage import GROUP_COLUMNS, USAGE_COLUMNS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "usage.md").read_text("utf-8")
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from backends.pool.pool import PoolBackend
 from backends.pool.workers import WorkerReport
 from gateway.app import Gateway
-from gateway.telemetry import RequestRecord
+from gateway.observability.record import RequestRecord
 from tests.conftest import Running, Serve
 from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, whole
 from tests.socket.test_ten_things import JSON, WAYS, Way

@@ -19,7 +19,7 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from gateway.telemetry import RequestRecord
+from gateway.observability.record import RequestRecord
 from tests.fault.fronts import until
 
 _SERVES = re.compile(r"interlingua serves .* on (\S+)(?: and (\S+))*")

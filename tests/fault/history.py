@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.telemetry import RequestOutcome, RequestRecord
+from gateway.observability.record import RequestOutcome, RequestRecord
 
 Seen = Literal["complete", "error", "told", "left", "cut"]
 """How an answer ended before its client's eyes. ``error``: it was one from the beginning;

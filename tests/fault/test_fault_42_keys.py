@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.auth import Authenticator, Principal
+from gateway.auth.api_keys import Authenticator, Principal
 from protocols.core.errors import Unauthorized
 from tests.conftest import Serve
 from tests.fault.gateways import written

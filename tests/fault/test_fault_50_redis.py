@@ -13,10 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.limits.lent import RATE_LEASE_SHARE
-from gateway.limits.ports import StoreFailurePolicy
-from gateway.limits.shared import store as shared
-from gateway.limits.shared.store import RedisLeaseStore
+from gateway.ratelimit import redis_limiter
+from gateway.ratelimit.redis_limiter import RATE_LEASE_SHARE, RedisLeaseStore, StoreFailurePolicy
 from tests.conftest import Running, Serve
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
@@ -211,7 +209,7 @@ async def test_it_is_asked_again_when_it_is_there(serve: Serve) -> None:
         told += await statuses(front, 3 * PART)
         assert PART <= told[200] <= 2 * PART
         redis.start()
-        await asking(front, lambda: store_of(front).up, 2 * shared.STORE_RETRY_DELAY)
+        await asking(front, lambda: store_of(front).up, 2 * redis_limiter.STORE_RETRY_DELAY)
         assert (await statuses(front, 1)) == {200: 1}
         assert redis.call("KEYS", "*") == [b"interlingua:/requests/"]
 
@@ -259,7 +257,7 @@ async def test_it_fails_in_every_way_and_comes_back(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own part holds meanwhile, so everybody is answered; and nothing is left over."""
-    monkeypatch.setattr(shared, "STORE_RETRY_DELAY", 0.2)
+    monkeypatch.setattr(redis_limiter, "STORE_RETRY_DELAY", 0.2)
     with RedisServer("--enable-debug-command", "local") as redis:
         front = await serve(configured(redis, {"requests": "1000000/s", "concurrent": 10}))
         store, tasks = store_of(front), asyncio.all_tasks()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.telemetry import RequestOutcome, RequestRecord
+from gateway.observability.record import RequestOutcome, RequestRecord
 from protocols.core.events import Usage
 from tests.fault.history import Heard, History, Line, Seen
 

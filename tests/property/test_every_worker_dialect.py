@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.making import build_adapter, load_symbol
-from gateway.paths import AdapterMount, PathRouter
+from gateway.routing.paths import AdapterMount, PathRouter
 from protocols import DIALECTS
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import WorkerError

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.rules import RouteConditions, RouteRule, find_matching_rule
-from gateway.splits import TrafficSplit
-from gateway.traits import RequestAttributes
+from gateway.routing.request_attributes import RequestAttributes
+from gateway.routing.rules import RouteConditions, RouteRule, find_matching_rule
+from gateway.routing.traffic_split import TrafficSplit
 
 USERS = [f"user-{n}" for n in range(100_000)]
 

@@ -16,7 +16,7 @@ from backends.http.interfaces import WorkerConfig
 from backends.pool.discovery import WorkerDiscovery
 from gateway.admin.listener import AdminServer
 from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
-from gateway.router import Router
+from gateway.routing.router import Router
 
 KEY = "sk-admin-canary"
 DIGEST = hashlib.sha256(KEY.encode()).hexdigest()

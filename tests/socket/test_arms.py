@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.telemetry import RequestRecord
+from gateway.observability.record import RequestRecord
 from tests.conftest import Running, Serve
 
 FRONT = """

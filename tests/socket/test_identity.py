@@ -15,9 +15,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
+from gateway.auth.jwks import JwksClient
 from gateway.config.loader import load_text
 from gateway.config.schema import JwtConfig
-from gateway.identity.issuer import JwksClient
 from tests.conftest import Running, Serve
 from tests.fault.gateways import written
 from tests.serving import serving
@@ -110,8 +110,8 @@ async def test_a_token_is_as_good_as_a_key(serve: Serve) -> None:
 async def test_keys_are_served_while_the_issuer_is_away_and_tokens_when_it_is_back(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.identity.issuer._MIN_REFRESH_INTERVAL_EMPTY", 0.2)
-    monkeypatch.setattr("gateway.identity.issuer._MIN_REFRESH_INTERVAL", 0.2)
+    monkeypatch.setattr("gateway.auth.jwks._MIN_REFRESH_INTERVAL_EMPTY", 0.2)
+    monkeypatch.setattr("gateway.auth.jwks._MIN_REFRESH_INTERVAL", 0.2)
     async with signer() as one:
         pages, one.pages = one.pages, {}
         keys = [{"name": "app", "sha256": hashlib.sha256(b"sk-app").hexdigest()}]

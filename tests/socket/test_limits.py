@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gateway.config.loader import load_bytes
 from gateway.explaining.dry import run_dry
-from gateway.limits.allowance import RateLimits
+from gateway.ratelimit.limiter import RateLimits
 from gateway.watching.question import ExplainRequest
 from tests.conftest import Running, Serve
 

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from gateway.measured import METRIC_GROUPS, METRICS_BY_NAME
+from gateway.observability.metrics.catalog import METRIC_GROUPS, METRICS_BY_NAME
 from tests.collecting import Collector
 from tests.deploy.watched import asked, named
 from tests.fakes import CHUNKED, END, chunk, whole

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
 from gateway.config.loader import load_bytes
+from gateway.observability.record import RequestRecord
 from gateway.reload import ConfigSource
-from gateway.telemetry import RequestRecord
 from tests.fakes import HANG, ScriptedWorker
 
 KEY = "sk-overview"

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from gateway.telemetry import RequestRecord
+from gateway.observability.record import RequestRecord
 from tests.conftest import Running, Serve
 from tests.socket.test_ten_things import JSON, WAYS, Way, every_way, leave_early, until
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
 from gateway.config.loader import load_text
-from gateway.recording.lines import AccessLogWriter
-from gateway.recording.sums import query_sqlite_usage
-from gateway.telemetry import RequestRecord
+from gateway.observability.access_log import AccessLogWriter
+from gateway.observability.record import RequestRecord
+from gateway.observability.usage import query_sqlite_usage
 
 CONFIG = """
 listeners: [{address: "127.0.0.1:0", dialects: [openai]}]

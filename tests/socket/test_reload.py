@@ -20,9 +20,9 @@ from gateway import making
 from gateway.app import Gateway as AppGateway
 from gateway.app import build_services
 from gateway.config.loader import load_bytes, load_file
+from gateway.observability.record import RequestRecord
 from gateway.reload import ConfigSource, ReloadResult
 from gateway.snapshot import ConfigSnapshot
-from gateway.telemetry import RequestRecord
 from protocols.core.errors import WorkerUnreachable
 from tests.fakes import END, HANG, chunk
 from tests.fault.fronts import DONE, SAYS, STOP, STREAM, raw, until

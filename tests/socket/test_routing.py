@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import httpx
 import pytest
 
-from gateway.splits import TrafficSplit
+from gateway.routing.traffic_split import TrafficSplit
 from tests.conftest import Running, Serve
 
 

@@ -11,16 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.limits.leasing import MIN_RENEW_INTERVAL, RENEW_INTERVAL
-from gateway.limits.lent import DAILY_LEASE_SHARE, LEASE_IDLE_TIMEOUT, RATE_LEASE_SHARE
-from gateway.limits.ports import LeaseGrant, LeaseRequest, LeaseStoreUnavailable, SharedLimit
-from gateway.limits.shared.store import (
+from gateway.ratelimit.redis_limiter import (
+    DAILY_LEASE_SHARE,
+    LEASE_IDLE_TIMEOUT,
     LEASE_SECONDS,
     MAX_LEASES_PER_CALL,
+    MIN_RENEW_INTERVAL,
+    RATE_LEASE_SHARE,
+    RENEW_INTERVAL,
     STORE_RETRY_DELAY,
     STORE_TIMEOUT,
+    LeaseGrant,
+    LeaseRequest,
+    LeaseStoreUnavailable,
     RedisLeaseStore,
     RedisLimitSettings,
+    SharedLimit,
 )
 from tests.redis_server import RedisServer, free_port
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from gateway.app import build_services
 from gateway.cli import main
 from gateway.config.loader import load_text
-from gateway.recording import ledger, postgres
-from gateway.recording.ledger import USAGE_COLUMNS, UsageRecorder
-from gateway.telemetry import RequestRecord
+from gateway.observability import usage, usage_postgres
+from gateway.observability.record import RequestRecord
+from gateway.observability.usage import USAGE_COLUMNS, UsageRecorder
 from gateway.tools.connect_check import check_connections
 from protocols.core.events import Usage
 from tests.fault.fronts import until
@@ -49,8 +49,8 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(autouse=True)
 async def _empty(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_RETRY_DELAY", 0.05)
-    await queried(server, f"DROP TABLE IF EXISTS {postgres.USAGE_TABLE}")
+    monkeypatch.setattr(usage, "_RETRY_DELAY", 0.05)
+    await queried(server, f"DROP TABLE IF EXISTS {usage_postgres.USAGE_TABLE}")
 
 
 async def queried(server: PostgresServer, query: str) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ async def queried(server: PostgresServer, query: str) -> list[dict[str, Any]]:
 
 
 def rows(server: PostgresServer) -> list[dict[str, Any]]:
-    query = f"SELECT * FROM {postgres.USAGE_TABLE} ORDER BY at, id"  # noqa: S608 - a name of ours
+    query = f"SELECT * FROM {usage_postgres.USAGE_TABLE} ORDER BY at, id"  # noqa: S608 - a name of ours
     try:
         return asyncio.run(queried(server, query))
     except asyncpg.UndefinedTableError:
@@ -70,7 +70,7 @@ def rows(server: PostgresServer) -> list[dict[str, Any]]:
 
 
 def begun(server: PostgresServer, keep: float = 1e12) -> UsageRecorder:
-    made = postgres.create_postgres_recorder(server.url, keep, lambda: NOW)
+    made = usage_postgres.create_postgres_recorder(server.url, keep, lambda: NOW)
     made.start()
     return made
 
@@ -98,9 +98,9 @@ def test_a_row_is_what_it_is_in_a_file_and_is_written_once(server: PostgresServe
     found = rows(server)
     assert [*found[0]] == [name for name, _ in USAGE_COLUMNS]
     assert [tuple(one.values()) for one in found] == [
-        ledger.build_usage_row(RECORD),
-        ledger.build_usage_row(replace(RECORD, id="t")),
-        ledger.build_usage_row(cancelled),
+        usage.build_usage_row(RECORD),
+        usage.build_usage_row(replace(RECORD, id="t")),
+        usage.build_usage_row(cancelled),
     ]
 
 
@@ -116,7 +116,9 @@ def test_rows_that_it_will_never_take_cost_no_others(server: PostgresServer) -> 
 
 
 def test_without_rows_nobody_is_asked(tmp_path: Path) -> None:
-    made = postgres.create_postgres_recorder(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
+    made = usage_postgres.create_postgres_recorder(
+        f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW
+    )
     made.start()
     made.close(20)
     assert made.count_dropped() == 0
@@ -131,7 +133,7 @@ def test_old_rows_are_removed(server: PostgresServer) -> None:
 def test_a_locked_table_is_waited_for(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(postgres, "_DATABASE_TIMEOUT", 0.3)
+    monkeypatch.setattr(usage_postgres, "_DATABASE_TIMEOUT", 0.3)
     write(server, RECORD)
     made = begun(server)
 
@@ -139,7 +141,7 @@ def test_a_locked_table_is_waited_for(
         connection = await asyncpg.connect(server.url)
         try:
             async with connection.transaction():
-                await connection.execute(f"LOCK TABLE {postgres.USAGE_TABLE}")
+                await connection.execute(f"LOCK TABLE {usage_postgres.USAGE_TABLE}")
                 made.record_usage(replace(RECORD, id="s"))
                 await until(lambda: "is not written" in caplog.text, 10)
         finally:
@@ -156,8 +158,8 @@ def test_a_locked_table_is_waited_for(
 def test_a_server_that_goes_away_and_comes_back(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(postgres, "_DATABASE_TIMEOUT", 1.0)
-    monkeypatch.setattr(ledger, "_MAX_WAITING_ROWS", 5)
+    monkeypatch.setattr(usage_postgres, "_DATABASE_TIMEOUT", 1.0)
+    monkeypatch.setattr(usage, "_MAX_WAITING_ROWS", 5)
     made = begun(server)
     made.record_usage(RECORD)
     wait(lambda: len(rows(server)) == 1)
@@ -182,7 +184,9 @@ def test_a_server_that_goes_away_and_comes_back(
 def test_what_waits_when_it_ends_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    made = postgres.create_postgres_recorder(f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW)
+    made = usage_postgres.create_postgres_recorder(
+        f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW
+    )
     made.start()
     made.record_usage(RECORD)
     wait(lambda: "is not written" in caplog.text)

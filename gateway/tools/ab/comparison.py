@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from gateway.figures import RequestStats
+from gateway.observability.stats import RequestStats
 from gateway.tools.ab.sources import Evidence, UsageQuery
 from gateway.tools.ab.statistics import (
     Interval,

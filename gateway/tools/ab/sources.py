@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, field
 
-from gateway.figures import RequestStats, StatsKey, group_by_labels
-from gateway.figures import build_diverted_key as diverted_key
-from gateway.figures import build_stats_key as answered_key
-from gateway.prometheus_text import parse_families, parse_labels
-from gateway.telemetry import RequestRecord
+from gateway.observability.prometheus_text import parse_families, parse_labels
+from gateway.observability.record import RequestRecord
+from gateway.observability.stats import RequestStats, StatsKey, group_by_labels
+from gateway.observability.stats import build_diverted_key as diverted_key
+from gateway.observability.stats import build_stats_key as answered_key
 from gateway.tools.ab.statistics import BucketSample, ExactSample
 
 _BATCH: Final = 500

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.paths import AdapterMount, PathRouter
+from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import ResponseAccumulator, UnaryChoice, UnaryResponse, aggregate
 from protocols.core.errors import (
     ClientError,

@@ -9,7 +9,7 @@ import pytest
 from gateway.config.diff import diff_configs, moved_share
 from gateway.config.listeners import listener_name, listeners_by_id
 from gateway.config.loader import load_text
-from gateway.splits import TrafficSplit
+from gateway.routing.traffic_split import TrafficSplit
 
 Weights = Mapping[str, int]
 

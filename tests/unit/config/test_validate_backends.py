@@ -26,7 +26,7 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_certificates_packages_and_templates_are_looked_at_in_one_module(path: Path) -> None:
-    forbidden = {"ssl", "importlib.util", "backends.chat_template", "gateway.splits"}
+    forbidden = {"ssl", "importlib.util", "backends.chat_template", "gateway.routing.traffic_split"}
     assert not imports(path) & forbidden
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.histogram import Histogram, bucket_quantile, find_bucket
-from gateway.figures import FIRST_TOKEN_BUCKETS
+from gateway.observability.stats import FIRST_TOKEN_BUCKETS
 
 EDGES = FIRST_TOKEN_BUCKETS
 NUMBERS = st.floats(-1.0, 10.0) | st.integers(0, 9) | st.sampled_from([1.0, 2.5, 4.0])

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from gateway.commands.ab import ab
-from gateway.metrics.exchanges import MetricsCollector
-from gateway.telemetry import RequestRecord, ignore_record
+from gateway.observability.metrics.requests import MetricsCollector
+from gateway.observability.record import RequestRecord, ignore_record
 from protocols.core.events import Usage
 
 RECORD = RequestRecord(

@@ -7,9 +7,9 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.abilities import find_missing_requirements
-from gateway.emulation.planning import plan_emulation
+from gateway.emulation.planner import plan_emulation
 from gateway.making import build_adapter, load_symbol
+from gateway.routing.requirements import find_missing_requirements
 from protocols import DIALECTS
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.loss import UnsupportedParameter

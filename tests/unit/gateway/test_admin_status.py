@@ -9,8 +9,8 @@ from gateway.admin.status import GatewayStatus, merge_statuses
 from gateway.admin.status import VersionStats as Told
 from gateway.admin.window import RecentStats
 from gateway.config.loader import load_text
-from gateway.figures import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
-from gateway.telemetry import RequestOutcome, RequestRecord
+from gateway.observability.record import RequestOutcome, RequestRecord
+from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
 from protocols.core.events import Usage
 
 EDGES = len(FIRST_TOKEN_BUCKETS)

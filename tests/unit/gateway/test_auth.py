@@ -5,7 +5,7 @@ from base64 import b64encode
 
 import pytest
 
-from gateway.auth import Authenticator, Principal, authorize_model
+from gateway.auth.api_keys import Authenticator, Principal, authorize_model
 from protocols.core.errors import Forbidden, Unauthorized
 
 KEY = "sk-test"

@@ -9,8 +9,8 @@ from gateway.app import build_services
 from gateway.config.loader import load_text
 from gateway.config.schema import ObservabilityConfig
 from gateway.counted import set_up_exporters
-from gateway.telemetry import RequestRecord, ignore_record
-from gateway.tracing.sending import MetricExporter, SpanExporter
+from gateway.observability.record import RequestRecord, ignore_record
+from gateway.observability.tracing import MetricExporter, SpanExporter
 from tests.collecting import Collector, told
 
 START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"

@@ -1,6 +1,6 @@
 """The prompt before and the suffix behind an answer, whatever answers."""
 
-from gateway.emulation.affixes import strip_echo_and_suffix
+from gateway.emulation.prompt_echo import strip_echo_and_suffix
 from protocols.core.events import ChoiceEnd, Event, PromptEcho, StreamEnd, TextDelta
 from protocols.core.request import EmbeddingRequest, GenerationRequest, LogprobsOptions
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem
-from gateway.emulation.asking import MAX_CONCURRENT_PARTS, collect_emulated, stream_emulated
-from gateway.emulation.planning import EmulationPlan
+from gateway.emulation.execute import MAX_CONCURRENT_PARTS, collect_emulated, stream_emulated
+from gateway.emulation.planner import EmulationPlan
 from protocols.core.aggregate import ResponseAccumulator, UnaryResponse
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (

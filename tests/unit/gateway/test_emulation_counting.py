@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.interfaces import StreamItem
-from gateway.emulation.counting import UsageCounter, add_usage
+from gateway.emulation.usage import UsageCounter, add_usage
 from protocols.core.events import (
     ChoiceEnd,
     Embedding,

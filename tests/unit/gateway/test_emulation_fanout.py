@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.emulation.fanout import FanIn, FanOut, RequestPart
+from gateway.emulation.fan_out import FanIn, FanOut, RequestPart
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,

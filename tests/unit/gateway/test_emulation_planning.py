@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.emulation.planning import EmulationPlan, plan_emulation
+from gateway.emulation.planner import EmulationPlan, plan_emulation
 from protocols.core.loss import LossReason, UnsupportedParameter
 from protocols.core.request import (
     EmbeddingRequest,

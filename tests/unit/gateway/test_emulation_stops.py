@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.emulation.stops import (
+from gateway.emulation.stop_strings import (
     StopStringEmulator,
     remove_stop_strings,
     select_effective_stops,

@@ -16,9 +16,9 @@ from gateway.explaining.dry import ServersByListener, run_dry
 from gateway.explaining.sample import build_sample_request
 from gateway.explaining.text import format_explanation
 from gateway.explaining.wish import PartialRequest, complete_request
-from gateway.paths import AdapterMount
+from gateway.observability.record import RequestRecord
+from gateway.routing.paths import AdapterMount
 from gateway.snapshot import ConfigSnapshot
-from gateway.telemetry import RequestRecord
 from gateway.watching.account import (
     ExplainedAttempt,
     ExplainedLimits,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from backends.histogram import Histogram
-from gateway.figures import (
+from gateway.observability.record import RequestRecord
+from gateway.observability.stats import (
     DURATION_BUCKETS,
     FIRST_TOKEN_BUCKETS,
     PER_TOKEN_BUCKETS,
@@ -19,7 +20,6 @@ from gateway.figures import (
     build_stats_key,
     group_by_labels,
 )
-from gateway.telemetry import RequestRecord
 from protocols.core.events import Usage
 from protocols.core.loss import UnsupportedParameter
 

@@ -6,7 +6,7 @@ import pytest
 
 from backends.echo import EchoBackend
 from gateway.fitting import MAX_CHOICES, MAX_TOP_LOGPROBS, apply_model_settings
-from gateway.router import Router, Target, compile_model
+from gateway.routing.router import Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import InvalidParameter
 from protocols.core.request import GenerationRequest, LogprobsOptions

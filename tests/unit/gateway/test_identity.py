@@ -16,11 +16,10 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from jwt.warnings import InsecureKeyLengthWarning
 from msgspec.structs import replace
 
-from gateway.auth import Authenticator, KeysPending, Principal
+from gateway.auth.api_keys import Authenticator, KeysPending, Principal
+from gateway.auth.jwks import JwksClient, parse_key_set
+from gateway.auth.jwt import JwtPolicy, JwtVerifier
 from gateway.config.schema import JwtClaimsConfig, JwtConfig
-from gateway.identity.issuer import JwksClient
-from gateway.identity.keys import parse_key_set
-from gateway.identity.tokens import JwtPolicy, JwtVerifier
 from protocols.core.errors import Unauthorized
 
 NOW = 1_700_000_000.0
@@ -220,7 +219,7 @@ async def test_a_known_token_is_looked_up_until_it_expires(monkeypatch: pytest.M
 
 
 async def test_so_many_are_remembered_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.identity.tokens._MAX_CACHED_TOKENS", 2)
+    monkeypatch.setattr("gateway.auth.jwt._MAX_CACHED_TOKENS", 2)
     stage = Stage()
     tokens = [signed(sub=name) for name in "abc"]
     first, second, third = [await stage.holder(token) for token in tokens]

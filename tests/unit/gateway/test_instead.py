@@ -3,10 +3,10 @@
 import pytest
 
 from backends.echo import EchoBackend
-from gateway.instead import FallbackHistory, describe_missing, is_fallback_error
-from gateway.metrics.exchanges import MetricsCollector
-from gateway.router import Route, Target, compile_model
-from gateway.telemetry import RequestRecord, ignore_record
+from gateway.observability.metrics.requests import MetricsCollector
+from gateway.observability.record import RequestRecord, ignore_record
+from gateway.routing.fallback import FallbackHistory, describe_missing, is_fallback_error
+from gateway.routing.router import Route, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import (
     ClientDisconnected,

@@ -7,7 +7,7 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.auth import Authenticator, Principal
+from gateway.auth.api_keys import Authenticator, Principal
 from gateway.cli import main
 from gateway.config.loader import load_text
 

@@ -12,12 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from backends.histogram import Histogram
 from backends.http.interfaces import ConnectionCounts
 from backends.pool.metrics import PoolMetrics
-from gateway.metrics.exchanges import MetricsCollector
-from gateway.metrics.process import ProcessCollector
-from gateway.metrics.running import RunningRequestCollector
-from gateway.metrics.vllm import VllmCollector
-from gateway.telemetry import RequestRecord, ignore_record
-from gateway.told import MetricDefinition
+from gateway.observability.metrics.definition import MetricDefinition
+from gateway.observability.metrics.requests import MetricsCollector, RunningRequestCollector
+from gateway.observability.metrics.system import ProcessCollector
+from gateway.observability.metrics.vllm_compat import VllmCollector
+from gateway.observability.record import RequestRecord, ignore_record
 from protocols.core.events import Usage
 from protocols.core.loss import UnsupportedParameter
 
@@ -333,7 +332,7 @@ async def test_the_process_tells_of_itself() -> None:
 def test_a_machine_without_proc_tells_the_rest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gateway.metrics.process._STATM_FILE", tmp_path / "nothing")
+    monkeypatch.setattr("gateway.observability.metrics.system._STATM_FILE", tmp_path / "nothing")
     metrics = MetricsCollector(ignore_record, dict)
     metrics.register(ProcessCollector(dict))
     names = {name for name, *_ in samples(metrics)}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.openapi import build_document
-from gateway.paths import AdapterMount
+from gateway.routing.paths import AdapterMount
 from protocols import DIALECTS
 from protocols.core.interfaces import Endpoint, OpenApiFragment, OpenApiProvider
 

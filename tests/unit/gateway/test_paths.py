@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 from msgspec import Struct
 
-from gateway.paths import AdapterMount, PathRouter
+from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.errors import MethodNotAllowed, PathNotFound
 from protocols.core.interfaces import ClientAdapter, Endpoint
 

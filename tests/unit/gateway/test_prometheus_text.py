@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.prometheus_text import format_families, parse_families, parse_labels
+from gateway.observability.prometheus_text import format_families, parse_families, parse_labels
 
 PAGE = """\
 # HELP r_total Requests.

@@ -4,7 +4,7 @@ import pytest
 
 from backends.echo import EchoBackend
 from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
-from gateway.router import Model, OnLoss, RequestDefaults, Router, Target, compile_model
+from gateway.routing.router import Model, OnLoss, RequestDefaults, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import ModelNotFound, VersionNotFound
 from protocols.core.interfaces import (

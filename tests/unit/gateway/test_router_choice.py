@@ -7,10 +7,18 @@ import pytest
 from msgspec.structs import replace
 
 from backends.echo import EchoBackend
-from gateway.router import Model, Route, Router, RouteReason, ShadowRule, Target, compile_model
-from gateway.rules import RouteConditions, RouteRule
-from gateway.splits import TrafficSplit, compute_bucket
-from gateway.traits import RequestAttributes
+from gateway.routing.request_attributes import RequestAttributes
+from gateway.routing.router import (
+    Model,
+    Route,
+    Router,
+    RouteReason,
+    ShadowRule,
+    Target,
+    compile_model,
+)
+from gateway.routing.rules import RouteConditions, RouteRule
+from gateway.routing.traffic_split import TrafficSplit, compute_bucket
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import ModelNotFound
 

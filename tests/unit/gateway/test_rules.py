@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.rules import RouteConditions, RouteRule, RuleMatch, find_matching_rule
-from gateway.traits import RequestAttributes
+from gateway.routing.request_attributes import RequestAttributes
+from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch, find_matching_rule
 
 TRAITS = RequestAttributes(
     protocol="openai",

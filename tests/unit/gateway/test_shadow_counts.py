@@ -3,7 +3,7 @@
 from prometheus_client.registry import CollectorRegistry
 
 from gateway.noting import ShadowComparison, ShadowOutcome, ShadowSide
-from gateway.shadow_counts import ShadowCollector
+from gateway.observability.metrics.system import ShadowCollector
 
 
 def told(

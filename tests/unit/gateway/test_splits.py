@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.rules import RouteConditions, RouteRule, RuleMatch, find_matching_rule
-from gateway.splits import TrafficSplit, bucket_to_fraction, compute_bucket
-from gateway.traits import RequestAttributes
+from gateway.routing.request_attributes import RequestAttributes
+from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch, find_matching_rule
+from gateway.routing.traffic_split import TrafficSplit, bucket_to_fraction, compute_bucket
 
 TEXT = (Path(__file__).parents[3] / "docs" / "howto" / "ab-test.md").read_text("utf-8")
 ROW = r"^\| `([^`]+)` \| (\d+) \| (\d+) \| `(.)` \| `(.)` \| `(.)` \|$"

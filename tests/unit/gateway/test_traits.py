@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.traits import RequestAttributes
+from gateway.routing.request_attributes import RequestAttributes
 
 BODY = (
     b'{"user":"u","n":7,"big":123456789012345678901234567890,"part":1.5,"yes":true,"no":null,'

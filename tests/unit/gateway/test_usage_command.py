@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from gateway.commands.usage import usage
-from gateway.recording.ledger import SqliteUsageRecorder
-from gateway.telemetry import RequestRecord
+from gateway.observability.record import RequestRecord
+from gateway.observability.usage import SqliteUsageRecorder
 from protocols.core.events import Usage
 
 RECORD = RequestRecord(

@@ -6,7 +6,7 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.limits.counters import (
+from gateway.ratelimit.buckets import (
     SECONDS_PER_DAY,
     BucketState,
     ConcurrencyLimit,

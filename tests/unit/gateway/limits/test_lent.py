@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.limits.accounts import CounterRegistry
-from gateway.limits.allowance import KeyRateLimits, RateLimits
-from gateway.limits.leasing import LeaseRenewer
-from gateway.limits.lent import LEASE_IDLE_TIMEOUT
-from gateway.limits.limiter import RateLimiter
-from gateway.limits.ports import LeaseGrant, LeaseRequest, LeaseStoreUnavailable, StoreFailurePolicy
+from gateway.ratelimit.limiter import CounterRegistry, KeyRateLimits, RateLimiter, RateLimits
+from gateway.ratelimit.redis_limiter import (
+    LEASE_IDLE_TIMEOUT,
+    LeaseGrant,
+    LeaseRenewer,
+    LeaseRequest,
+    LeaseStoreUnavailable,
+    StoreFailurePolicy,
+)
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, RateLimitExceeded
 from protocols.core.events import Usage

@@ -10,11 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from gateway.limits.accounts import CounterRegistry
-from gateway.limits.allowance import KeyRateLimits, RateLimits, Reservation
-from gateway.limits.counts import RateLimitCollector
-from gateway.limits.estimate import DEFAULT_COMPLETION_TOKENS, MAX_ESTIMATED_PROMPT, estimate_tokens
-from gateway.limits.limiter import RateLimiter
+from gateway.observability.metrics.system import RateLimitCollector
+from gateway.ratelimit.limiter import (
+    DEFAULT_COMPLETION_TOKENS,
+    MAX_ESTIMATED_PROMPT,
+    CounterRegistry,
+    KeyRateLimits,
+    RateLimiter,
+    RateLimits,
+    Reservation,
+    estimate_tokens,
+)
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, QuotaExceeded, RateLimitExceeded
 from protocols.core.events import Usage
@@ -169,7 +175,7 @@ def test_what_takes_no_tokens_takes_none() -> None:
 
 
 def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.limits.limiter.MAX_TOKEN_HOLDERS", 2)
+    monkeypatch.setattr("gateway.ratelimit.limiter.MAX_TOKEN_HOLDERS", 2)
     world = World()
     common = KeyRateLimits(RateLimits((1, 60.0)))
 

@@ -1,7 +1,7 @@
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.limits.shared.counts import RATE_LIMIT_STORE_METRICS, RateLimitStoreCollector
+from gateway.observability.metrics.system import RATE_LIMIT_STORE_METRICS, RateLimitStoreCollector
 
 
 class Asked(Struct):

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.recording import ledger as module
-from gateway.recording.ledger import USAGE_COLUMNS, SqliteUsageRecorder
-from gateway.recording.scribe import BackgroundWriter
-from gateway.recording.sums import query_sqlite_usage
-from gateway.telemetry import RequestRecord
+from gateway.observability import usage
+from gateway.observability.background_writer import BackgroundWriter
+from gateway.observability.record import RequestRecord
+from gateway.observability.usage import USAGE_COLUMNS, SqliteUsageRecorder, query_sqlite_usage
 from protocols.core.events import Usage
 
 PATIENCE = 20.0
@@ -79,8 +78,8 @@ class Sounds(logging.Handler):
 @pytest.fixture
 def sounds(monkeypatch: pytest.MonkeyPatch) -> Sounds:
     heard = Sounds()
-    monkeypatch.setattr(module.log, "handlers", [heard])
-    monkeypatch.setattr(module, "_RETRY_DELAY", 0.01)
+    monkeypatch.setattr(usage.log, "handlers", [heard])
+    monkeypatch.setattr(usage, "_RETRY_DELAY", 0.01)
     return heard
 
 
@@ -227,7 +226,7 @@ def test_rows_that_can_never_be_written_are_counted_and_said(
 def test_what_was_lost_is_said_when_rows_are_written_again(
     tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_WAITING_ROWS", 1)
+    monkeypatch.setattr(usage, "_MAX_WAITING_ROWS", 1)
     folder = tmp_path / "folder"
     ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, now)
     ledger.start()
@@ -244,7 +243,7 @@ def test_what_was_lost_is_said_when_rows_are_written_again(
 def test_at_its_end_it_is_tried_once_more(
     tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_RETRY_DELAY", PATIENCE)
+    monkeypatch.setattr(usage, "_RETRY_DELAY", PATIENCE)
     folder = tmp_path / "folder"
     ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, now)
     ledger.start()

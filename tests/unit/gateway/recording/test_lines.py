@@ -9,8 +9,13 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gateway.recording.lines import AccessLogWriter, _group_lines, _split_lines, open_access_log
-from gateway.telemetry import RequestRecord
+from gateway.observability.access_log import (
+    AccessLogWriter,
+    _group_lines,
+    _split_lines,
+    open_access_log,
+)
+from gateway.observability.record import RequestRecord
 
 PATIENCE = 20.0
 

@@ -1,6 +1,6 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.recording.lost import DroppedRecordCollector
+from gateway.observability.metrics.system import DroppedRecordCollector
 
 
 def test_each_count_is_told() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.recording.scribe import BackgroundWriter
+from gateway.observability.background_writer import BackgroundWriter
 
 PATIENCE = 20.0
 

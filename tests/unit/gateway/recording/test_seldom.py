@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from gateway.recording import seldom
-from gateway.recording.seldom import LogRateFilter
+from gateway.observability import access_log
+from gateway.observability.access_log import LogRateFilter
 
 
 def record(text: str, *args: object, name: str = "a") -> logging.LogRecord:
@@ -45,7 +45,7 @@ def test_a_traceback_is_shown_once_for_each_kind_of_error() -> None:
 
 
 def test_so_many_are_told_apart_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seldom, "_MAX_TRACKED_MESSAGES", 2)
+    monkeypatch.setattr(access_log, "_MAX_TRACKED_MESSAGES", 2)
     one = LogRateFilter(lambda: 0.0)
     assert [said(one, "x") for _ in range(3)] == ["x"] * 2 + [None]
     assert [said(one, text) for text in ("y", "x", "z", "x")] == ["y", None, "z", "x"]

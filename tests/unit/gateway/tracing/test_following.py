@@ -7,12 +7,14 @@ import pytest
 from msgspec.structs import replace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from gateway.telemetry import RequestRecord
-from gateway.tracing.figures import OtelMetrics
-from gateway.tracing.follow import RequestTrace, TraceSampler
-from gateway.tracing.names import EXPERIMENTAL_CONVENTIONS, STABLE_CONVENTIONS, select_conventions
-from gateway.tracing.sending import build_resource
-from gateway.tracing.spans import build_spans
+from gateway.observability.otel_metrics import OtelMetrics
+from gateway.observability.record import RequestRecord
+from gateway.observability.semconv import (
+    EXPERIMENTAL_CONVENTIONS,
+    STABLE_CONVENTIONS,
+    select_conventions,
+)
+from gateway.observability.tracing import RequestTrace, TraceSampler, build_resource, build_spans
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.events import Usage
 from protocols.core.request import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.tracing.parents import ParentSpan, parse_traceparent
+from gateway.observability.tracing import ParentSpan, parse_traceparent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

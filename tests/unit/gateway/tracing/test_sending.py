@@ -7,11 +7,16 @@ from collections.abc import Callable
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from gateway.telemetry import RequestRecord
-from gateway.tracing.figures import OtelMetrics
-from gateway.tracing.follow import RequestTrace
-from gateway.tracing.names import STABLE_CONVENTIONS
-from gateway.tracing.sending import MetricExporter, OtlpClient, SpanExporter, build_resource
+from gateway.observability.otel_metrics import OtelMetrics
+from gateway.observability.record import RequestRecord
+from gateway.observability.semconv import STABLE_CONVENTIONS
+from gateway.observability.tracing import (
+    MetricExporter,
+    OtlpClient,
+    RequestTrace,
+    SpanExporter,
+    build_resource,
+)
 from tests.collecting import Collector
 
 MESSAGE = ExportTraceServiceRequest()
@@ -20,8 +25,8 @@ SENDER = build_resource({}, "i1")
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.tracing.sending._RETRY_DELAY", 0.001)
-    monkeypatch.setattr("gateway.tracing.sending._SPAN_BATCH_DELAY", 0.001)
+    monkeypatch.setattr("gateway.observability.tracing._RETRY_DELAY", 0.001)
+    monkeypatch.setattr("gateway.observability.tracing._SPAN_BATCH_DELAY", 0.001)
 
 
 def traced(number: int) -> RequestTrace:

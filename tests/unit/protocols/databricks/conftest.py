@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.paths import AdapterMount, PathRouter
+from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.databricks.endpoints import Databricks
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.paths import AdapterMount
+from gateway.routing.paths import AdapterMount
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import (
     ClientDisconnected,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.paths import AdapterMount, PathRouter
+from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import GatewayError
 from protocols.core.events import Event

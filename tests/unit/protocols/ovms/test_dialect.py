@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.paths import AdapterMount, PathRouter
+from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import (
     ClientError,

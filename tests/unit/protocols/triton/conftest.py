@@ -8,8 +8,8 @@ import pytest
 from msgspec import Struct
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.emulation.affixes import strip_echo_and_suffix
-from gateway.paths import AdapterMount, PathRouter
+from gateway.emulation.prompt_echo import strip_echo_and_suffix
+from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import GatewayError, ModelNotFound, VersionNotFound, WorkerFailed

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.commands.ab import print_report
-from gateway.telemetry import RequestRecord
+from gateway.observability.record import RequestRecord
 from gateway.tools.ab.comparison import (
     Comparison,
     ComparisonError,

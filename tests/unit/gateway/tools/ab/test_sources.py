@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.metrics.exchanges import MetricsCollector
-from gateway.telemetry import RequestRecord, ignore_record
+from gateway.observability.metrics.requests import MetricsCollector
+from gateway.observability.record import RequestRecord, ignore_record
 from gateway.tools.ab.sources import (
     Evidence,
     SourceError,

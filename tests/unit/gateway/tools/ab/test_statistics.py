@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gateway.figures import DURATION_BUCKETS
+from gateway.observability.stats import DURATION_BUCKETS
 from gateway.tools.ab.statistics import (
     BucketSample,
     ExactSample,

@@ -1,0 +1,231 @@
+"""Who signs tokens: his public keys, fetched when they are needed, and kept.
+
+Nothing is fetched before the first token comes. Keys that are a few minutes old are fetched anew
+behind a request that does not wait for it; one whose key nobody knows does. An issuer is asked once
+in half a minute at most, whatever is asked of the gateway.
+"""
+
+import asyncio
+import logging
+import math
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+from jwt import PyJWK
+from jwt.exceptions import PyJWKError, PyJWTError
+from msgspec import Struct
+
+from gateway.config.schema import JwtConfig
+
+# An issuer's public keys, as RFC 7517 writes them. Pure.
+
+_MAX_KEYS: Final = 100
+_RSA_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_CURVE_ALGORITHMS: Final = {
+    "P-256": "ES256",
+    "P-384": "ES384",
+    "P-521": "ES512",
+    "Ed25519": "EdDSA",
+}
+
+KeyName = tuple[str, str]
+"""A key's name and an algorithm."""
+
+
+class _JwkSet(Struct):
+    keys: list[dict[str, Any]]
+
+
+class KeySet(Struct, frozen=True):
+    """Those that verify something, by their names and what they verify. "" is a lone key's."""
+
+    by_name: Mapping[KeyName, PyJWK]
+    source: bytes = b""
+    """As they came, to know whether others did."""
+
+    def find_key(self, name: str | None, algorithm: str) -> PyJWK | None:
+        """The key of this name; without a name, the only one that there is."""
+        if name is not None:
+            return self.by_name.get((name, algorithm))
+        found = [key for (_, one), key in self.by_name.items() if one == algorithm]
+        return found[0] if len(found) == 1 else None
+
+
+def parse_key_set(body: bytes, algorithms: Collection[str]) -> KeySet:
+    """The keys of a set that can be used with these algorithms. Raises ValueError without any."""
+    try:
+        told = msgspec.json.decode(body, type=_JwkSet).keys[:_MAX_KEYS]
+    except msgspec.DecodeError:
+        raise ValueError("it gives no set of keys") from None
+    found: dict[KeyName, PyJWK] = {}
+    for one in told:
+        for algorithm in _list_algorithms(one):
+            if algorithm in algorithms:
+                try:
+                    found[str(one.get("kid", "")), algorithm] = PyJWK(one, algorithm)
+                except (PyJWTError, PyJWKError):
+                    continue
+    if not found:
+        raise ValueError(f"it has no key for {', '.join(algorithms)}")
+    return KeySet(found, body)
+
+
+def _list_algorithms(key: Mapping[str, Any]) -> Iterator[str]:
+    """The algorithms of a key, which is public and made for signatures; a secret has none here."""
+    if key.get("use", "sig") != "sig":
+        return
+    fits = (
+        _RSA_ALGORITHMS
+        if key.get("kty") == "RSA"
+        else (_CURVE_ALGORITHMS.get(str(key.get("crv")), ""),)
+    )
+    said = key.get("alg")
+    yield from (one for one in fits if one and said in (None, one))
+
+
+log = logging.getLogger("interlingua")
+
+_MIN_REFRESH_INTERVAL: Final = 30.0
+"""Seconds between two fetches."""
+_MIN_REFRESH_INTERVAL_EMPTY: Final = 5.0
+"""The same, as long as there are no keys at all."""
+_REFRESH_AFTER: Final = 300.0
+"""Seconds after which keys are fetched anew, if somebody uses them."""
+_FETCH_TIMEOUT: Final = 3.0
+"""Seconds in which he must answer, and a request waits for a key."""
+_MAX_BODY_BYTES: Final = 1 << 18
+
+JwksFetch = Callable[[], Awaitable[bytes]]
+"""Gives the set of keys. Raises ValueError or OSError with why it can't be had."""
+
+
+class JwksClient:
+    """The keys of one."""
+
+    def __init__(
+        self, told: JwtConfig, clock: Callable[[], float], fetch: JwksFetch | None = None
+    ) -> None:
+        """``clock`` goes evenly, in seconds. ``fetch`` is for tests."""
+        self._settings = told
+        self._clock = clock
+        self._fetch = fetch or JwksFetcher(told).fetch_keys
+        self._keys = KeySet({})
+        self._fetched_at = 0.0
+        self._next_fetch_at = clock()
+        """When it may be asked again."""
+        self._task: asyncio.Task[None] | None = None
+        self._version = 0
+
+    def refresh_if_old(self) -> int:
+        """Mind the age of the keys; gives how often they have changed."""
+        age = self._clock() - self._fetched_at
+        if age >= _REFRESH_AFTER and self._keys.by_name:
+            if age >= self._settings.keep:
+                log.warning(
+                    "identity: %s can't be asked; its keys are too old", self._settings.issuer
+                )
+                self._store_keys(KeySet({}))
+            if self.is_refreshing:
+                self._start_refresh()
+        return self._version
+
+    def find_key(self, name: str | None, algorithm: str) -> PyJWK | None:
+        """The key of this name, if it is known."""
+        return self._keys.find_key(name, algorithm)
+
+    @property
+    def is_refreshing(self) -> bool:
+        """Whether more may be known soon: it is being asked, or may be."""
+        return self._task is not None or self._clock() >= self._next_fetch_at
+
+    async def wait_refresh(self) -> None:
+        """Wait until it was asked, where something is unsettled. Nothing is then."""
+        self._start_refresh()
+        assert self._task is not None  # noqa: S101 - it has begun
+        await asyncio.wait({self._task})
+
+    async def aclose(self) -> None:
+        """Ask no more."""
+        self._next_fetch_at = math.inf
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def _start_refresh(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._refresh_keys())
+            self._task.add_done_callback(self._on_refresh_done)
+
+    def _on_refresh_done(self, task: asyncio.Task[None]) -> None:
+        del task
+        self._task = None
+
+    async def _refresh_keys(self) -> None:
+        try:
+            async with asyncio.timeout(_FETCH_TIMEOUT):
+                keys = parse_key_set(await self._fetch(), self._settings.algorithms)
+        except (OSError, ValueError, RecursionError, httpx.HTTPError, httpx.InvalidURL) as error:
+            why = str(error) or f"no answer within {_FETCH_TIMEOUT:g} s"
+            log.warning("identity: the keys of %s can't be had: %s", self._settings.issuer, why)
+        else:
+            self._fetched_at = self._clock()
+            self._store_keys(keys)
+        self._next_fetch_at = self._clock() + (
+            _MIN_REFRESH_INTERVAL if self._keys.by_name else _MIN_REFRESH_INTERVAL_EMPTY
+        )
+
+    def _store_keys(self, keys: KeySet) -> None:
+        if keys.source != self._keys.source:
+            self._keys = keys
+            self._version += 1
+
+
+class _DiscoveryDocument(Struct):
+    """What OpenID Connect Discovery 1.0 calls it, section 4.2."""
+
+    issuer: str
+    jwks_uri: str
+
+
+class JwksFetcher:
+    """Over HTTP, without redirects: from where the file says, or where the issuer does."""
+
+    def __init__(self, told: JwtConfig) -> None:
+        self._settings = told
+        self._tls = ssl.create_default_context(cafile=told.tls.ca if told.tls else None)
+
+    async def fetch_keys(self) -> bytes:
+        """See Fetch."""
+        told = self._settings
+        async with httpx.AsyncClient(verify=self._tls, timeout=_FETCH_TIMEOUT) as client:
+            url = told.jwks
+            if url is None:
+                place = f"{told.issuer.rstrip('/')}/.well-known/openid-configuration"
+                try:
+                    found = msgspec.json.decode(
+                        await _fetch_body(client, place), type=_DiscoveryDocument
+                    )
+                except msgspec.DecodeError:
+                    raise ValueError(f"{place} tells nothing of keys") from None
+                if found.issuer != told.issuer:
+                    raise ValueError(f"{place} is another's: {found.issuer[:100]!r}")
+                if urlsplit(url := found.jwks_uri).scheme != urlsplit(told.issuer).scheme:
+                    raise ValueError(f"{place} has its keys at {url[:100]!r}")
+            return await _fetch_body(client, url)
+
+
+async def _fetch_body(client: httpx.AsyncClient, url: str) -> bytes:
+    """Raises ValueError and httpx.HTTPError."""
+    body = bytearray()
+    async with client.stream("GET", url) as answer:
+        if not answer.is_success:
+            raise ValueError(f"{url} answers {answer.status_code}")
+        async for piece in answer.aiter_bytes():
+            body += piece
+            if len(body) > _MAX_BODY_BYTES:
+                raise ValueError(f"{url} gives more than {_MAX_BODY_BYTES} bytes")
+    return bytes(body)

@@ -1,0 +1,168 @@
+"""Whose token it is. A known one costs a look into a table."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import jwt
+from jwt.exceptions import (
+    InvalidAudienceError,
+    InvalidIssuerError,
+    MissingRequiredClaimError,
+    PyJWTError,
+)
+from msgspec import Struct
+
+from gateway.auth.api_keys import KeysPending, Principal
+from gateway.auth.jwks import JwksClient
+from gateway.config.schema import JwtConfig
+from protocols.core.errors import Unauthorized
+
+_JWT_PATTERN: Final = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
+_MAX_TOKEN_LENGTH: Final = 8192
+_MAX_CACHED_TOKENS: Final = 4096
+"""Tokens that are remembered."""
+_NAME_PATTERN: Final = re.compile(r"[\x20-\x7e]{1,200}")
+_TAG_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_DECODE_OPTIONS: Final[Any] = {
+    "require": ["exp", "aud", "iss"],
+    "verify_exp": False,  # by the gateway's own clock, below
+    "verify_nbf": False,
+    "verify_iat": False,
+    "enforce_minimum_key_length": True,
+}
+
+
+class JwtPolicy(Struct, frozen=True):
+    """What a token must be. ``aliases`` give the model that each stands for."""
+
+    settings: JwtConfig
+    aliases: Mapping[str, str]
+
+
+class _CachedToken(Struct, frozen=True):
+    """A token that was good."""
+
+    principal: Principal
+    expires_at: float
+
+
+class JwtVerifier:
+    """Verifies them. ``now`` is in Unix seconds."""
+
+    def __init__(self, rules: JwtPolicy, issuer: JwksClient, now: Callable[[], float]) -> None:
+        self._policy = rules
+        self._jwks = issuer
+        self._now = now
+        self._cache: dict[str, _CachedToken] = {}
+        self._keys_version = 0
+        """The keys by which these were good."""
+
+    def verify_token(self, token: str, digest: str) -> Principal | None:
+        """Whose it is, by the token and its SHA-256; None for what is no token at all.
+
+        Raises Unauthorized, and Unsettled where more may be known after ``settle``.
+        """
+        if self._keys_version != (changed := self._jwks.refresh_if_old()):
+            self._cache.clear()
+            self._keys_version = changed
+        if (known := self._cache.get(digest)) is not None:
+            if self._now() < known.expires_at:
+                return known.principal
+            del self._cache[digest]
+        if len(token) > _MAX_TOKEN_LENGTH or not _JWT_PATTERN.fullmatch(token):
+            return None
+        return self._verify_token(token, digest)
+
+    async def wait_keys(self) -> None:
+        """Wait until the issuer was asked."""
+        await self._jwks.wait_refresh()
+
+    def _verify_token(self, token: str, digest: str) -> Principal:
+        told = self._policy.settings
+        try:
+            header = jwt.get_unverified_header(token)
+        except (PyJWTError, RecursionError):
+            raise Unauthorized("the token can't be read", missing=False) from None
+        algorithm = header.get("alg")
+        if algorithm not in told.algorithms:
+            raise Unauthorized("the token is signed in a way that is not taken", missing=False)
+        key = self._jwks.find_key(header.get("kid"), algorithm)
+        if key is None:
+            if self._jwks.is_refreshing:
+                raise KeysPending
+            raise Unauthorized("nobody knows the key that has signed the token", missing=False)
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=[algorithm],
+                audience=told.audience,
+                issuer=told.issuer,
+                options=_DECODE_OPTIONS,
+            )
+        except (PyJWTError, RecursionError) as error:
+            raise Unauthorized(_describe_error(error), missing=False) from None
+        until = self._get_expiry(claims)
+        principal = self._build_principal(claims)
+        while len(self._cache) >= _MAX_CACHED_TOKENS:
+            del self._cache[next(iter(self._cache))]
+        self._cache[digest] = _CachedToken(principal, until)
+        return principal
+
+    def _get_expiry(self, claims: Mapping[str, Any]) -> float:
+        """Until when it is good. Raises Unauthorized where it is not good now."""
+        leeway, now = self._policy.settings.leeway, self._now()
+        until, since = claims["exp"], claims.get("nbf", 0)
+        if not _is_timestamp(until) or not _is_timestamp(since):
+            raise Unauthorized("the token has no good times", missing=False)
+        if now >= until + leeway:
+            raise Unauthorized("the token has expired", missing=False)
+        if now < since - leeway:
+            raise Unauthorized("the token is not good yet", missing=False)
+        return float(until + leeway)
+
+    def _build_principal(self, claims: Mapping[str, Any]) -> Principal:
+        where = self._policy.settings.claims
+        name = _get_claim(claims, where.name)
+        if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
+            raise Unauthorized("the token does not say whose it is", missing=False)
+        models = None
+        if where.models is not None:
+            listed = _parse_texts(_get_claim(claims, where.models))
+            aliases = self._policy.aliases
+            models = None if "*" in listed else frozenset(aliases.get(one, one) for one in listed)
+        tags = () if where.tags is None else _parse_texts(_get_claim(claims, where.tags))
+        good = frozenset(one for one in tags if _TAG_PATTERN.fullmatch(one))
+        return Principal(f"jwt:{name}", "", models, tags=good)
+
+
+def _describe_error(error: Exception) -> str:
+    match error:
+        case InvalidAudienceError():
+            return "the token is for somebody else"
+        case InvalidIssuerError():
+            return "the token is another issuer's"
+        case MissingRequiredClaimError(claim=claim):
+            return f"the token does not say its {claim}"
+        case _:
+            return "the token's signature is not good"
+
+
+def _is_timestamp(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12  # noqa: PLR2004 - in no way near
+
+
+def _get_claim(claims: Mapping[str, Any], name: str) -> Any:
+    """What stands at a name, or where its dots lead."""
+    found: Any = claims
+    for step in (name,) if name in claims else name.split("."):
+        found = found.get(step) if isinstance(found, dict) else None
+    return found
+
+
+def _parse_texts(value: Any) -> tuple[str, ...]:
+    """Those of a list, or of a text between its blanks."""
+    if isinstance(value, str):
+        return tuple(value.split())
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()

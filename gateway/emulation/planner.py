@@ -1,0 +1,72 @@
+"""Which of the losses that a backend reports the gateway makes up for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.emulation.prompt_echo import strip_echo_and_suffix
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import Request
+
+
+class EmulationPlan(Struct, frozen=True):
+    """What the gateway will do for one request.
+
+    ``does`` holds paths of the internal request; ``losses`` are the backend's, those among them
+    with the reason ``emulated``.
+    """
+
+    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
+    emulated_fields: frozenset[str] = frozenset()
+
+    @property
+    def lost_parameters(self) -> tuple[UnsupportedParameter, ...]:
+        """The losses that nobody makes up for: what a strict client is refused for."""
+        return tuple(one for one in self.unsupported_parameters if one.reason != "emulated")
+
+
+_NO_EMULATION: Final = EmulationPlan()
+
+
+def plan_emulation(request: Request, found: Sequence[UnsupportedParameter]) -> EmulationPlan:
+    """The plan for a request, as the client sent it, whose losses are ``found``."""
+    if not found:
+        return _NO_EMULATION
+    taken = _list_gateway_fields(request)
+    does = frozenset(
+        one.path for one in found if one.path in taken or _can_emulate(one.path, request)
+    )
+    losses = (replace(one, reason="emulated") if one.path in does else one for one in found)
+    return EmulationPlan(tuple(losses), does)
+
+
+def _list_gateway_fields(request: Request) -> frozenset[str]:
+    """The fields that no backend ever sees."""
+    inner, _ = strip_echo_and_suffix(request)
+    fields = request.__struct_fields__
+    return frozenset(one for one in fields if getattr(inner, one) != getattr(request, one))
+
+
+def _can_emulate(path: str, request: Request) -> bool:
+    able = _EMULATION_CHECKS.get(path)
+    return able is not None and able(request)
+
+
+def _is_always_possible(_: Any) -> bool:
+    return True
+
+
+def _has_only_stop_strings(request: Any) -> bool:
+    """Only the worker knows the text of a stop token that is to stay."""
+    return not (request.stopping.include_stop and request.stopping.stop_token_ids)
+
+
+_EMULATION_CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "stopping.stop": _is_always_possible,
+    "stopping.include_stop": _has_only_stop_strings,
+    "n": _is_always_possible,
+    "prompts": _is_always_possible,
+    "inputs": _is_always_possible,
+}

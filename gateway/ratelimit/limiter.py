@@ -1,0 +1,420 @@
+"""Whether a request may be served, by all that its key may take."""
+
+import functools
+import itertools
+import re
+from collections import Counter as Tally
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Protocol, cast
+from weakref import WeakValueDictionary
+
+from msgspec import Struct
+
+from gateway.ratelimit.buckets import (
+    MIN_RETRY_AFTER,
+    NEVER_AVAILABLE,
+    SECONDS_PER_DAY,
+    TOKEN_SCOPES,
+    BucketState,
+    ConcurrencyLimit,
+    DailyBudget,
+    LimitCounter,
+    LimitScope,
+    TokenBucket,
+)
+from gateway.ratelimit.redis_limiter import (
+    Lease,
+    LeasedBucket,
+    LeasedCounter,
+    LeasedSlots,
+    LeaseStore,
+    LeaseTerms,
+    SharedLimit,
+)
+from protocols.core.catalog import ModelInfo
+from protocols.core.errors import GatewayError, Overloaded, QuotaExceeded, RateLimitExceeded
+from protocols.core.events import Usage
+from protocols.core.interfaces import (
+    ClientAdapter,
+    Clock,
+    Headers,
+    RateLimitHeaders,
+    RateLimitStatus,
+)
+
+# What one key may take, and what it was let take for one request.
+
+
+class RateLimits(Struct, frozen=True):
+    """So much may be taken; None is as much as there is.
+
+    Requests and tokens in so many seconds, requests at a time, and tokens a day.
+    """
+
+    requests: tuple[int, float] | None = None
+    tokens: tuple[int, float] | None = None
+    max_concurrency: int | None = None
+    daily_budget: int | None = None
+
+
+class KeyRateLimits(Struct, frozen=True):
+    """What a key may take of everything, and beside that of some models."""
+
+    overall: RateLimits
+    models: Mapping[str, RateLimits] = {}
+
+
+class FinishedRequest(Protocol):
+    """What is known of an exchange that is over: see ``gateway.telemetry.RequestRecord``."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the worker says, or was counted."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer, as far as they were passed on."""
+
+    @property
+    def outcome(self) -> str:
+        """How it ended."""
+
+
+class ModelCounters(Struct, frozen=True, eq=False):
+    """All that a request for one model is counted by."""
+
+    all: Sequence[LimitCounter]
+    largest_weight: int
+    """The tokens that may be taken at most, so that no request is too long for ever."""
+    admissions: list[int]
+    """How many requests were admitted: its one item."""
+    requests: Sequence[LimitCounter]
+    tokens: Sequence[LimitCounter]
+    """Those of these two scopes."""
+
+    def reserve(self, weight: int, now: float) -> tuple[LimitCounter, float] | None:
+        """Take a request's part of each; else which has none left, and for how many seconds."""
+        for number, one in enumerate(self.all):
+            if wait := one.reserve(weight, now):
+                for taken in self.all[:number]:
+                    taken.cancel_reservation(weight, now, now)
+                return one, wait
+        self.admissions[0] += 1
+        return None
+
+
+def get_tightest_status(counters: Sequence[LimitCounter], now: float) -> RateLimitStatus | None:
+    """What is left of these: of that which has the least."""
+    found = None
+    for one in counters:
+        standing = one.get_status(now)
+        if found is None or standing.remaining < found.remaining:
+            found = standing
+    return found
+
+
+class Reservation:
+    """A request that was let in. What it took is settled once, however it ends."""
+
+    __slots__ = ("_clock", "_counters", "_prompt_tokens", "_reserved_at", "_weight")
+
+    def __init__(
+        self, counters: ModelCounters, weight: int, prompt: int, at: float, clock: Clock
+    ) -> None:
+        """``weight`` tokens were taken ``at`` that time, ``prompt`` of them for the prompt."""
+        self._counters = counters
+        self._weight = weight
+        self._prompt_tokens = prompt
+        self._reserved_at = at
+        self._clock = clock
+
+    def settle(self, ended: FinishedRequest) -> None:
+        """It is over."""
+        used, now = self._count_used_tokens(ended), self._clock()
+        for one in self._counters.all:
+            one.settle(self._weight, used, self._reserved_at, now)
+
+    def _count_used_tokens(self, ended: FinishedRequest) -> int:
+        """The tokens that it took. What nobody told is guessed, but for what came to nothing."""
+        if (usage := ended.usage) is not None:
+            return usage.prompt_tokens + max(usage.completion_tokens, ended.tokens)
+        return 0 if ended.outcome.endswith("_error") else self._prompt_tokens + ended.tokens
+
+
+def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float) -> GatewayError:
+    """Why a request of this weight is not admitted."""
+    told, scope = counter.description, counter.scope
+    if wait == NEVER_AVAILABLE:
+        return Overloaded("the limits can't be checked now")
+    if scope == "budget" and wait > MIN_RETRY_AFTER:
+        left = counter.get_status(now).remaining
+        return QuotaExceeded(
+            f"the budget of {told} is spent: {left} are left, and this request may take {weight}"
+        )
+    message = f"at most {told} are allowed"
+    if scope in TOKEN_SCOPES:
+        scope, message = "tokens", f"{message}, and this request may take {weight}"
+    return RateLimitExceeded(message, retry_after=wait, scope=scope)
+
+
+# What is used of every limit, for as long as the gateway runs, whatever its configuration.
+
+
+class KeyCounters(Struct, frozen=True):
+    """What one key is held to."""
+
+    by_model: Mapping[str, ModelCounters]
+    """What a request is counted by, by its model; "" stands for any other."""
+    limits_by_model: Mapping[str, Sequence[LimitCounter]]
+    """The same without those of every model."""
+
+    @property
+    def counters(self) -> Iterator[LimitCounter]:
+        """All of them."""
+        return itertools.chain.from_iterable(self.limits_by_model.values())
+
+    @property
+    def daily_budgets(self) -> Mapping[str, DailyBudget]:
+        """This process's part of the budgets, by the model."""
+        found = {}
+        for model, counters in self.limits_by_model.items():
+            for one in counters:
+                part = one.local_counter if isinstance(one, LeasedBucket) else one
+                if isinstance(part, DailyBudget):
+                    found[model] = part
+        return found
+
+
+class CounterRegistry:
+    """Makes counters: two of one name share what is used, whichever limits they have."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        unix: Callable[[], float],
+        lender: LeaseStore | None = None,
+        wake: Callable[[], object] = bool,
+    ) -> None:
+        """``unix`` gives Unix seconds. ``lender`` is who lends, where limits are shared.
+
+        ``wake`` has it asked at once.
+        """
+        self.clock = clock
+        self._unix_time = unix
+        self._lease_store = lender
+        self._wake = wake
+        self._bucket_states = WeakValueDictionary[str, BucketState]()
+        self._leases = WeakValueDictionary[str, Lease]()
+        self._admission_counts: dict[tuple[LimitScope, ...], list[int]] = {}
+        self.rejections = Tally[LimitScope]()
+        """How many requests were, by what they lacked."""
+        self.recent_holders = OrderedDict[str, tuple[object, KeyCounters]]()
+        """Who has a token, by the name, and by which limiter; who asked last comes last."""
+
+    def build_key_counters(self, key: str, rates: KeyRateLimits) -> KeyCounters:
+        """What the holder of a key is held to."""
+        own: dict[str, list[LimitCounter]] = {}
+        models: dict[str, ModelCounters] = {}
+        for model, told in {"": rates.overall, **rates.models}.items():
+            own[model] = made = list(self.build_counters(key, model, told))
+            every = [*own[""], *made] if model else made
+            tally = self._admission_counts.setdefault(tuple({one.scope: 0 for one in every}), [0])
+            models[model] = ModelCounters(
+                tuple(every),
+                min((one.amount for one in every if one.scope in TOKEN_SCOPES), default=0),
+                tally,
+                tuple(one for one in every if one.scope == "requests"),
+                tuple(one for one in every if one.scope == "tokens"),
+            )
+        return KeyCounters(models, own)
+
+    def build_counters(self, key: str, model: str, rates: RateLimits) -> Iterator[LimitCounter]:
+        """What a key's requests for one model are counted by; "" stands for every model."""
+        for scope, limit in _list_limits(rates):
+            yield self._build_counter(f"{key}/{scope}/{model}", scope, limit, model)
+
+    def count_admitted(self) -> Mapping[LimitScope, int]:
+        """How many requests were, by what they were counted by."""
+        found = Tally[LimitScope]()
+        for scopes, [count] in self._admission_counts.items():
+            found.update(dict.fromkeys(scopes, count))
+        return found
+
+    def _build_counter(
+        self, name: str, scope: LimitScope, limit: SharedLimit, model: str
+    ) -> LimitCounter:
+        of = f" of the model {model!r}" if model else ""
+        lender = self._lease_store
+        if lender is None:
+            return self._build_local_counter(
+                scope, limit, self._bucket_states.setdefault(name, BucketState()), of
+            )
+        loan = self._leases.setdefault(name, Lease())
+        part = -(-limit.amount // lender.replicas)
+        own = self._build_local_counter(
+            scope, SharedLimit(limit.kind, part, limit.period), loan.local_state, of
+        )
+        told = self._build_local_counter(scope, limit, BucketState(), of).description
+        terms = LeaseTerms(name, limit, told, lender.policy, self._wake)
+        return (
+            LeasedSlots(terms, own, loan)
+            if isinstance(own, ConcurrencyLimit)
+            else LeasedBucket(terms, own, loan)
+        )
+
+    def _build_local_counter(
+        self, scope: LimitScope, limit: SharedLimit, spent: BucketState, of: str
+    ) -> TokenBucket | DailyBudget | ConcurrencyLimit:
+        if limit.kind == "slots":
+            return ConcurrencyLimit(limit.amount, spent, of=of)
+        if limit.kind == "day":
+            return DailyBudget(limit.amount, spent, self._unix_time, of=of)
+        return TokenBucket(limit.amount, limit.period, spent, by_token=scope == "tokens", of=of)
+
+
+def _list_limits(rates: RateLimits) -> Iterator[tuple[LimitScope, SharedLimit]]:
+    """In the order in which they are looked at."""
+    if rates.max_concurrency is not None:
+        yield "concurrency", SharedLimit("slots", rates.max_concurrency, 0)
+    if rates.requests is not None:
+        yield "requests", SharedLimit("rate", *rates.requests)
+    if rates.tokens is not None:
+        yield "tokens", SharedLimit("rate", *rates.tokens)
+    if rates.daily_budget is not None:
+        yield "budget", SharedLimit("day", rates.daily_budget, SECONDS_PER_DAY)
+
+
+# How many tokens a request may take, as far as its bytes tell it without being decoded.
+#
+# A guess, and no more: what it took is known at its end, and then counted.
+
+BYTES_PER_TOKEN: Final = 4
+"""Of JSON in English; other languages and escapes take more bytes for a token."""
+MAX_ESTIMATED_PROMPT: Final = 32_768
+"""In tokens, where the model's context is not known: a picture's bytes are no prompt."""
+DEFAULT_COMPLETION_TOKENS: Final = 256
+"""In tokens, where neither the client nor the model says how long an answer may be."""
+_MAX_TOKENS_PATTERN: Final = re.compile(
+    rb'"max_(?:[a-z]{1,10}_)?tokens"\s{0,9}:\s{0,9}([0-9]{1,9})'
+)
+"""Every dialect has a field of such a name. A text's own quotes are escaped, so that none fits."""
+
+
+def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
+    """The tokens of the prompt, and those of the answer."""
+    prompt = min(len(body) // BYTES_PER_TOKEN, model.context_length or MAX_ESTIMATED_PROMPT)
+    if model.task == "embedding":
+        return prompt, 0
+    said = _MAX_TOKENS_PATTERN.search(body)
+    return prompt, (model.max_tokens or DEFAULT_COMPLETION_TOKENS) if said is None else int(said[1])
+
+
+ANONYMOUS_KEY: Final = ""
+"""Stands for the key of all clients together, where there are no keys."""
+MAX_TOKEN_HOLDERS: Final = 10_000
+"""Of tokens are known at a time: who has not asked for the longest time begins anew."""
+
+
+class LimitedRequest(FinishedRequest, Protocol):
+    """Where it is noted what a request was let take: see ``gateway.telemetry.RequestRecord``."""
+
+    key: str
+    reservation: Reservation | None
+    rate_limit_headers: Headers
+
+
+class RateLimiter:
+    """The limits of one configuration, by the keys' names. What is used of them outlives it."""
+
+    def __init__(
+        self,
+        keys: Mapping[str, KeyRateLimits],
+        accounts: CounterRegistry,
+        others: KeyRateLimits | None = None,
+    ) -> None:
+        """``others`` are the limits of each who has no key of the configuration's, but a token."""
+        self.registry = accounts
+        self._clock = accounts.clock
+        self._token_limits = others
+        self._keys = {key: accounts.build_key_counters(key, rates) for key, rates in keys.items()}
+        self._counters_by_key = {key: held.by_model for key, held in self._keys.items()}
+
+    def reserve(
+        self,
+        entry: LimitedRequest,
+        asked: str,
+        model: ModelInfo,
+        body: bytes | None,
+        dialect: ClientAdapter,
+    ) -> None:
+        """Take what a request may use. Raises RateLimited or QuotaExceeded, having taken nothing.
+
+        ``asked`` is the public model by whose limits it goes, ``model`` the one that answers.
+        ``body`` is None where no tokens are asked for.
+        """
+        models = self._counters_by_key.get(entry.key) or self._get_holder_counters(entry.key)
+        if models is None:
+            return
+        counters = models.get(asked) or models[""]
+        prompt = weight = 0
+        if counters.largest_weight and body is not None:
+            prompt, answer = estimate_tokens(body, model)
+            weight = min(prompt + answer, counters.largest_weight)
+        now = self._clock()
+        lacking = counters.reserve(weight, now)
+        if _reports_limits(type(dialect)):
+            left = (
+                get_tightest_status(counters.requests, now),
+                get_tightest_status(counters.tokens, now),
+            )
+            entry.rate_limit_headers = cast("RateLimitHeaders", dialect).rate_limit_headers(*left)
+        if lacking is not None:
+            counter, wait = lacking
+            self.registry.rejections[counter.scope] += 1
+            raise make_limit_error(counter, wait, weight, now)
+        entry.reservation = Reservation(counters, weight, min(prompt, weight), now, self._clock)
+
+    @property
+    def leased_counters(self) -> Sequence[LeasedCounter]:
+        """The counters of what was lent, where limits are shared."""
+        holders = (held for by, held in self.registry.recent_holders.values() if by is self)
+        every = itertools.chain(self._keys.values(), holders)
+        counters = itertools.chain.from_iterable(one.counters for one in every)
+        return [one for one in counters if isinstance(one, LeasedBucket | LeasedSlots)]
+
+    @property
+    def daily_budgets(self) -> Mapping[tuple[str, str], DailyBudget]:
+        """This process's part of each key's budgets, by the key and the model."""
+        return {
+            (key, model): day
+            for key, held in self._keys.items()
+            for model, day in held.daily_budgets.items()
+        }
+
+    def _get_holder_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
+        """What is counted of somebody who has no key of the configuration's, but a token."""
+        if self._token_limits is None:
+            return None
+        recent = self.registry.recent_holders
+        by, held = recent.pop(key, (None, None))
+        if held is None or by is not self:
+            held = self.registry.build_key_counters(key, self._token_limits)
+        recent[key] = self, held
+        if len(recent) > MAX_TOKEN_HOLDERS:
+            recent.popitem(last=False)
+        return held.by_model
+
+    @staticmethod
+    def settle_request(entry: LimitedRequest) -> None:
+        """A request is over, admitted or not: what it did not use is given back."""
+        entry.rate_limit_headers = ()
+        if entry.reservation is not None:
+            entry.reservation.settle(entry)
+            entry.reservation = None
+
+
+@functools.cache
+def _reports_limits(kind: type) -> bool:
+    """Whether such dialects tell what is left. Asked once of each: a port is long to compare."""
+    return issubclass(kind, RateLimitHeaders)

@@ -1,0 +1,349 @@
+"""Which target answers which model. Pure: no I/O and no clock.
+
+All that the configuration decides is decided once, when the table is compiled; a request looks up
+and draws.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from backends.interfaces import Backend, PassthroughBackend
+from gateway.routing.request_attributes import RequestAttributes
+from gateway.routing.rules import RouteRule, RuleObserver, find_matching_rule
+from gateway.routing.traffic_split import TrafficSplit
+from protocols.core.catalog import ModelInfo, VersionInfo
+from protocols.core.errors import ModelNotFound, VersionNotFound
+
+AttributesLoader = Callable[[], RequestAttributes]
+"""Gives what is known of a request. It is not called where the model's name is enough."""
+OnLoss = Literal["report", "reject", "ignore"]
+CATCH_ALL_MODEL = "*"
+"""The model that stands for every name no other model has."""
+
+
+class RequestDefaults(Struct, frozen=True):
+    """What holds where a client was silent: fields of the request's two sections, by name."""
+
+    sampling: Mapping[str, Any] = {}
+    stopping: Mapping[str, Any] = {}
+
+    @property
+    def has_values(self) -> bool:
+        """Whether there are any."""
+        return bool(self.sampling or self.stopping)
+
+
+class Target(Struct, frozen=True):
+    """A backend, and that backend's name for the model."""
+
+    version: str
+    backend_model: str
+    backend: Backend
+    backend_name: str
+    passthrough_backend: PassthroughBackend | None = None
+    """What a client's own bytes may go to: the backend, where it takes them and the model leaves
+    them as they are."""
+
+
+class ShadowRule(Struct, frozen=True):
+    """Which part of the requests to the model ``of`` is copied for another target.
+
+    ``to`` is a version of it, or another model. There are ``most`` copies at a time, each
+    ``within`` so many seconds.
+    """
+
+    model: str
+    to: str
+    share: float
+    max_concurrent: int = 4
+    timeout: float = 60.0
+
+
+class Model(Struct, frozen=True):
+    """A public model, compiled."""
+
+    info: ModelInfo
+    targets: Mapping[str, Target]
+    split: TrafficSplit
+    on_loss: OnLoss = "report"
+    defaults: RequestDefaults = RequestDefaults()
+    protocol: str | None = None
+    """What its clients speak where several dialects have one path."""
+    fallbacks: tuple[str, ...] = ()
+    """Who answers in its stead, in this order: versions of its own, or other models."""
+    sticky: tuple[str, ...] = ()
+    """What a client is held to its version by, in this order; by luck without any."""
+    rules: tuple[RouteRule, ...] = ()
+    """The exceptions that its requests may be, in their order."""
+    shadow: ShadowRule | None = None
+
+
+class RouteReason(Struct, frozen=True):
+    """How a target was come to. Nothing here says who asked."""
+
+    rule: str = ""
+    """The rule that was followed, by its name."""
+    sticky: str = ""
+    """What told who asks: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
+    bucket: int | None = None
+    """What their hash gave; see ``gateway.splits``."""
+
+
+_RANDOM_CHOICE = RouteReason()
+
+
+class Route(Struct, frozen=True):
+    """Where a request goes, and under which of the model's settings."""
+
+    model: Model
+    target: Target
+    pinned: bool = False
+    """The client named the version, so neither rules nor the split were asked."""
+    reason: RouteReason = _RANDOM_CHOICE
+    original_model: str = ""
+    """The model that was asked for, where a rule led to another."""
+    split: str = ""
+    """The split that chose the version, by its name."""
+
+    @property
+    def requested_model(self) -> str:
+        """The public model that was asked for, which is the one a key must be good for."""
+        return self.original_model or self.model.info.name
+
+    @property
+    def target_name(self) -> str:
+        """As it is told of: ``model@version``."""
+        return f"{self.model.info.name}@{self.target.version}"
+
+
+class Router:
+    """The table that requests follow; also the catalog that dialects list it by."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        *,
+        draw: Callable[[], float],
+        rules: Sequence[RouteRule] = (),
+        ready: bool = True,
+    ) -> None:
+        """``rules`` name models and versions that are here."""
+        owners = {alias: one.info.name for one in models.values() for alias in one.info.aliases}
+        self._by_name = {
+            name: replace(model, rules=tuple(_select_rules(name, rules, owners)))
+            for name, model in models.items()
+        }
+        self._models = list(self._by_name.values())
+        for model in self._models:
+            self._by_name.update(dict.fromkeys(model.info.aliases, model))
+        self._fixed_routes = {
+            name: Route(one, one.targets[only]) for name, one, only in self._list_fixed_models()
+        }
+        """The routes that nothing has to be asked or drawn for."""
+        self._draw = draw
+        self._observer: RuleObserver | None = None
+        self.ready = ready
+
+    def with_observer(self, tell: RuleObserver, draw: Callable[[], float]) -> "Router":
+        """The same table, for one request: ``tell`` hears of each rule that is tried."""
+        made = copy.copy(self)
+        made._observer, made._draw = tell, draw  # noqa: SLF001 - its own
+        made._fixed_routes = {}  # noqa: SLF001 - as above
+        return made
+
+    def route(
+        self, name: str, version: str | None = None, ask: AttributesLoader = RequestAttributes
+    ) -> Route:
+        """The route for ``name``, which may pin a version as ``name@version``.
+
+        Raises ModelNotFound or VersionNotFound.
+        """
+        if version is None and name in self._fixed_routes:
+            return self._fixed_routes[name]
+        model, pinned = self._resolve_name(name, version)
+        if pinned is not None:
+            return Route(model, model.targets[pinned], pinned=True)
+        if model.rules or model.sticky:
+            return self._apply_rules(model, ask())
+        split = model.split
+        return Route(
+            model, model.targets[split.pick_version(self._draw())], split=split.reported_name
+        )
+
+    def list_fallbacks(
+        self, route: Route, ask: AttributesLoader = RequestAttributes
+    ) -> Iterator[Route]:
+        """Who answers in its stead, each target once. Nobody does for a version that was pinned.
+
+        Rules are for what was asked: none leads away from here.
+        """
+        if route.pinned:
+            return
+        seen = {route.target_name}
+        why = RouteReason(route.reason.rule)
+        for name in route.model.fallbacks:
+            target = route.model.targets.get(name)
+            if target is None:
+                model = self._by_name[name]
+                traits = ask() if model.sticky else RequestAttributes()
+                found = self._apply_split(model, traits, why, route.requested_model)
+            else:
+                found = replace(route, target=target, reason=why)
+            if found.target_name not in seen:
+                seen.add(found.target_name)
+                yield found
+
+    def route_shadow(
+        self, route: Route, shadow: ShadowRule, ask: AttributesLoader = RequestAttributes
+    ) -> Route | None:
+        """Where a copy of a request goes, if this one is drawn for its model's shadow.
+
+        None is made of one that pinned its version, and none goes where its original does.
+        """
+        if route.pinned or self._draw() >= shadow.share:
+            return None
+        target = route.model.targets.get(shadow.to)
+        if target is None:
+            model = self._by_name[shadow.to]
+            found = self._apply_split(
+                model, ask() if model.sticky else RequestAttributes(), _RANDOM_CHOICE
+            )
+        else:
+            found = Route(route.model, target)
+        return None if found.target_name == route.target_name else found
+
+    def find_protocol(self, name: str) -> str | None:
+        """What the clients of a model speak, where the configuration says so."""
+        model = self._by_name.get(name)
+        return None if model is None else model.protocol
+
+    def list_models(self) -> Sequence[ModelInfo]:
+        """Every public model, with its readiness now."""
+        return [
+            self._read_current_info(model)
+            for model in self._models
+            if model.info.name != CATCH_ALL_MODEL
+        ]
+
+    def find_model(self, model: str, version: str | None = None) -> ModelInfo:
+        """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
+        found, _ = self._resolve_name(model, version)
+        return self._read_current_info(found)
+
+    def _list_fixed_models(self) -> Iterator[tuple[str, Model, str]]:
+        """The models with one version and no exceptions, and that version."""
+        for name, model in self._by_name.items():
+            only = model.split.only_version
+            if only is not None and not model.rules and not model.sticky:
+                yield name, model, only
+
+    def _resolve_name(self, name: str, version: str | None) -> tuple[Model, str | None]:
+        """The model of a name, and the version that is pinned."""
+        model = self._by_name.get(name)
+        if model is None and version is None and "@" in name:
+            plain, _, pinned = name.rpartition("@")
+            if plain in self._by_name:
+                return self._resolve_name(plain, pinned)
+        if model is None:
+            return self._resolve_catch_all(name), None
+        if version is not None and version not in model.targets:
+            raise VersionNotFound(
+                f"the model {quote_name(name)} has no version {quote_name(version)}",
+                model=name,
+                version=version,
+            )
+        return model, version
+
+    def _resolve_catch_all(self, name: str) -> Model:
+        model = self._by_name.get(CATCH_ALL_MODEL)
+        if model is None or not name:
+            raise ModelNotFound(f"the model {quote_name(name)} does not exist", model=name)
+        targets = {
+            key: replace(target, backend_model=name) for key, target in model.targets.items()
+        }
+        return replace(model, info=replace(model.info, name=name), targets=targets)
+
+    def _apply_rules(self, model: Model, traits: RequestAttributes) -> Route:
+        """By the first rule that holds, or else by the split."""
+        match = find_matching_rule(model.rules, traits, model.sticky, self._draw, self._observer)
+        if match is None:
+            return self._apply_split(model, traits, _RANDOM_CHOICE)
+        rule = match.rule
+        found = model if rule.to is None else self._by_name[rule.to]
+        instead = "" if found is model else model.info.name
+        if rule.version is None:
+            return self._apply_split(found, traits, RouteReason(rule.name), instead)
+        why = RouteReason(rule.name, match.sticky, match.bucket)
+        return Route(found, found.targets[rule.version], reason=why, original_model=instead)
+
+    def _apply_split(
+        self, model: Model, traits: RequestAttributes, why: RouteReason, instead: str = ""
+    ) -> Route:
+        source, who = traits.find_first_source(model.sticky)
+        if not source:
+            version = model.split.pick_version(self._draw())
+        else:
+            arm = model.split.assign_version(who)
+            version, why = arm.version, RouteReason(why.rule, source, arm.bucket)
+        split = model.split.reported_name
+        return Route(model, model.targets[version], reason=why, original_model=instead, split=split)
+
+    @staticmethod
+    def _read_current_info(model: Model) -> ModelInfo:
+        versions = tuple(
+            replace(version, ready=model.targets[version.name].backend.ready)
+            if version.name in model.targets
+            else version
+            for version in model.info.versions
+        )
+        return replace(model.info, versions=versions)
+
+
+def _select_rules(
+    name: str, rules: Sequence[RouteRule], owners: Mapping[str, str]
+) -> Iterator[RouteRule]:
+    """The rules that a model's requests are tried by."""
+    for rule in rules:
+        if rule.model is None or owners.get(rule.model, rule.model) == name:
+            yield rule
+
+
+def quote_name(name: str) -> str:
+    """A name as an error message may show it: quoted, and not at any length."""
+    return repr(name if len(name) <= 200 else name[:200] + "…")  # noqa: PLR2004
+
+
+def _enable_passthrough(target: Target) -> Target:
+    """The same of a model that changes nothing of a request."""
+    backend = target.backend
+    return replace(
+        target, passthrough_backend=backend if isinstance(backend, PassthroughBackend) else None
+    )
+
+
+def compile_model(
+    info: ModelInfo,
+    targets: Mapping[str, Target],
+    weights: Mapping[str, int],
+    on_loss: OnLoss = "report",
+    defaults: RequestDefaults = RequestDefaults(),  # noqa: B008 - frozen
+    *,
+    salt: str = "",
+) -> Model:
+    """A model of these versions; ``weights`` names at least one with a weight above 0.
+
+    ``salt`` is the split's name, or else the model's.
+    """
+    if on_loss != "reject" and not defaults.has_values and info.max_tokens is None:
+        targets = {name: _enable_passthrough(target) for name, target in targets.items()}
+    total = sum(weights.values())
+    versions = tuple(
+        VersionInfo(name, target.backend_model, round(100 * weights.get(name, 0) / total))
+        for name, target in targets.items()
+    )
+    split = TrafficSplit({name: weights.get(name, 0) for name in targets}, salt or info.name)
+    return Model(replace(info, versions=versions), targets, split, on_loss, defaults)
