@@ -22,8 +22,9 @@ from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
 from gateway.admin.window import RecentStats
 from gateway.config import listeners, loader, schema
 from gateway.counted import set_up_exporters, set_up_metrics, set_up_process_metrics, set_up_usage
-from gateway.explaining.dry import ExplainService
-from gateway.front import LISTENER_CLASSES, Listener
+from gateway.explain.dry_run import ExplainService
+from gateway.explain.recorder import ExplanationStore
+from gateway.http_server.listener import LISTENER_CLASSES, Listener
 from gateway.lending import SharedRateLimits
 from gateway.making import build_connection_limits, load_symbol
 from gateway.observability.access_log import AccessLogWriter
@@ -36,14 +37,13 @@ from gateway.opening import (
     build_tls_contexts,
     warm_backend,
 )
+from gateway.pipeline.handler import GatewayServices
+from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter
 from gateway.reload import ConfigSource, Reloader, ReloadResult
 from gateway.routing.router import Router
-from gateway.server import GatewayServices
-from gateway.shadow import ShadowManager
 from gateway.snapshot import ConfigSnapshot
-from gateway.watching.kept import ExplanationStore
 from protocols.core.errors import Overloaded
 
 if TYPE_CHECKING:

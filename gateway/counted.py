@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from backends.interfaces import Backend
 from gateway.config import listeners as config_listeners
 from gateway.config import schema
-from gateway.front import Listener
+from gateway.http_server.listener import Listener
 from gateway.observability.record import RecordObserver, RequestRecord
+from gateway.pipeline.handler import GatewayServices
 from gateway.reload import ReloadResult
-from gateway.server import GatewayServices
 from gateway.snapshot import ConfigSnapshot
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ def set_up_metrics(
     """
     from gateway.observability.metrics.requests import MetricsCollector  # noqa: PLC0415 - as above
     from gateway.observability.metrics.system import (
-        DroppedRecordCollector,  # noqa: PLC0415 - as above
+        DroppedRecordCollector,
         EngineCollector,
-        ReloadCollector,  # noqa: PLC0415 - as above
-        ShadowCollector,  # noqa: PLC0415 - as above
+        ReloadCollector,
+        ShadowCollector,
         SupportsEngineStats,
     )
     from gateway.observability.metrics.upstream import PoolStats
@@ -105,7 +105,7 @@ def set_up_exporters(
     from gateway.observability.tracing import (
         MetricExporter,
         SpanExporter,
-        TraceSampler,  # noqa: PLC0415 - as above
+        TraceSampler,
         build_resource,
     )
 
@@ -191,10 +191,7 @@ def set_up_process_metrics(
     ``metrics`` tells what runs from now on.
     """
     from gateway.observability.metrics.requests import RunningRequestCollector  # noqa: PLC0415 - as above
-    from gateway.observability.metrics.system import (
-        ProcessCollector,  # noqa: PLC0415 - as above
-        RateLimitCollector,  # noqa: PLC0415 - nobody else needs its library
-    )
+    from gateway.observability.metrics.system import ProcessCollector, RateLimitCollector
     from gateway.observability.metrics.upstream import PoolStats  # noqa: PLC0415 - as above
     from gateway.observability.metrics.vllm_compat import VllmCollector  # noqa: PLC0415 - as above
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Self
 from msgspec.structs import replace
 
 from gateway.config import schema
+from gateway.pipeline.handler import GatewayServices
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
-from gateway.server import GatewayServices
 
 if TYPE_CHECKING:
     from gateway.observability.metrics.requests import MetricsCollector

@@ -10,12 +10,14 @@ from msgspec.structs import asdict, replace
 
 from backends import BACKENDS
 from backends.interfaces import Backend, Timeouts
-from gateway import __version__, openapi
+from gateway import __version__
 from gateway.auth.api_keys import Principal
 from gateway.config import schema
 from gateway.crew import build_pool_arguments, restricted
 from gateway.descriptors import compute_max_clients
-from gateway.front.limits import ConnectionLimits
+from gateway.http_server import openapi
+from gateway.http_server.connection import ConnectionLimits
+from gateway.pipeline.handler import GatewayServices
 from gateway.ratelimit.limiter import (
     ANONYMOUS_KEY,
     CounterRegistry,
@@ -33,7 +35,6 @@ from gateway.routing.router import (
     compile_model,
 )
 from gateway.routing.rules import RouteConditions, RouteRule
-from gateway.server import GatewayServices
 from protocols import DIALECTS
 from protocols.core.catalog import ModelInfo
 from protocols.core.interfaces import ClientAdapter, HttpResponse, ModelMetadataReader

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from backends.interfaces import Backend, SupportsWarmup
 from gateway.config import listeners, schema
-from gateway.front import Listener
+from gateway.http_server.listener import Listener
 from protocols.core.errors import WorkerError
 
 log = logging.getLogger("interlingua")

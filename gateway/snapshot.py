@@ -15,10 +15,10 @@ from backends.interfaces import Backend
 from gateway import making
 from gateway.auth.api_keys import Authenticator
 from gateway.config import file_watch, listeners, schema, validate
+from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
+from gateway.pipeline.http import HttpRequest, ResponseWriter
 from gateway.routing.paths import PathRouter
 from gateway.routing.router import Router
-from gateway.seam import HttpRequest, ResponseWriter
-from gateway.server import GatewayServices, HandlerSettings, RequestHandler
 from protocols.core.errors import GatewayError
 
 if TYPE_CHECKING:

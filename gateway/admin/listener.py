@@ -25,8 +25,8 @@ from gateway.admin.playing import serve_playground
 from gateway.admin.ports import AdminServices, ReloadReport, StatusService, SupportsExplain
 from gateway.admin.workers import WorkerApi
 from gateway.config.types import parse_ip, split_address
-from gateway.door import ListenSockets
-from gateway.watching.question import ExplainRequest
+from gateway.explain.report import ExplainRequest
+from gateway.http_server.sockets import ListenSockets
 
 _METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _HOST_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@/?#\\]+)(?::[0-9]{1,5})?")

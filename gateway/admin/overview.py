@@ -18,10 +18,10 @@ from gateway.admin.status import (
     VersionStatus,
 )
 from gateway.admin.window import RecentStats
-from gateway.answering import Dispatcher
 from gateway.config import listeners, loader, schema
 from gateway.config.file_watch import read_file_state
-from gateway.exchange import Responder
+from gateway.pipeline.dispatcher import Dispatcher
+from gateway.pipeline.responder import Responder
 from gateway.routing.router import Router
 from protocols.core.interfaces import Clock
 

@@ -20,7 +20,7 @@ _HOP_BY_HOP_HEADERS: Final = frozenset({"connection", "content-length", "transfe
 
 
 class _PlaygroundRequest:
-    """A ``gateway.seam.HttpRequest``."""
+    """A ``gateway.pipeline.http.HttpRequest``."""
 
     headers: Mapping[str, str]
     head = None
@@ -51,7 +51,7 @@ class _PlaygroundRequest:
 
 
 class _PlaygroundResponseWriter:
-    """A ``gateway.seam.ResponseWriter``."""
+    """A ``gateway.pipeline.http.ResponseWriter``."""
 
     needs_drain = True
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from backends.http.interfaces import WorkerConfig
-from gateway.seam import HttpRequest, ResponseWriter
-from gateway.watching.question import ExplainRequest
+from gateway.explain.report import ExplainRequest
+from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.catalog import Catalog
 
 HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]

@@ -15,16 +15,13 @@ from gateway.commands.admin_client import AdminClient
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
 from gateway.config.schema import Config
-from gateway.explaining.dry import run_dry
-from gateway.explaining.text import format_explanation
-from gateway.explaining.wish import PartialRequest, complete_request
+from gateway.explain.dry_run import PartialRequest, complete_request, run_dry
+from gateway.explain.report import ExplainRequest, Explanation, format_explanation
 from gateway.observability.record import ignore_record
+from gateway.pipeline.handler import GatewayServices
+from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
-from gateway.server import GatewayServices
-from gateway.shadow import ShadowManager
 from gateway.snapshot import ConfigSnapshot
-from gateway.watching.account import Explanation
-from gateway.watching.question import ExplainRequest
 
 _ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
 

@@ -37,7 +37,7 @@ from gateway.observability.semconv import (
     AttributeValue,
     SemanticConventions,
 )
-from gateway.seam import HttpRequest
+from gateway.pipeline.http import HttpRequest
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import Headers
 from protocols.core.request import GenerationRequest, Request
@@ -157,7 +157,7 @@ class TraceSampler:
         """By the span's id."""
 
     def start_trace(self, record: RequestRecord, http: HttpRequest) -> None:
-        """See ``gateway.server.Tracer``."""
+        """See ``gateway.pipeline.handler.Tracer``."""
         if not self._trust_parent:
             if self._draw() >= self._sample_rate:
                 return
@@ -175,7 +175,7 @@ class TraceSampler:
         )
 
     def get_trace(self, record: RequestRecord) -> RequestTrace | None:
-        """See ``gateway.server.Tracer``."""
+        """See ``gateway.pipeline.handler.Tracer``."""
         return self._open_traces.get(record.span) if record.span else None
 
     def end_trace(self, record: RequestRecord) -> None:

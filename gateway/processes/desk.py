@@ -16,7 +16,7 @@ from msgspec import Struct
 from yarl import URL
 
 from gateway.config.types import split_address
-from gateway.door import ListenSockets
+from gateway.http_server.sockets import ListenSockets
 from gateway.processes.member import ServingProcess
 from gateway.processes.merging import MetricsPage, merge_cancelled, merge_responses
 from gateway.processes.passing import proxy_request

@@ -40,7 +40,7 @@ from gateway.config.schema import (
 from gateway.config.types import split_address
 from gateway.making import build_adapter, build_backend
 from gateway.making import list_backend_models as models_of_backend
-from gateway.server import GatewayServices as Services
+from gateway.pipeline.handler import GatewayServices as Services
 from protocols.core.interfaces import UpstreamRequest
 
 _WORKER_TIMEOUT: Final = 5.0
@@ -505,10 +505,7 @@ async def _check_collector(kind: str, url: str) -> Finding:
 
 async def _check_issuer(identity: JwtConfig) -> Finding:
     """Fetch the keys by which tokens are verified."""
-    from gateway.auth.jwks import (
-        JwksFetcher,  # noqa: PLC0415 - its library need not be there
-        parse_key_set,  # noqa: PLC0415 - as above
-    )
+    from gateway.auth.jwks import JwksFetcher, parse_key_set
 
     subject = f"issuer {identity.issuer}"
     try:

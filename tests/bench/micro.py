@@ -16,7 +16,7 @@ import msgspec
 from backends.histogram import Histogram
 from backends.interfaces import Deadline, RequestContext
 from gateway.auth.api_keys import Authenticator, Principal
-from gateway.front.heads import UNARY_PREFIXES, render_head, render_headers
+from gateway.http_server.response import UNARY_PREFIXES, render_head, render_headers
 from gateway.observability.metrics.requests import MetricsCollector
 from gateway.observability.record import RequestRecord, ignore_record
 from gateway.observability.stats import RequestStats

@@ -33,14 +33,14 @@ def test_a_load_that_fails_has_none() -> None:
 
 
 def test_shares_are_of_all_that_was_seen() -> None:
-    serve, send = f"{ROOT}/gateway/server.py:Server.serve", f"{ROOT}/backends/aio.py:send"
+    serve, send = f"{ROOT}/gateway/pipeline/handler.py:Server.serve", f"{ROOT}/backends/aio.py:send"
     stacks = [([send, serve], 5), (["/lib/tasks.py:current_task", serve], 3), ([], 2)]
 
     assert [*profiles.told(stacks)] == [
         "10 looks",
         "\n  share  room",
         "  50.0%  gateway/core",
-        "  30.0%  gateway/server.py",
+        "  30.0%  gateway/pipeline/handler.py",
         "  20.0%  the event loop",
         "\n  share  function",
         "  50.0%  backends/aio.py:send",

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from backends.chat_template import ChatTemplate
-from gateway.translation import TranslationStrategy
+from gateway.pipeline.strategies import TranslationStrategy
 from tests.conftest import Running, Serve
 from tests.fakes import whole
 from tests.fault.fronts import raw

@@ -15,17 +15,17 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from gateway.front import native, reference
-from gateway.front.limits import ConnectionLimits
-from gateway.seam import HttpRequest, ResponseWriter
+from gateway.http_server import aiohttp_listener, listener
+from gateway.http_server.connection import ConnectionLimits
+from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import HttpResponse
 from tests.front.probes import ACCEPTED, LATER, REFUSED, Probe, Sent, request
 
-Front = native.NativeListener | reference.AiohttpListener
+Front = listener.NativeListener | aiohttp_listener.AiohttpListener
 FRONTS: dict[str, type[Front]] = {
-    "native": native.NativeListener,
-    "reference": reference.AiohttpListener,
+    "native": listener.NativeListener,
+    "reference": aiohttp_listener.AiohttpListener,
 }
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT = 1 << 20
@@ -363,7 +363,7 @@ async def test_a_socket_that_listens_already_is_shared_until_one_lets_it_go(name
 async def test_one_that_takes_too_long_is_told_or_let_go() -> None:
     """Ours alone has a time for each thing that a client may dawdle over."""
     async with front("native") as (port, seen, made):
-        assert isinstance(made, native.NativeListener)
+        assert isinstance(made, listener.NativeListener)
         made.limits = replace(made.limits, header_timeout=0.2, body_timeout=0.2, idle_timeout=0.2)
         slow = [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", b""]
         async with asyncio.TaskGroup() as tasks:

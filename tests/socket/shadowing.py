@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from gateway.app import Gateway, build_services
 from gateway.config.loader import load_text
-from gateway.noting import ShadowComparison
 from gateway.observability.record import RequestRecord
-from gateway.shadow import ShadowManager
+from gateway.pipeline.shadow import ShadowComparison, ShadowManager
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
 
 LISTEN = """

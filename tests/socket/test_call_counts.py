@@ -27,8 +27,8 @@ from msgspec import Struct
 from gateway.app import build_services
 from gateway.config.loader import load_text
 from gateway.counted import set_up_metrics
-from gateway.front import native, reference
-from gateway.front.limits import ConnectionLimits
+from gateway.http_server import aiohttp_listener, listener
+from gateway.http_server.connection import ConnectionLimits
 from gateway.snapshot import ConfigSnapshot
 from tests.fakes import CHUNKED, END, chunk, whole
 
@@ -72,8 +72,8 @@ keys:
   - {{name: counted, sha256: "{digest}", models: [mock]}}
 """
 FRONTS: Final[dict[str, Any]] = {
-    "native": native.NativeListener,
-    "reference": reference.AiohttpListener,
+    "native": listener.NativeListener,
+    "reference": aiohttp_listener.AiohttpListener,
 }
 
 # --- what the worker and the client say -----------------------------------------------------------

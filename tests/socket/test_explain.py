@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.watching.kept import MAX_EXPLANATIONS
+from gateway.explain.recorder import MAX_EXPLANATIONS
 from tests.conftest import Running, Serve
 from tests.fakes import CLOSE, ScriptedWorker, chunked, whole
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.commands.explain import explain_command
-from gateway.watching.account import Explanation
+from gateway.explain.report import Explanation
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, whole
 

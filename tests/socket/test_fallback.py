@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.translation import TranslationStrategy
+from gateway.pipeline.strategies import TranslationStrategy
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, whole
 
@@ -270,7 +270,7 @@ async def test_what_was_passed_on_is_read_only_for_who_answers_in_its_stead(
             read.append(given[2].target_name)
             super().__init__(*given)
 
-    monkeypatch.setattr("gateway.answering.TranslationStrategy", Reading)
+    monkeypatch.setattr("gateway.pipeline.dispatcher.TranslationStrategy", Reading)
     reply = whole(
         b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,'
         b'"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'

@@ -12,9 +12,9 @@ import pytest
 from msgspec import Struct
 
 from gateway.config.loader import load_bytes
-from gateway.explaining.dry import run_dry
+from gateway.explain.dry_run import run_dry
+from gateway.explain.report import ExplainRequest
 from gateway.ratelimit.limiter import RateLimits
-from gateway.watching.question import ExplainRequest
 from tests.conftest import Running, Serve
 
 BACKENDS: Final = """

@@ -218,7 +218,7 @@ async def test_a_request_by_name_alone_is_not_looked_at(
         raise AssertionError("the request was looked at")
 
     front = await serve(FRONT)
-    monkeypatch.setattr("gateway.answering.RequestAttributes", never)
+    monkeypatch.setattr("gateway.pipeline.dispatcher.RequestAttributes", never)
 
     assert (await ask(front, "lucky", user="u")).status_code == 200
     assert (await ask(front, "chat@1", user="u")).status_code == 200

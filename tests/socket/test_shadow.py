@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from backends.interfaces import StreamItems
-from gateway.noting import ShadowComparison
+from gateway.pipeline.shadow import ShadowComparison
 from protocols.core.events import StreamEnd, TextDelta
 from tests.fakes import ScriptedWorker, chunked, whole
 from tests.socket.shadowing import (
@@ -238,7 +238,7 @@ async def test_a_fault_of_our_own_stays_with_the_shadow(
         raise RuntimeError("a bug")
 
     front = await begin(echo())
-    monkeypatch.setattr("gateway.shadow.apply_model_settings", never)
+    monkeypatch.setattr("gateway.pipeline.shadow.apply_model_settings", never)
     answer = await front.ask()
     told = await front.until_told()
 
@@ -266,7 +266,7 @@ async def test_an_answer_that_is_not_complete_is_broken(
         yield None, [TextDelta("a"), StreamEnd()]
 
     front = await begin(echo())
-    monkeypatch.setattr("gateway.shadow.stream_emulated", half)
+    monkeypatch.setattr("gateway.pipeline.shadow.stream_emulated", half)
     await front.ask()
     told = await front.until_told()
 
@@ -281,7 +281,7 @@ async def test_a_fault_of_our_own_is_told_as_one(
         raise RuntimeError("a bug")
 
     front = await begin(echo())
-    monkeypatch.setattr("gateway.translation.apply_model_settings", never)
+    monkeypatch.setattr("gateway.pipeline.strategies.apply_model_settings", never)
     answer = await front.ask()
     told = await front.until_told()
 

@@ -128,7 +128,7 @@ async def test_it_ends_with_a_client_that_does_not_read(
         exchange._record.outcome = "cancelled"
         exchange._writer.send_response(200, (), b"")
 
-    monkeypatch.setattr("gateway.exchange.Responder.run", deaf)
+    monkeypatch.setattr("gateway.pipeline.responder.Responder.run", deaf)
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
         front = await begin(tried(worker))
         await front.ask()

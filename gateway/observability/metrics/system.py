@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 
 from backends.histogram import Histogram
 from gateway import __version__
-from gateway.noting import ShadowComparison
 from gateway.observability.metrics import definition
 from gateway.observability.metrics.definition import MetricDefinition
+from gateway.pipeline.shadow import ShadowComparison
 from gateway.ratelimit.limiter import RateLimiter
 from gateway.reload import ReloadResult
 

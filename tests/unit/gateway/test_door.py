@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from gateway.door import ListenSockets
+from gateway.http_server.sockets import ListenSockets
 
 
 class Met(asyncio.Protocol):

@@ -7,8 +7,8 @@ import pytest
 
 from backends.aio import DeadlineTimer
 from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
-from gateway.exchange import Responder
 from gateway.observability.record import RequestRecord
+from gateway.pipeline.responder import Responder
 from protocols.core.errors import DeadlineExceeded, StreamBroken
 from protocols.core.events import (
     ChoiceEnd,

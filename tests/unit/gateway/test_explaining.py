@@ -12,24 +12,31 @@ from backends.interfaces import WorkerCandidate, WorkerSelection
 from gateway.app import build_services
 from gateway.commands.serve import read_built_in_config
 from gateway.config.loader import load_text
-from gateway.explaining.dry import ServersByListener, run_dry
-from gateway.explaining.sample import build_sample_request
-from gateway.explaining.text import format_explanation
-from gateway.explaining.wish import PartialRequest, complete_request
-from gateway.observability.record import RequestRecord
-from gateway.routing.paths import AdapterMount
-from gateway.snapshot import ConfigSnapshot
-from gateway.watching.account import (
+from gateway.explain.dry_run import (
+    PartialRequest,
+    ServersByListener,
+    build_sample_request,
+    complete_request,
+    run_dry,
+)
+from gateway.explain.recorder import (
+    ExplainRecorder,
+    explain_nothing,
+    explain_upstream_request,
+    mask_headers,
+)
+from gateway.explain.report import (
     ExplainedAttempt,
     ExplainedLimits,
     ExplainedResponse,
     ExplainedTarget,
+    ExplainRequest,
     Explanation,
+    format_explanation,
 )
-from gateway.watching.kept import explain_nothing
-from gateway.watching.question import ExplainRequest
-from gateway.watching.telling import explain_upstream_request, mask_headers
-from gateway.watching.watch import ExplainRecorder
+from gateway.observability.record import RequestRecord
+from gateway.routing.paths import AdapterMount
+from gateway.snapshot import ConfigSnapshot
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.events import Usage
 from protocols.core.interfaces import UpstreamRequest

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from backends.echo import EchoBackend
-from gateway.fitting import MAX_CHOICES, MAX_TOP_LOGPROBS, apply_model_settings
+from gateway.pipeline.strategies import MAX_CHOICES, MAX_TOP_LOGPROBS, apply_model_settings
 from gateway.routing.router import Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import InvalidParameter

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.front.heads import (
+from gateway.http_server.response import (
     STREAM_PREFIXES,
     UNARY_PREFIXES,
     HeaderPrefixCache,

@@ -3,10 +3,9 @@
 import asyncio
 import socket
 
-from gateway.front.connection import ClientConnection
-from gateway.front.limits import ConnectionLimits
-from gateway.front.native import NativeListener
-from gateway.seam import HttpRequest, ResponseWriter
+from gateway.http_server.connection import ClientConnection, ConnectionLimits
+from gateway.http_server.listener import NativeListener
+from gateway.pipeline.http import HttpRequest, ResponseWriter
 
 
 async def serve(http: HttpRequest, sink: ResponseWriter) -> None:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.front.incoming import IncomingRequest
-from gateway.front.reader import BadRequest, RequestParser
+from gateway.http_server.parser import BadRequest, IncomingRequest, RequestParser
 
 LINE = 200
 FIRST = b"GET /first HTTP/1.1\r\nHost: a\r\n\r\n"

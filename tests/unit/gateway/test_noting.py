@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backends.interfaces import EventSink
-from gateway.noting import ObservedStrategy, ResponseSummary, ShadowSide
+from gateway.pipeline.shadow import ObservedStrategy, ResponseSummary, ShadowSide
 from protocols.core.events import (
     ChoiceEnd,
     Embedding,

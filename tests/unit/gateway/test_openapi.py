@@ -8,7 +8,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from gateway.openapi import build_document
+from gateway.http_server.openapi import build_document
 from gateway.routing.paths import AdapterMount
 from protocols import DIALECTS
 from protocols.core.interfaces import Endpoint, OpenApiFragment, OpenApiProvider

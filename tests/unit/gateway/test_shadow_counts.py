@@ -2,8 +2,8 @@
 
 from prometheus_client.registry import CollectorRegistry
 
-from gateway.noting import ShadowComparison, ShadowOutcome, ShadowSide
 from gateway.observability.metrics.system import ShadowCollector
+from gateway.pipeline.shadow import ShadowComparison, ShadowOutcome, ShadowSide
 
 
 def told(

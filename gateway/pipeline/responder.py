@@ -15,7 +15,7 @@ from msgspec import Struct
 from backends.aio import DeadlineTimer
 from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
 from gateway.observability.record import RequestRecord
-from gateway.seam import ResponseWriter
+from gateway.pipeline.http import ResponseWriter
 from protocols.core.errors import (
     ClientDisconnected,
     ClientError,

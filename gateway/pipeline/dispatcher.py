@@ -1,10 +1,10 @@
 """How a request that has found its target is answered: by that one, or by one in its stead.
 
 relay       the client's own bytes, where the target's workers speak the client's dialect, or
-translate   the one internal request (gateway/relaying.py, gateway/translation.py)
-exchange    the answer, into the sink (gateway/exchange.py)
+translate   the one internal request (gateway/pipeline/strategies.py, gateway/pipeline/strategies.py)
+exchange    the answer, into the sink (gateway/pipeline/responder.py)
 instead     another target that is able to, where this one fails (gateway/routing/fallback.py, abilities.py)
-shadow      a copy beside it all, whose answer nobody gets (gateway/shadow.py)
+shadow      a copy beside it all, whose answer nobody gets (gateway/pipeline/shadow.py)
 """
 
 import asyncio
@@ -17,10 +17,18 @@ from msgspec.structs import replace
 from backends.aio import DeadlineTimer
 from backends.interfaces import RequestContext
 from gateway.auth.api_keys import Principal
-from gateway.exchange import Responder, ResponseStrategy
-from gateway.noting import ObservedStrategy, ResponseSummary
+from gateway.explain.recorder import ExplainRecorder, PlannedAttempt
 from gateway.observability.record import RequestRecord
-from gateway.relaying import PassthroughStrategy, try_passthrough
+from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.responder import Responder, ResponseStrategy
+from gateway.pipeline.shadow import (
+    ObservedStrategy,
+    PrimaryRequest,
+    ResponseSummary,
+    ShadowManager,
+    ShadowPair,
+)
+from gateway.pipeline.strategies import PassthroughStrategy, TranslationStrategy, try_passthrough
 from gateway.routing.fallback import (
     CONTEXT_TOO_SHORT,
     FallbackHistory,
@@ -30,11 +38,6 @@ from gateway.routing.fallback import (
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.requirements import find_missing_requirements
 from gateway.routing.router import Route, Router, ShadowRule
-from gateway.seam import ResponseWriter
-from gateway.shadow import PrimaryRequest, ShadowManager, ShadowPair
-from gateway.translation import TranslationStrategy
-from gateway.watching.telling import PlannedAttempt
-from gateway.watching.watch import ExplainRecorder
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import ClientAdapter, ClientRequest, ResponseContext, RoutingInfo
 

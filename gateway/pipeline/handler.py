@@ -4,7 +4,7 @@ find        which dialect and endpoint the path belongs to, before anything of t
 admit       who asks
 peek        which model (protocols/<dialect>)
 route       which target (gateway/routing/router.py)
-answer      by that target, or by one in its stead (gateway/answering.py)
+answer      by that target, or by one in its stead (gateway/pipeline/dispatcher.py)
 
 Whatever goes wrong while nothing was sent is told in the caller's dialect, by ``refuse``.
 """
@@ -19,18 +19,22 @@ from msgspec import Struct
 
 from backends.aio import DeadlineTimer
 from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts, Tokenizer
-from gateway.answering import Dispatcher, RoutedRequest, set_target_labels
-from gateway.arrival import decompress_body, get_client_request_id, parse_seconds
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal, authorize_model
-from gateway.exchange import record_error, send_reply
+from gateway.explain.recorder import EXPLAIN_HEADER, ExplainPolicy, ExplainRecorder, explain_nothing
 from gateway.observability.record import RecordObserver, RequestRecord
+from gateway.pipeline.dispatcher import Dispatcher, RoutedRequest, set_target_labels
+from gateway.pipeline.http import (
+    HttpRequest,
+    ResponseWriter,
+    decompress_body,
+    get_client_request_id,
+    parse_seconds,
+)
+from gateway.pipeline.responder import record_error, send_reply
+from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry, RateLimiter
 from gateway.routing.paths import EndpointMatch, PathRouter
 from gateway.routing.router import Route, Router
-from gateway.seam import HttpRequest, ResponseWriter
-from gateway.shadow import ShadowManager
-from gateway.watching.kept import ExplainPolicy, explain_nothing
-from gateway.watching.watch import EXPLAIN_HEADER, ExplainRecorder
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,

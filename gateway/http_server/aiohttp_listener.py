@@ -9,9 +9,8 @@ from typing import Any
 
 from aiohttp import HttpVersion11, hdrs, web
 
-from gateway.door import ListenSockets
-from gateway.front import HandleRequest
-from gateway.front.limits import ConnectionLimits
+from gateway.http_server.connection import ConnectionLimits, HandleRequest
+from gateway.http_server.sockets import ListenSockets
 from protocols.core.errors import MalformedRequest, RequestTooLarge
 from protocols.core.interfaces import Headers
 

@@ -1,0 +1,492 @@
+"""Looks on while one request is served, and tells of it at any time."""
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from backends.interfaces import ExplainsSelection, RequestContext, WorkerSelection
+from gateway.auth.api_keys import Principal
+from gateway.emulation.execute import count_parts
+from gateway.explain.report import (
+    ExplainedAttempt,
+    ExplainedDefault,
+    ExplainedFallback,
+    ExplainedLimits,
+    ExplainedResponse,
+    ExplainedRule,
+    ExplainedShadow,
+    ExplainedSplit,
+    ExplainedStickySource,
+    ExplainedTarget,
+    ExplainedUpstreamRequest,
+    ExplainedVersion,
+    Explanation,
+)
+from gateway.observability.record import RequestRecord
+from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.responder import ResponseStrategy
+from gateway.pipeline.strategies import TranslationStrategy, select_unset_defaults
+from gateway.routing.request_attributes import RequestAttributes, Scalar
+from gateway.routing.router import CATCH_ALL_MODEL, Route, Router
+from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch
+from gateway.routing.traffic_split import compute_score
+from protocols.core import loss
+from protocols.core.errors import GatewayError, InternalError
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Clock,
+    Headers,
+    RoutingInfo,
+    UpstreamRequest,
+)
+from protocols.core.request import GenerationRequest
+
+# The parts of an explanation, made of what serving a request brought about.
+
+_SECRET_HEADERS: Final = frozenset(
+    {"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie", "set-cookie"}
+)
+
+
+def explain_rule(rule: RouteRule, unmet: str, match: RuleMatch | None) -> ExplainedRule:
+    """A rule, as it was tried; ``match`` is None where ``unmet`` does not hold."""
+    when = rule.conditions
+    if match is None:
+        return ExplainedRule(
+            name=rule.name, followed=False, unmet=unmet, wanted=_get_expected_value(when, unmet)
+        )
+    return ExplainedRule(
+        name=rule.name,
+        followed=match.is_selected,
+        unmet="" if match.is_selected else "share",
+        share=when.share,
+        sticky=match.sticky,
+        bucket=match.bucket,
+        lies=match.position,
+        model=rule.to,
+        version=rule.version,
+    )
+
+
+def _get_expected_value(when: RouteConditions, unmet: str) -> Scalar | None:
+    kind, _, name = unmet.partition(":")
+    match kind:
+        case "header":
+            return when.headers[name]
+        case "body":
+            return when.body[name]
+        case _:
+            found: Scalar | None = getattr(when, kind)
+            return found
+
+
+def explain_sticky_sources(
+    sources: Sequence[str], traits: RequestAttributes, *, said: bool
+) -> list[ExplainedStickySource]:
+    """The sources, up to the first that says something; with ``said`` also what."""
+    found = []
+    for source in sources:
+        text = traits.read_source(source)
+        found.append(ExplainedStickySource(source, bool(text), text if said and text else None))
+        if text:
+            break
+    return found
+
+
+def explain_split(route: Route, traits: RequestAttributes, drawn: float) -> ExplainedSplit | None:
+    """How the split chose; None where none did."""
+    if not route.split:
+        return None
+    source, held = route.reason.sticky, route.model.split
+    numbers: Mapping[str, int] = held.compute_buckets(traits.read_source(source)) if source else {}
+    whole = sum(held.weights.values())
+    arms = [
+        ExplainedVersion(
+            version,
+            weight,
+            weight / whole,
+            numbers.get(version),
+            compute_score(numbers[version], weight) if numbers else None,
+            version == route.target.version,
+        )
+        for version, weight in held.weights.items()
+    ]
+    return ExplainedSplit(route.split, source or "chance", arms, None if source else drawn)
+
+
+def explain_target(route: Route) -> ExplainedTarget:
+    """Where a route leads."""
+    to = route.target
+    return ExplainedTarget(route.model.info.name, to.version, to.backend_name, to.backend_model)
+
+
+def explain_shadow(route: Route) -> ExplainedShadow | None:
+    """Where copies may go; none of a request that pinned its version does."""
+    found = route.model.shadow
+    return None if found is None or route.pinned else ExplainedShadow(found.to, found.share)
+
+
+class PlannedAttempt(Struct, frozen=True):
+    """One target that is about to be asked. ``body`` is the most that a request may bring."""
+
+    adapter: ClientAdapter
+    client_request: ClientRequest
+    route: Route
+    backend: ResponseStrategy
+    context: RequestContext
+    max_body: int
+
+
+def explain_defaults(asking: PlannedAttempt) -> tuple[ExplainedDefault, ...]:
+    """The model's defaults, and which of them hold for the request as the client sent it."""
+    told = asking.route.model.defaults
+    if not told.has_values:
+        return ()
+    applied: dict[str, Any] = {}
+    request = asking.adapter.decode_request(asking.client_request, asking.route.model.info)
+    if isinstance(request, GenerationRequest):
+        applied |= select_unset_defaults(request.sampling, told.sampling)
+        applied |= select_unset_defaults(request.stopping, told.stopping)
+    both = {**told.sampling, **told.stopping}
+    return tuple(ExplainedDefault(name, value, name in applied) for name, value in both.items())
+
+
+def explain_attempt(asking: PlannedAttempt) -> ExplainedAttempt:
+    """What is known of a target before it is asked."""
+    route, answering = asking.route, asking.backend
+    info, timeouts = route.model.info, asking.context.timeouts
+    plan = answering.plan if isinstance(answering, TranslationStrategy) else None
+    return ExplainedAttempt(
+        target=explain_target(route),
+        relayed=plan is None,
+        on_loss=route.model.on_loss,
+        defaults=explain_defaults(asking),
+        losses=() if plan is None else plan.unsupported_parameters,
+        limits=ExplainedLimits(
+            asking.max_body,
+            info.context_length,
+            info.max_tokens,
+            timeouts.connect,
+            timeouts.first_token,
+            timeouts.idle,
+            asking.context.deadline.remaining(),
+        ),
+        parts=1 if plan is None else count_parts(answering.request, plan),
+    )
+
+
+def explain_upstream_request(
+    url: str, wire: UpstreamRequest, most: int | None
+) -> ExplainedUpstreamRequest:
+    """A request to a worker, of its body no more than ``most`` bytes."""
+    body = wire.body[:most]
+    text, is_text = _decode_body_text(body)
+    return ExplainedUpstreamRequest(
+        url=url,
+        method=wire.method,
+        path=wire.path,
+        headers=mask_headers(wire.headers),
+        body=text,
+        size=len(wire.body),
+        base64=not is_text,
+    )
+
+
+def mask_headers(headers: Headers) -> list[tuple[str, str]]:
+    """These headers, without what is secret in them."""
+    return [(name, "***" if name.lower() in _SECRET_HEADERS else value) for name, value in headers]
+
+
+def _decode_body_text(body: bytes) -> tuple[str, bool]:
+    """A body as text, and whether it is one; a character that was cut in two is left out."""
+    try:
+        return body.decode(), True
+    except UnicodeDecodeError as error:
+        if len(body) - error.start < 4 and error.reason == "unexpected end of data":  # noqa: PLR2004 - the longest character
+            return body[: error.start].decode(), True
+        return b64encode(body).decode(), False
+
+
+EXPLAIN_HEADER: Final = "x-interlingua-explain"
+_MAX_BODY_BYTES: Final = 64 << 10
+_MAX_RECORDED_REQUESTS: Final = 8
+"""Of how many choices and workers of a target everything is kept."""
+_MAX_CANDIDATES: Final = 50
+_MAX_HEADER_TEXT: Final = 64
+_UNPRINTABLE: Final = re.compile(r"[^ -~]")
+_encode = msgspec.json.Encoder().encode
+
+
+class DryRunComplete(InternalError):
+    """Ends a request that is served dry, where it would be answered."""
+
+
+class ExplainRecorder:
+    """One request; a ``backends.interfaces.RequestObserver``. ``draw`` is the luck that it has.
+
+    With ``dry``, what would send or answer anything is ended by Foretold. Such a request is
+    nobody's, so that what it says of who asks is told, too.
+    """
+
+    def __init__(
+        self, record: RequestRecord, clock: Clock, draw: Callable[[], float], *, dry: bool = False
+    ) -> None:
+        self.dry_run = dry
+        self._record = record
+        self._clock = clock
+        self._random = draw
+        self._drawn_number = 0.0
+        self._bucket: int | None = None
+        self._stage_started_at = clock()
+        self._stage_seconds: dict[str, float] = {}
+        self._explanation = Explanation(id=record.id, dry=dry)
+        self._explained_rules: list[ExplainedRule] = []
+        self._attempts: list[ExplainedAttempt] = []
+        self._attempt_count = 0
+        self._worker_url = ""
+
+    # --- the life of the request ------------------------------------------------------------------
+
+    def wrap_sink(self, sink: ResponseWriter) -> ResponseWriter:
+        """The sink, with the header on what it is given."""
+        return _ExplainSink(sink, self)
+
+    def record_request(
+        self, dialect: ClientAdapter, call: ClientRequest, principal: Principal | None, peer: str
+    ) -> None:
+        """The whole request is here."""
+        self._end_stage("read")
+        told = self._explanation
+        told.dialect, told.peer = dialect.name, peer
+        told.method, told.path = call.endpoint.method, call.path
+        told.endpoint, told.task = call.endpoint.path, call.endpoint.task
+        if principal is not None:
+            told.key, told.tags = principal.name, sorted(principal.tags)
+
+    def wrap_router(self, router: Router) -> Router:
+        """The table as this request follows it."""
+        return router.with_observer(self._record_rule, self._draw_number)
+
+    def record_route(
+        self, router: Router, envelope: RoutingInfo, route: Route, traits: RequestAttributes
+    ) -> None:
+        """A target was found for it."""
+        self._end_stage("route")
+        told = self._explanation
+        told.asked, told.stream = envelope.model, envelope.stream
+        known = {info.name for info in router.list_models()}
+        told.model = route.requested_model if route.requested_model in known else CATCH_ALL_MODEL
+        if route.pinned:
+            told.pin = "name" if envelope.version is None else "path"
+        told.split = explain_split(route, traits, self._drawn_number)
+        if told.split is not None:
+            told.sticky = explain_sticky_sources(route.model.sticky, traits, said=self.dry_run)
+        told.target = explain_target(route)
+        told.shadow = explain_shadow(route)
+        self._bucket = route.reason.bucket
+
+    def record_fallbacks(self, able: Iterable[tuple[Route, ResponseStrategy | str]]) -> None:
+        """Who would answer in the target's stead, or why not; looked at of a dry request."""
+        if self.dry_run:
+            self._explanation.fallbacks = tuple(
+                ExplainedFallback(route.target_name, found if isinstance(found, str) else "")
+                for route, found in able
+            )
+
+    def record_attempt(self, asking: PlannedAttempt) -> None:
+        """A target is asked. Raises Foretold where that is all there is to foretell."""
+        self._end_stage("instead" if self._attempts else "translate")
+        self._attempts.append(explain_attempt(asking))
+        if self.dry_run and not isinstance(asking.route.target.backend, ExplainsSelection):
+            raise DryRunComplete("the request would be answered")
+
+    # --- what its backend does --------------------------------------------------------------------
+
+    def on_selection(self, choice: WorkerSelection, wire: UpstreamRequest) -> None:
+        """See ``backends.interfaces.RequestObserver``."""
+        now = self._attempts[-1]
+        if len(now.choices) < _MAX_RECORDED_REQUESTS and choice not in now.choices:
+            now.choices.append(choice if self.dry_run else _shorten_selection(choice))
+        if self.dry_run:
+            now.sent.append(explain_upstream_request(choice.expected_url, wire, None))
+            raise DryRunComplete("the request would be sent")
+
+    def on_send(self, url: str, wire: UpstreamRequest) -> None:
+        """See ``backends.interfaces.RequestObserver``."""
+        now = self._attempts[-1]
+        self._attempt_count += 1
+        self._worker_url = url
+        if len(now.sent) < _MAX_RECORDED_REQUESTS:
+            now.sent.append(explain_upstream_request(url, wire, _MAX_BODY_BYTES))
+
+    def on_failure(self, url: str, error: GatewayError) -> None:
+        """See ``backends.interfaces.RequestObserver``."""
+        for one in self._attempts[-1].sent:
+            if one.url == url and not one.error:
+                one.error = type(error).__name__
+                return
+
+    # --- what is told -----------------------------------------------------------------------------
+
+    def format_header(self) -> str:
+        """What the answer's header tells: JSON in ASCII, shorter than 4 KiB."""
+        self._end_stage("first_byte")
+        told, record = self._explanation, self._record
+        found: dict[str, Any] = {
+            "dialect": told.dialect,
+            "model": _sanitize_text(record.model),
+            "version": _sanitize_text(record.version),
+            "rule": record.rule,
+            "sticky": record.sticky,
+            "bucket": self._bucket,
+            "pinned": bool(told.pin),
+            "fell_back": [_sanitize_text(one) for one in record.fell_back[:_MAX_RECORDED_REQUESTS]],
+            "losses": _sanitize_text(loss.format_loss_header(record.losses), 1000),
+            "worker": _sanitize_text(self._worker_url, 200),
+            "attempts": self._attempt_count,
+            "seconds": {name: round(long, 6) for name, long in self._stage_seconds.items()},
+        }
+        return _encode(found).decode()
+
+    def build_explanation(self) -> Explanation:
+        """All of it, as it is now."""
+        record = self._record
+        return replace(
+            self._explanation,
+            rules=tuple(self._explained_rules),
+            fell_back=record.fell_back,
+            tries=tuple(self._attempts),
+            seconds={} if self.dry_run else self._stage_seconds,
+            answer=None if self.dry_run or not record.duration else _explain_response(record),
+        )
+
+    # --- its own ----------------------------------------------------------------------------------
+
+    def _record_rule(self, rule: RouteRule, unmet: str, match: RuleMatch | None) -> None:
+        self._explained_rules.append(explain_rule(rule, unmet, match))
+
+    def _draw_number(self) -> float:
+        self._drawn_number = self._random()
+        return self._drawn_number
+
+    def _end_stage(self, name: str) -> None:
+        now = self._clock()
+        self._stage_seconds[name] = (
+            self._stage_seconds.get(name, 0.0) + now - self._stage_started_at
+        )
+        self._stage_started_at = now
+
+
+class _ExplainSink:
+    """A sink for the answer to a request that is explained."""
+
+    def __init__(self, sink: ResponseWriter, watch: ExplainRecorder) -> None:
+        self._sink = sink
+        self._recorder = watch
+
+    @property
+    def started(self) -> bool:
+        return self._sink.started
+
+    @property
+    def needs_drain(self) -> bool:
+        return self._sink.needs_drain
+
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
+        self._sink.send_response(
+            status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())), body
+        )
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._sink.start(status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())))
+
+    def write(self, data: bytes) -> None:
+        self._sink.write(data)
+
+    def finish(self) -> None:
+        self._sink.finish()
+
+    async def drain(self) -> None:
+        await self._sink.drain()
+
+
+def _shorten_selection(choice: WorkerSelection) -> WorkerSelection:
+    """A choice as it is remembered: of many workers the likely one and some more."""
+    likely_first = sorted(choice.candidates, key=lambda one: one.url != choice.expected_url)
+    return replace(choice, candidates=likely_first[:_MAX_CANDIDATES])
+
+
+def _explain_response(record: RequestRecord) -> ExplainedResponse:
+    return ExplainedResponse(
+        record.status,
+        record.outcome,
+        record.error,
+        tokens=record.tokens,
+        usage=record.usage,
+        first_byte=record.first_byte,
+        duration=record.duration,
+    )
+
+
+def _sanitize_text(text: str, most: int = _MAX_HEADER_TEXT) -> str:
+    """A text as a header may hold it."""
+    return _UNPRINTABLE.sub("?", text[:most])
+
+
+# Who may have requests explained, and the last that were.
+
+MAX_EXPLANATIONS: Final = 100
+"""How many explanations are kept, each for as long as it is among the last."""
+
+
+class ExplainPolicy(Protocol):
+    """Gives what looks on while a request is served that asks for it."""
+
+    def __call__(
+        self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
+    ) -> ExplainRecorder | None:
+        """None where ``principal`` may not; ``open_to_all``: may who has no key."""
+
+
+def explain_nothing(
+    record: RequestRecord, principal: Principal | None, *, open_to_all: bool
+) -> ExplainRecorder | None:
+    """Explains nothing: an ``Explain``."""
+    del record, principal, open_to_all
+    return None
+
+
+class ExplanationStore:
+    """The requests that were explained last, in memory, by their ids; of two with one id the last.
+
+    ``draw`` is the luck that requests have.
+    """
+
+    def __init__(self, clock: Clock, draw: Callable[[], float]) -> None:
+        self._clock = clock
+        self._random = draw
+        self._recorders: dict[str, ExplainRecorder] = {}
+
+    def create_recorder(
+        self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
+    ) -> ExplainRecorder | None:
+        """See Explain."""
+        if not (open_to_all if principal is None else principal.explain):
+            return None
+        watch = ExplainRecorder(record, self._clock, self._random)
+        self._recorders.pop(record.id, None)
+        self._recorders[record.id] = watch
+        if len(self._recorders) > MAX_EXPLANATIONS:
+            del self._recorders[next(iter(self._recorders))]
+        return watch
+
+    def find_explanation(self, id: str) -> Explanation | None:  # noqa: A002 - what it is called everywhere
+        """What was found out about the request of this id, so far."""
+        watch = self._recorders.get(id)
+        return None if watch is None else watch.build_explanation()
