@@ -11,10 +11,10 @@ from hypothesis import settings
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.app import Gateway, build_services
-from gateway.commands.serve import read_built_in_config
+from gateway.cli.serve import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
+from gateway.runtime.gateway import Gateway, build_services
 
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None)

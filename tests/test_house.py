@@ -27,8 +27,8 @@ RAISED: Final[dict[str, tuple[int, str]]] = {
 
 EXCUSED: Final[dict[tuple[str, str], str]] = {
     ("backends/torch/ipc.py", "echo"): "the request's field",
-    ("gateway/commands/serve.py", "echo"): "a built-in configuration",
-    ("gateway/commands/serve.py", "torch"): "the package, which may not be installed",
+    ("gateway/cli/serve.py", "echo"): "a built-in configuration",
+    ("gateway/cli/serve.py", "torch"): "the package, which may not be installed",
     ("gateway/config/__init__.py", "echo"): "the name of a Struct",
     ("gateway/config/__init__.py", "pool"): "the name of a Struct",
     ("gateway/config/__init__.py", "torch"): "the name of a Struct",

@@ -29,9 +29,9 @@ from ray.serve._private import replica
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from gateway.app import Gateway, build_services
-from gateway.commands.worker import build_worker_config
+from gateway.cli.serve import build_worker_config
 from gateway.config.loader import load_text
+from gateway.runtime.gateway import Gateway, build_services
 
 log = logging.getLogger("ray.serve")
 

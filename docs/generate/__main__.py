@@ -16,13 +16,13 @@ from docs.generate.protocols import (
     parameters_page,
     worker_tables,
 )
-from gateway.app import build_services
 from gateway.cli import main as interlingua
-from gateway.commands.serve import read_built_in_config
+from gateway.cli.serve import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.config.registry import ProtocolRegistry
-from gateway.making import build_backend
 from gateway.observability.metrics.catalog import METRIC_GROUPS
+from gateway.runtime.build import build_backend
+from gateway.runtime.gateway import build_services
 from protocols import DIALECTS
 
 

@@ -29,10 +29,8 @@ window     figures of the last minute    playing    a listener's answer, by way 
 page       the page's files
 """
 
-from gateway.admin.listener import AdminServer
-from gateway.admin.overview import StatusReporter
-from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
-from gateway.admin.window import RecentStats
+from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason
+from gateway.admin.status import RecentStats, StatusReporter
 
 __all__ = [
     "AdminServer",

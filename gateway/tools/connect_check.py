@@ -38,9 +38,9 @@ from gateway.config.schema import (
     WorkerSourceConfig,
 )
 from gateway.config.types import split_address
-from gateway.making import build_adapter, build_backend
-from gateway.making import list_backend_models as models_of_backend
 from gateway.pipeline.handler import GatewayServices as Services
+from gateway.runtime.build import build_adapter, build_backend
+from gateway.runtime.build import list_backend_models as models_of_backend
 from protocols.core.interfaces import UpstreamRequest
 
 _WORKER_TIMEOUT: Final = 5.0

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from gateway.commands.probe import check_url, parse_options
+from gateway.cli.probe import check_url, parse_options
 from gateway.config.registry import ProtocolRegistry
 from protocols import DIALECTS
 from tests.conformance.cases import KEY, Case, Mismatch, ProtocolSetup, cases_of, play

@@ -9,9 +9,9 @@ import pytest_asyncio
 from msgspec import Struct, json
 from msgspec.structs import replace
 
-from gateway.app import Gateway, build_services
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
+from gateway.runtime.gateway import Gateway, build_services
 from tests.cross.clients import CLIENTS, Client, Heard
 from tests.cross.script import PLAYS, Wish
 from tests.cross.stage import Stage

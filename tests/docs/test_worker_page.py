@@ -7,7 +7,7 @@ import click
 import msgspec
 import pytest
 
-from gateway.commands.worker import worker
+from gateway.cli.serve import worker
 from gateway.config.loader import load_text
 from gateway.config.schema import PoolConfig, TorchConfig
 

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from backends.pool.pool import PoolBackend
 from backends.pool.workers import WorkerReport
-from gateway.app import Gateway
 from gateway.observability.record import RequestRecord
+from gateway.runtime.gateway import Gateway
 from tests.conftest import Running, Serve
 from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, whole
 from tests.socket.test_ten_things import JSON, WAYS, Way

@@ -22,9 +22,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.pool.pool import PoolBackend
-from gateway.app import Gateway, build_services
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
+from gateway.runtime.gateway import Gateway, build_services
 from tests.fault.fronts import configuration, pool_of, until
 from tests.fault.history import History, read_logs
 from tests.fault.load import Load

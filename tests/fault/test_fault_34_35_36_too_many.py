@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.descriptors import raise_fd_limit
+from gateway.runtime.process import raise_fd_limit
 from tests.conftest import Serve
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from gateway.handover import InheritedSockets
+from gateway.runtime.handover import InheritedSockets
 from tests.fakes import CHUNKED, END, ScriptedWorker, chunk
 from tests.fault.fronts import DONE, WELL, event
 from tests.fault.gateways import written

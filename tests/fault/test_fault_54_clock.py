@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import Gateway, build_services
 from gateway.config.loader import load_text
 from gateway.ratelimit.limiter import CounterRegistry
+from gateway.runtime.gateway import Gateway, build_services
 from tests.conftest import Running
 from tests.fakes import END, HANG, chunk
 from tests.fault.fronts import CHAT, DONE, SAYS, STOP, ask, assert_told, configuration, event, raw

@@ -335,7 +335,7 @@ def broken(tmp_path: Path) -> tuple[dict[str, str], Path]:
     sign = tmp_path / "broken"
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
-        f"if 'gateway.processes.serving' in sys.orig_argv and os.path.exists({str(sign)!r}):\n"
+        f"if 'gateway.multiprocess.process' in sys.orig_argv and os.path.exists({str(sign)!r}):\n"
         "    os._exit(3)\n"
     )
     return {"PYTHONPATH": str(tmp_path), "PORT": "0"}, sign

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.making import build_adapter
+from gateway.runtime.build import build_adapter
 from gateway.tools.probe.client import Unreachable, WorkerClient, WorkerTarget
 from gateway.tools.probe.runner import PROBES, ProbeResult, run_probes
 from protocols.core.interfaces import UpstreamAdapter

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.making import build_adapter, load_symbol
+from gateway.runtime.build import build_adapter, load_symbol
 from protocols import DIALECTS
 from protocols.core import errors
 from protocols.core.aggregate import ResponseAccumulator

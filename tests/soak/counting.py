@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from gateway.processes import loops
+from gateway.runtime import process
 
 _STANDARD_ERROR = 2
 
@@ -26,8 +26,8 @@ def _counting(
 
 
 if __name__ == "__main__":
-    factory = _counting(loops.get_loop_factory() or asyncio.new_event_loop)
-    loops.get_loop_factory = lambda: factory
+    factory = _counting(process.get_loop_factory() or asyncio.new_event_loop)
+    process.get_loop_factory = lambda: factory
     from gateway.cli import main  # it takes the factory by its name
 
     main()

@@ -11,10 +11,10 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.app import Gateway, build_services
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.shadow import ShadowComparison, ShadowManager
+from gateway.runtime.gateway import Gateway, build_services
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
 
 LISTEN = """

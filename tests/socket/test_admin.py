@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from backends.http.interfaces import WorkerConfig
 from backends.pool.discovery import WorkerDiscovery
-from gateway.admin.listener import AdminServer
-from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
+from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason
 from gateway.routing.router import Router
 
 KEY = "sk-admin-canary"
@@ -282,7 +281,7 @@ async def test_a_body_that_is_too_large_is_refused(here: Listening, *, declared:
 async def test_a_body_that_does_not_come_is_not_waited_for(
     here: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.admin.answers._BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr("gateway.admin.api._BODY_TIMEOUT", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
     writer.write(
         b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

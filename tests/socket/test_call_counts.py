@@ -24,12 +24,12 @@ import pytest
 import uvloop
 from msgspec import Struct
 
-from gateway.app import build_services
 from gateway.config.loader import load_text
-from gateway.counted import set_up_metrics
 from gateway.http_server import aiohttp_listener, listener
 from gateway.http_server.connection import ConnectionLimits
-from gateway.snapshot import ConfigSnapshot
+from gateway.runtime.gateway import build_services
+from gateway.runtime.snapshot import ConfigSnapshot
+from gateway.runtime.telemetry import set_up_metrics
 from tests.fakes import CHUNKED, END, chunk, whole
 
 

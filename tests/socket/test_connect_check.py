@@ -20,8 +20,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway.app import build_services
 from gateway.config.loader import load_text
+from gateway.runtime.gateway import build_services
 from gateway.tools import connect_check
 from gateway.tools.connect_check import Finding, check_connections, check_workers
 from tests.conftest import Serve

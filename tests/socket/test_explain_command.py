@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.commands.explain import explain_command
+from gateway.cli.explain import explain_command
 from gateway.explain.report import Explanation
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, whole

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import Gateway, build_services
 from gateway.config.loader import load_bytes
 from gateway.observability.record import RequestRecord
-from gateway.reload import ConfigSource
+from gateway.runtime.gateway import Gateway, build_services
+from gateway.runtime.reload import ConfigSource
 from tests.fakes import HANG, ScriptedWorker
 
 KEY = "sk-overview"

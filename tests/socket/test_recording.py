@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import Gateway, build_services
 from gateway.config.loader import load_text
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import RequestRecord
 from gateway.observability.usage import query_sqlite_usage
+from gateway.runtime.gateway import Gateway, build_services
 
 CONFIG = """
 listeners: [{address: "127.0.0.1:0", dialects: [openai]}]

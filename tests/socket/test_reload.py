@@ -16,13 +16,13 @@ import pytest
 from msgspec.structs import replace
 
 from backends.echo import EchoBackend
-from gateway import making
-from gateway.app import Gateway as AppGateway
-from gateway.app import build_services
 from gateway.config.loader import load_bytes, load_file
 from gateway.observability.record import RequestRecord
-from gateway.reload import ConfigSource, ReloadResult
-from gateway.snapshot import ConfigSnapshot
+from gateway.runtime import build
+from gateway.runtime.gateway import Gateway as AppGateway
+from gateway.runtime.gateway import build_services
+from gateway.runtime.reload import ConfigSource, ReloadResult
+from gateway.runtime.snapshot import ConfigSnapshot
 from protocols.core.errors import WorkerUnreachable
 from tests.fakes import END, HANG, chunk
 from tests.fault.fronts import DONE, SAYS, STOP, STREAM, raw, until
@@ -523,8 +523,8 @@ async def test_a_backend_that_never_gets_ready_is_refused_and_closed(
         closed.append(backend)
 
     monkeypatch.setattr(Unloadable, "aclose", close)
-    load = making.load_symbol
-    monkeypatch.setattr(making, "load_symbol", lambda name: found(load(name)))
+    load = build.load_symbol
+    monkeypatch.setattr(build, "load_symbol", lambda name: found(load(name)))
     [why] = await gateway.refuses(backends={"echo": ECHO, "new": ECHO})
     assert why == "backends.new: it can't be used: there is no such model"
     assert len(closed) == 1

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from gateway.app import build_services
 from gateway.cli import main
 from gateway.config.loader import load_text
 from gateway.observability import usage, usage_postgres
 from gateway.observability.record import RequestRecord
 from gateway.observability.usage import USAGE_COLUMNS, UsageRecorder
+from gateway.runtime.gateway import build_services
 from gateway.tools.connect_check import check_connections
 from protocols.core.events import Usage
 from tests.fault.fronts import until

@@ -15,8 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gateway.commands.life import _wait_for_start
-from gateway.commands.worker import build_worker_config
+from gateway.cli.serve import _wait_for_start, build_worker_config
 from tests.socket.test_command import Command
 from tests.torch.conftest import byte_tokenizer
 

@@ -20,7 +20,7 @@ from gateway.observability.metrics import definition
 from gateway.observability.metrics.definition import MetricDefinition
 from gateway.pipeline.shadow import ShadowComparison
 from gateway.ratelimit.limiter import RateLimiter
-from gateway.reload import ReloadResult
+from gateway.runtime.reload import ReloadResult
 
 _LAG_CHECK_INTERVAL: Final = 0.25
 """Seconds between two looks at how late the loop is."""

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gateway.commands.explain import explain_command
+from gateway.cli.explain import explain_command
 
 HERE = Path(__file__).parent
 CASES: dict[str, str] = yaml.safe_load((HERE / "cases.yaml").read_text("utf-8"))

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gateway.commands.check import check, schema
+from gateway.cli.config import check, schema
 
 GOOD = """\
 listeners: [{address: "127.0.0.1:0", dialects: [openai]}]

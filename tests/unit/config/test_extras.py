@@ -5,10 +5,10 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from gateway.app import build_services
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_text
-from gateway.snapshot import ConfigSnapshot
+from gateway.runtime.gateway import build_services
+from gateway.runtime.snapshot import ConfigSnapshot
 
 REST = "backends: {e: {kind: echo}}\nmodels: {m: {backend: e}}\n"
 IDENTITY = 'identity: {issuer: "https://login.example.com", audience: [gateway]}\n'

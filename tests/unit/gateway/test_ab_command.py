@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from gateway.commands.ab import ab
+from gateway.cli.ab import ab
 from gateway.observability.metrics.requests import MetricsCollector
 from gateway.observability.record import RequestRecord, ignore_record
 from protocols.core.events import Usage

@@ -8,8 +8,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.emulation.planner import plan_emulation
-from gateway.making import build_adapter, load_symbol
 from gateway.routing.requirements import find_missing_requirements
+from gateway.runtime.build import build_adapter, load_symbol
 from protocols import DIALECTS
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.loss import UnsupportedParameter

@@ -4,10 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from backends.histogram import Histogram
-from gateway.admin.overview import describe_config
-from gateway.admin.status import GatewayStatus, merge_statuses
+from gateway.admin.status import GatewayStatus, RecentStats, describe_config, merge_statuses
 from gateway.admin.status import VersionStats as Told
-from gateway.admin.window import RecentStats
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestOutcome, RequestRecord
 from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey

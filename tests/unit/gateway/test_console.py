@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gateway.commands.console import print_table
+from gateway.cli.console import print_table
 
 HEADINGS = ("model", "requests", "note")
 ROWS = [["[b]x[/b] :smile:", "1,000", "n" * 300], ["y", "2", ""]]

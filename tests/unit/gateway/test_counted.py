@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import build_services
 from gateway.config.loader import load_text
 from gateway.config.schema import ObservabilityConfig
-from gateway.counted import set_up_exporters
 from gateway.observability.record import RequestRecord, ignore_record
 from gateway.observability.tracing import MetricExporter, SpanExporter
+from gateway.runtime.gateway import build_services
+from gateway.runtime.telemetry import set_up_exporters
 from tests.collecting import Collector, told
 
 START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from gateway.config.loader import load_text
 from gateway.config.schema import PoolConfig
-from gateway.crew import build_pool_arguments
-from gateway.making import build_adapter
+from gateway.runtime.build import build_adapter, build_pool_arguments
 
 CONFIG = """
 listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]

@@ -9,8 +9,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from backends.interfaces import WorkerCandidate, WorkerSelection
-from gateway.app import build_services
-from gateway.commands.serve import read_built_in_config
+from gateway.cli.serve import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.explain.dry_run import (
     PartialRequest,
@@ -36,7 +35,8 @@ from gateway.explain.report import (
 )
 from gateway.observability.record import RequestRecord
 from gateway.routing.paths import AdapterMount
-from gateway.snapshot import ConfigSnapshot
+from gateway.runtime.gateway import build_services
+from gateway.runtime.snapshot import ConfigSnapshot
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.events import Usage
 from protocols.core.interfaces import UpstreamRequest

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from gateway.handover import InheritedSockets, SocketHandover
+from gateway.runtime.handover import InheritedSockets, SocketHandover
 
 HERE, THERE = ("127.0.0.1:0", 0), ("127.0.0.1:0", 1)
 

@@ -9,7 +9,7 @@ from prometheus_client.exposition import generate_latest
 from gateway.config.errors import ConfigError, ConfigIssue
 from gateway.config.loader import LoadedConfig, load_bytes
 from gateway.observability.metrics.system import ReloadCollector
-from gateway.reload import ConfigSource, Reloader, ReloadResult
+from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
 
 GOOD = b"backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
 OTHER = GOOD.replace(b"m:", b"n:")

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from gateway.commands.usage import usage
+from gateway.cli.usage import usage
 from gateway.observability.record import RequestRecord
 from gateway.observability.usage import SqliteUsageRecorder
 from protocols.core.events import Usage

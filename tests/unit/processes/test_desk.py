@@ -10,11 +10,11 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from gateway.processes.desk import AdminProxy
-from gateway.processes.line import ProcessReady
+from gateway.multiprocess.admin_proxy import AdminProxy
+from gateway.multiprocess.ipc import ProcessReady
 
 if TYPE_CHECKING:
-    from gateway.processes.member import ServingProcess
+    from gateway.multiprocess.ipc import ServingProcess
 
 
 class Gone(Struct, eq=False):
@@ -68,7 +68,7 @@ async def test_nothing_is_done_where_no_process_answers() -> None:
 
 
 async def test_a_body_may_not_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.processes.desk._BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr("gateway.multiprocess.admin_proxy._BODY_TIMEOUT", 0.05)
     async with desk() as http:
         reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
         writer.write(b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")

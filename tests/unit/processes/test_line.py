@@ -3,7 +3,7 @@
 import socket
 
 from gateway.config.loader import ConfigText
-from gateway.processes.line import IpcChannel, ListenerPort, PrepareReload
+from gateway.multiprocess.ipc import IpcChannel, ListenerPort, PrepareReload
 
 
 async def test_what_is_told_is_heard_whole_and_in_order_until_the_end() -> None:

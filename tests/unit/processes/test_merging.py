@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.processes.merging import MetricsPage, merge_workers
+from gateway.multiprocess.admin_proxy import MetricsPage, merge_workers
 
 ONE = """\
 # HELP interlingua_requests_total Exchanges.

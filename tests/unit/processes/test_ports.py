@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from gateway.processes.ports import PortReservations
+from gateway.multiprocess.supervisor import PortReservations
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0"])

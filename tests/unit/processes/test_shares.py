@@ -5,7 +5,7 @@ import os
 from msgspec.structs import replace
 
 from gateway.config import listeners, loader, schema
-from gateway.processes.shares import find_unpartitionable, partition_config
+from gateway.multiprocess.partition import find_unpartitionable, partition_config
 
 FILE = """
 listeners:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.commands.ab import print_report
+from gateway.cli.ab import print_report
 from gateway.observability.record import RequestRecord
 from gateway.tools.ab.comparison import (
     Comparison,

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.commands.admin_client import AdminClient
-from gateway.commands.console import print_table
-from gateway.commands.times import parse_since
+from gateway.cli.admin_client import AdminClient
+from gateway.cli.console import print_table
+from gateway.cli.usage import parse_since
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
 

@@ -12,17 +12,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import Backend
-from gateway import making
 from gateway.auth.api_keys import Authenticator
 from gateway.config import file_watch, listeners, schema, validate
 from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from gateway.routing.paths import PathRouter
 from gateway.routing.router import Router
+from gateway.runtime import build
 from protocols.core.errors import GatewayError
 
 if TYPE_CHECKING:
     from gateway.auth.jwks import JwksClient
+
 
 HandleRequest = Callable[[HttpRequest, ResponseWriter], Coroutine[Any, Any, None]]
 
@@ -58,7 +59,7 @@ class ConfigSnapshot:
         self.model_created = self._build_created_times(int(outside.wall_clock()), former)
         """When each model came, in Unix seconds."""
         self.router = self._build_router(outside)
-        self.rate_limiter = making.build_rate_limiter(config, outside.counter_registry)
+        self.rate_limiter = build.build_rate_limiter(config, outside.counter_registry)
         """What holds the keys to their limits; None where there are none."""
         self.jwks_client = self._build_jwks_client(outside, former)
         """Who signs tokens; None where nobody does."""
@@ -114,8 +115,8 @@ class ConfigSnapshot:
             if former is not None and former.fingerprints.get(name) == self.fingerprints[name]:
                 made[name] = former.backends[name]
             else:
-                asked = making.list_backend_models(name, self.config)
-                made[name] = making.build_backend(settings, outside, name, asked)
+                asked = build.list_backend_models(name, self.config)
+                made[name] = build.build_backend(settings, outside, name, asked)
         return made
 
     def _build_created_times(self, now: int, former: "ConfigSnapshot | None") -> Mapping[str, int]:
@@ -127,17 +128,17 @@ class ConfigSnapshot:
     ) -> "JwksClient | None":
         if former is not None and former.config.identity == self.config.identity:
             return former.jwks_client
-        return making.build_jwks_client(self.config, outside.clock)
+        return build.build_jwks_client(self.config, outside.clock)
 
     def _build_router(self, outside: GatewayServices) -> Router:
         config = self.config
         models = {
-            name: making.build_model(
+            name: build.build_model(
                 name, model, self.backends, config.defaults, self.model_created[name]
             )
             for name, model in config.models.items()
         }
-        rules = [making.build_rule(rule) for rule in config.routes]
+        rules = [build.build_rule(rule) for rule in config.routes]
         return Router(models, draw=outside.draw, rules=rules)
 
     def _build_handlers(
@@ -145,16 +146,16 @@ class ConfigSnapshot:
     ) -> Mapping[listeners.ListenerId, RequestHandler]:
         config = self.config
         aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
-        tokens = making.build_jwt_verifier(config, self.jwks_client, outside.wall_clock)
+        tokens = build.build_jwt_verifier(config, self.jwks_client, outside.wall_clock)
         keyring = Authenticator(
-            [making.build_principal(key, aliases) for key in config.keys], tokens
+            [build.build_principal(key, aliases) for key in config.keys], tokens
         )
         keyed = bool(config.keys or config.identity)
-        timeouts = making.build_timeouts(config.defaults.timeouts)
+        timeouts = build.build_timeouts(config.defaults.timeouts)
         settings = HandlerSettings(config.limits.body, timeouts, config_hash=digest)
         servers = {}
         for listener_id, listener in listeners.listeners_by_id(config).items():
-            mounts = [making.build_mount(one) for one in listener.dialects]
+            mounts = [build.build_mount(one) for one in listener.dialects]
             servers[listener_id] = RequestHandler(
                 PathRouter(mounts),
                 self.router,
@@ -165,7 +166,7 @@ class ConfigSnapshot:
                     explain_without_key=not keyed and validate.is_loopback(listener.address),
                 ),
                 outside,
-                pages=making.build_static_pages(mounts, self._is_ready, keyed=keyed),
+                pages=build.build_static_pages(mounts, self._is_ready, keyed=keyed),
                 limiter=self.rate_limiter,
             )
         return servers
@@ -180,8 +181,8 @@ def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
         case schema.PoolConfig(template=template, tls=tls):
             named = (template, tls.ca if tls else None)
             asked = (
-                making.list_backend_models(name, config)
-                if making.needs_model_discovery(settings)
+                build.list_backend_models(name, config)
+                if build.needs_model_discovery(settings)
                 else ()
             )
         case schema.TorchConfig(template=template):

@@ -11,44 +11,148 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, Self, cast, runtime_checkable
 
 from msgspec.structs import replace
 
 from backends.interfaces import Backend, SupportsWarmup
-from gateway.admin.listener import AdminServer
-from gateway.admin.overview import StatusReporter
-from gateway.admin.ports import AdminServices, WorkerSet, get_unready_reason
-from gateway.admin.window import RecentStats
+from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason
+from gateway.admin.status import RecentStats, StatusReporter
 from gateway.config import listeners, loader, schema
-from gateway.counted import set_up_exporters, set_up_metrics, set_up_process_metrics, set_up_usage
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplanationStore
 from gateway.http_server.listener import LISTENER_CLASSES, Listener
-from gateway.lending import SharedRateLimits
-from gateway.making import build_connection_limits, load_symbol
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import write_log_line
-from gateway.opening import (
-    ADMIN_LISTENER,
-    SocketSource,
-    TlsContexts,
-    bind_listener,
-    build_tls_contexts,
-    warm_backend,
-)
 from gateway.pipeline.handler import GatewayServices
 from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
-from gateway.ratelimit.redis_limiter import LeasedCounter
-from gateway.reload import ConfigSource, Reloader, ReloadResult
+from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
-from gateway.snapshot import ConfigSnapshot
-from protocols.core.errors import Overloaded
+from gateway.runtime.build import build_connection_limits, load_symbol
+from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
+from gateway.runtime.snapshot import ConfigSnapshot
+from gateway.runtime.telemetry import (
+    set_up_exporters,
+    set_up_metrics,
+    set_up_process_metrics,
+    set_up_usage,
+)
+from protocols.core.errors import Overloaded, WorkerError
 
 if TYPE_CHECKING:
     from gateway.observability.metrics.requests import MetricsCollector
     from gateway.observability.metrics.system import ProcessCollector
+    from gateway.ratelimit.redis_limiter import RedisLeaseStore
+
+
+# What must be there before a request: backends that are ready, listeners that are bound.
+
+TlsContexts = Mapping[listeners.ListenerId, ssl.SSLContext | None]
+"""Each listener's certificate; None where connections are plain."""
+ADMIN_LISTENER: Final[listeners.ListenerId] = ("admin", 0)
+"""The admin listener's, in the place of an address."""
+
+
+class SocketSource(Protocol):
+    """Sockets that listen already."""
+
+    def take_sockets(self, listener_id: listeners.ListenerId) -> Sequence[socket.socket]:
+        """The listener's, which are the taker's from now on; none where it has none."""
+
+
+async def warm_backend(name: str, backend: Backend, within: float) -> str:
+    """Start a backend, and let it get ready for so many seconds; why it never will, or ""."""
+    try:
+        await backend.start()
+        async with asyncio.timeout(within):
+            if isinstance(backend, SupportsWarmup):
+                await backend.warm_up()
+    except TimeoutError:
+        log.warning("%s is not ready after %g s, and is taken as it is", name, within)
+    except WorkerError as error:
+        return error.message
+    return ""
+
+
+async def bind_listener(
+    front: Listener,
+    listener: schema.ListenerConfig,
+    tls: ssl.SSLContext | None,
+    *,
+    reuse_port: bool,
+    given: Sequence[socket.socket] = (),
+) -> str:
+    """Let it listen; gives its URL. Raises OSError."""
+    host, _, port = listener.address.rpartition(":")
+    bound = await front.listen(host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=given)
+    return f"{'https' if tls else 'http'}://{host}:{bound}"
+
+
+def build_tls_contexts(config: schema.Config) -> TlsContexts:
+    """Every listener's certificate, as it is in its file now."""
+    return {
+        listener_id: server_tls_context(listener.tls) if listener.tls else None
+        for listener_id, listener in listeners.listeners_by_id(config).items()
+    }
+
+
+def server_tls_context(tls: schema.TlsConfig) -> ssl.SSLContext:
+    """TLS with this certificate chain and key. Raises OSError for files that can't be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.cert, tls.key, password=str)  # or it would ask at the terminal
+    return context
+
+
+# Limits that several gateways share: who lends them, and who asks for more.
+
+
+class SharedRateLimits:
+    """The store, and what asks it beside all requests."""
+
+    def __init__(self, store: "RedisLeaseStore", leasing: LeaseRenewer) -> None:
+        self._store = store
+        self._renewer = leasing
+
+    @classmethod
+    def create(
+        cls,
+        state: schema.SharedStateConfig | None,
+        outside: GatewayServices,
+        counters: Callable[[], Sequence[LeasedCounter]],
+    ) -> tuple[GatewayServices, Self | None]:
+        """The surroundings in which limits are shared, and what shares them, if something is to.
+
+        ``counters`` gives those of the configuration that is served.
+        """
+        if state is None:
+            return outside, None
+        from gateway.ratelimit.redis_limiter import RedisLeaseStore, RedisLimitSettings
+
+        ca = state.tls.ca if state.tls else None
+        shared = RedisLimitSettings(
+            state.redis.reveal(), state.on_failure, state.replicas, state.prefix, ca
+        )
+        store = RedisLeaseStore(shared, outside.new_id(), clock=outside.clock, draw=outside.draw)
+        bell = asyncio.Event()
+        leasing = LeaseRenewer(store, counters, bell, outside.clock, outside.draw)
+        accounts = CounterRegistry(outside.clock, outside.wall_clock, store, bell.set)
+        return replace(outside, counter_registry=accounts), cls(store, leasing)
+
+    def register_metrics(self, metrics: "MetricsCollector") -> None:
+        """Let these tell how it goes."""
+        from gateway.observability.metrics.system import RateLimitStoreCollector  # noqa: PLC0415 - its library
+
+        metrics.register(RateLimitStoreCollector(self._store))
+
+    def start(self) -> None:
+        """Borrow whatever is wanted, from now on."""
+        self._renewer.start()
+
+    async def aclose(self) -> None:
+        """Tell what was used, and give back what is held."""
+        await self._renewer.aclose()
+        await self._store.aclose()
 
 
 log = logging.getLogger("interlingua")

@@ -12,8 +12,8 @@ from gateway.config import schema
 from gateway.http_server.listener import Listener
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.pipeline.handler import GatewayServices
-from gateway.reload import ReloadResult
-from gateway.snapshot import ConfigSnapshot
+from gateway.runtime.reload import ReloadResult
+from gateway.runtime.snapshot import ConfigSnapshot
 
 if TYPE_CHECKING:
     from gateway.observability.metrics.requests import MetricsCollector

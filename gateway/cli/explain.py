@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from gateway.commands.admin_client import AdminClient
+from gateway.cli.admin_client import AdminClient
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
 from gateway.config.schema import Config
@@ -21,7 +21,7 @@ from gateway.observability.record import ignore_record
 from gateway.pipeline.handler import GatewayServices
 from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
-from gateway.snapshot import ConfigSnapshot
+from gateway.runtime.snapshot import ConfigSnapshot
 
 _ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
 

@@ -21,7 +21,7 @@ from typing import Final, Self
 import msgspec
 from msgspec import Struct
 
-from gateway.config import ListenerId
+from gateway.config.listeners import ListenerId
 
 _MAX_FDS: Final = 253
 """Descriptors that the system sends at a time."""

@@ -19,12 +19,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from backends.aio import BackgroundCall
-from gateway.app import Gateway, build_services
 from gateway.config.errors import DOCUMENT_START, ConfigError, ConfigIssue
 from gateway.config.loader import ConfigText, LoadedConfig
-from gateway.descriptors import raise_fd_limit
-from gateway.observability.access_log import AccessLogWriter, open_access_log
-from gateway.processes.line import (
+from gateway.multiprocess.ipc import (
     CommitReload,
     IpcChannel,
     ListenerPort,
@@ -37,10 +34,11 @@ from gateway.processes.line import (
     ReloadRequest,
     StartCommand,
 )
-from gateway.processes.loops import get_loop_factory, tune_gc
-from gateway.processes.shares import partition_config
-from gateway.processes.stopping import ShutdownSignal
-from gateway.reload import ConfigSource, ReloadResult
+from gateway.multiprocess.partition import partition_config
+from gateway.observability.access_log import AccessLogWriter, open_access_log
+from gateway.runtime.gateway import Gateway, build_services
+from gateway.runtime.process import ShutdownSignal, get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.reload import ConfigSource, ReloadResult
 from protocols.core.errors import WorkerError
 
 log = logging.getLogger("interlingua")

@@ -1,19 +1,41 @@
 """``interlingua usage``: what was used, and by whom."""
 
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
-from gateway.commands.console import print_table
-from gateway.commands.times import parse_since as moment
+from gateway.cli.console import print_table
 
 if TYPE_CHECKING:
     from gateway.observability.usage import UsageTotal
+
+
+# Since when: as the commands are told it.
+
+_RELATIVE_TIME = re.compile(r"([0-9]{1,6})([smhd])")
+_TIME_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_since(stated: str | None) -> float:
+    """In Unix seconds; 0 for the beginning. Raises BadParameter."""
+    if stated is None:
+        return 0.0
+    if match := _RELATIVE_TIME.fullmatch(stated):
+        ago = timedelta(**{_TIME_UNITS[match[2]]: int(match[1])})
+        return (datetime.now(UTC) - ago).timestamp()
+    try:
+        return datetime.fromisoformat(stated).astimezone().timestamp()
+    except ValueError:
+        text = f"{stated!r} is neither a time such as 2026-11-21T10:00 nor as long ago as 24h"
+        raise click.BadParameter(text, param_hint="--since") from None
+
 
 _STAT_COLUMNS = ("requests", "errors", "cancelled", "prompt tokens", "completion tokens")
 
@@ -39,7 +61,7 @@ def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:
     """
     names = _parse_group_by(by)
     look = _sum_postgres if source.startswith(("postgresql://", "postgres://")) else _sum_sqlite
-    found = look(source, names, moment(since))
+    found = look(source, names, parse_since(since))
     if as_json:
         sys.stdout.buffer.write(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
     else:

@@ -5,21 +5,160 @@ The processes ask for the key themselves, and refuse what they would refuse alon
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import operator
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import msgspec
 from aiohttp import hdrs, web
 from msgspec import Struct
+from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.admin import status as admin_status
 from gateway.config.types import split_address
 from gateway.http_server.sockets import ListenSockets
-from gateway.processes.member import ServingProcess
-from gateway.processes.merging import MetricsPage, merge_cancelled, merge_responses
-from gateway.processes.passing import proxy_request
+from gateway.multiprocess.ipc import ServingProcess
+from gateway.observability.metrics.catalog import METRICS_BY_NAME
+from gateway.observability.prometheus_text import MetricFamily, format_families, parse_families
+
+# Many processes' figures as one's.
+
+_SUMMED_FIELDS: Final = frozenset({"in_flight", "limit"})
+"""Of what is told of a worker; the rest is what the first process tells."""
+
+
+_MERGE_FUNCTIONS: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "sum": operator.add,
+    "largest": max,
+    "smallest": min,
+}
+
+
+class MetricsPage:
+    """Metrics in Prometheus's text format, to which others' are added."""
+
+    def __init__(self, text: str = "") -> None:
+        self.families = parse_families(text)
+
+    def merge(self, other: "MetricsPage") -> None:
+        """Count another process's figures into these."""
+        for name, theirs in other.families.items():
+            merged = METRICS_BY_NAME[name].merge_mode if name in METRICS_BY_NAME else "sum"
+            if merged == "supervisor":
+                continue
+            join = _MERGE_FUNCTIONS[merged]
+            family = self.families.setdefault(name, MetricFamily(theirs.comments, theirs.type))
+            ours = family.samples
+            for sample, value in theirs.samples.items():
+                ours[sample] = join(ours[sample], value) if sample in ours else value
+
+    def select_counters(self) -> "MetricsPage":
+        """What of it only grows: counters and histograms."""
+        page = MetricsPage()
+        page.families = {name: one for name, one in self.families.items() if one.type != "gauge"}
+        return page
+
+    def render(self) -> str:
+        """As Prometheus reads it."""
+        return format_families(self.families.values())
+
+
+def merge_workers(told: Iterable[Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
+    """What all processes tell of each backend's workers: what they have of it is added up."""
+    merged: dict[str, dict[str, dict[str, Any]]] = {}
+    for backends in told:
+        for name, reports in backends.items():
+            known = merged.setdefault(name, {})
+            for report in reports:
+                url = report["url"]
+                known[url] = _merge_worker(known[url], report) if url in known else dict(report)
+    return {name: [*known.values()] for name, known in merged.items()}
+
+
+def merge_responses(path: str, bodies: Sequence[bytes]) -> object:
+    """What several processes answer at this path of their admin listeners, as one's answer."""
+    told = [msgspec.json.decode(one) for one in bodies]
+    match path:
+        case "/-/workers":
+            return {"backends": merge_workers(one["backends"] for one in told)}
+        case "/-/requests":
+            every = [running for one in told for running in one["requests"]]
+            return {"requests": sorted(every, key=lambda one: -one["age"])}
+        case _:
+            statuses = msgspec.convert(told, list[admin_status.GatewayStatus])
+            return admin_status.merge_statuses(
+                statuses, merge_workers(one.workers for one in statuses)
+            )
+
+
+def merge_cancelled(bodies: Sequence[bytes]) -> object:
+    """How many requests several processes ended."""
+    return {"cancelled": sum(msgspec.json.decode(one)["cancelled"] for one in bodies)}
+
+
+def _merge_worker(known: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    both = (name for name in _SUMMED_FIELDS if known[name] is not None and report[name] is not None)
+    return known | {name: known[name] + report[name] for name in both}
+
+
+# A request to one process's admin listener, and its answer, a piece at a time.
+
+_HOP_BY_HOP_HEADERS: Final = (
+    hdrs.CONNECTION,
+    hdrs.CONTENT_LENGTH,
+    hdrs.TRANSFER_ENCODING,
+    hdrs.KEEP_ALIVE,
+    hdrs.EXPECT,
+)
+"""What belongs to one connection."""
+_CLIENT_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, connect=10.0)
+
+
+async def proxy_request(request: web.Request, path: str) -> web.StreamResponse | None:
+    """Ask the listener at this Unix socket; None where it does not answer.
+
+    The answer ends as that one does: whole, or cut.
+    """
+    url = request.url.with_scheme("http").with_host("localhost").with_port(None)
+    answer = web.StreamResponse()
+    try:
+        async with (
+            aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(path),
+                timeout=_CLIENT_TIMEOUT,
+                auto_decompress=False,
+            ) as session,
+            session.request(
+                request.method,
+                url,
+                headers=_filter_headers(request.headers),
+                data=request.content if request.body_exists else None,
+                allow_redirects=False,
+            ) as said,
+        ):
+            answer.set_status(said.status)
+            answer.headers.update(_filter_headers(said.headers))
+            await answer.prepare(request)
+            async for piece in said.content.iter_any():
+                await answer.write(piece)
+            await answer.write_eof()
+    except (aiohttp.ClientError, TimeoutError):
+        if not answer.prepared:
+            return None
+        if request.transport is not None:
+            request.transport.abort()
+    return answer
+
+
+def _filter_headers(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    kept = CIMultiDict(headers)
+    for name in _HOP_BY_HOP_HEADERS:
+        kept.popall(name, None)
+    return kept
+
 
 _MAX_BODY_SIZE: Final = 64 << 10
 _BODY_TIMEOUT: Final = 10.0

@@ -3,16 +3,14 @@
 import click
 
 from gateway import __version__
-from gateway.commands.ab import ab
-from gateway.commands.check import check, schema
-from gateway.commands.diff import diff
-from gateway.commands.explain import explain_command
-from gateway.commands.keys import keys
-from gateway.commands.migrate import migrate
-from gateway.commands.probe import probe
-from gateway.commands.serve import serve
-from gateway.commands.usage import usage
-from gateway.commands.worker import worker
+from gateway.cli.ab import ab
+from gateway.cli.config import check, diff, schema
+from gateway.cli.explain import explain_command
+from gateway.cli.keys import keys
+from gateway.cli.migrate import migrate
+from gateway.cli.probe import probe
+from gateway.cli.serve import serve, worker
+from gateway.cli.usage import usage
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,0 +1,641 @@
+"""The admin listener: its paths, and what stands before them."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from importlib import resources
+from typing import Annotated, Any, Final, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+from aiohttp import hdrs, web
+from msgspec import Meta, Struct
+
+from backends.http.interfaces import WorkerConfig
+from gateway.config.types import parse_ip, split_address
+from gateway.config.types import parse_worker_url as check_url
+from gateway.explain.report import ExplainRequest
+from gateway.http_server.sockets import ListenSockets
+from gateway.pipeline.http import HttpRequest, ResponseWriter
+from protocols.core.catalog import Catalog
+from protocols.core.errors import MalformedRequest, RequestTooLarge
+from protocols.core.interfaces import Headers
+from protocols.json_body import read_object
+
+# What the admin listener answers, refuses, and reads.
+
+log = logging.getLogger("interlingua")
+
+AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""What answers; aiohttp gives it to those that stand before it by the name ``handler``."""
+BodyT = TypeVar("BodyT")
+
+MAX_BODY_SIZE: Final = 64 << 10
+"""Bytes of a body, at most."""
+_BODY_TIMEOUT: Final = 10.0
+"""How many seconds a body may take."""
+_ERROR_FIELD = re.compile(r"`\$\.(\w+)`|field `([^`]*)`")
+RESPONSE_HEADERS: Final = {
+    hdrs.SERVER: "interlingua",
+    hdrs.CACHE_CONTROL: "no-store",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Those of every answer."""
+_STATUS_MESSAGES: Final[Mapping[int, str]] = {
+    404: "there is no such path",
+    405: "this path does not take that method",
+    413: f"the body is larger than {MAX_BODY_SIZE} bytes",
+}
+
+
+class AdminError(Exception):
+    """What is answered in place of what was asked for."""
+
+    def __init__(
+        self, status: HTTPStatus, message: str, field: str | None = None, **headers: str
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.field = status, message, field
+        self.headers = headers
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: AiohttpHandler) -> web.StreamResponse:
+    """Every answer's headers, and what went wrong in the one form that this listener has."""
+    try:
+        answer = await handler(request)
+    except AdminError as refused:
+        answer = _error_response(refused.status, refused.message, refused.field, refused.headers)
+    except web.HTTPException as refused:
+        said = _STATUS_MESSAGES.get(refused.status, "it can't be answered")
+        answer = _error_response(refused.status, said, None, {})
+        if (allowed := refused.headers.get(hdrs.ALLOW)) is not None:
+            answer.headers[hdrs.ALLOW] = allowed
+    except Exception:
+        log.exception("the admin listener broke")
+        answer = _error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "an internal error", None, {})
+    answer.headers.update(RESPONSE_HEADERS)
+    return answer
+
+
+async def read_json_body(request: web.Request, kind: type[BodyT]) -> BodyT:
+    """The body. A form that a page elsewhere may send unasked is refused by its type."""
+    encoded = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity"
+    if request.content_type != "application/json" or encoded:
+        raise AdminError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it as application/json")
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT):
+            body = await request.read()
+    except TimeoutError:
+        raise AdminError(HTTPStatus.REQUEST_TIMEOUT, "the body took too long") from None
+    try:
+        read_object(body)  # tells better what is wrong with it
+        return msgspec.json.decode(body, type=kind)
+    except MalformedRequest as error:
+        raise AdminError(HTTPStatus.BAD_REQUEST, error.message) from None
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _ERROR_FIELD.search(text)
+        field = (found[1] or found[2]) if found else None
+        message = text.partition(" - at ")[0]
+        raise AdminError(HTTPStatus.BAD_REQUEST, message, field) from None
+
+
+def json_response(status: int, told: object) -> web.Response:
+    """An answer, as JSON."""
+    return web.Response(
+        status=status, body=msgspec.json.encode(told), content_type="application/json"
+    )
+
+
+def _error_response(
+    status: int, message: str, field: str | None, headers: Mapping[str, str]
+) -> web.Response:
+    made = json_response(status, {"error": {"message": message, "field": field}})
+    made.headers.update(headers)
+    return made
+
+
+# What stands behind the admin listener, as far as it sees.
+
+HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
+"""What answers a listener's requests."""
+
+
+@runtime_checkable
+class WorkerSet(Protocol):
+    """The workers of one backend, which may change while it runs."""
+
+    def report_workers(self) -> Any:
+        """What is known of each worker now, as JSON can say it: never a key."""
+
+    def add_worker(self, worker: WorkerConfig) -> bool:
+        """Add a worker, or put it in the place of the one with its URL; whether it is a new one.
+
+        Raises ValueError with why it can't be.
+        """
+
+    def remove_worker(self, url: str) -> bool:
+        """Remove a worker; whether there was one. Raises ValueError with why it can't be."""
+
+
+class ReloadReport(Protocol):
+    """How a reload ended."""
+
+    @property
+    def hash(self) -> str:
+        """That of the configuration which is served now."""
+
+    @property
+    def filename(self) -> str:
+        """What was read."""
+
+    @property
+    def issues(self) -> Sequence[Any]:
+        """What is wrong with it, each with its line and column; nothing where it is served."""
+
+
+class SupportsExplain(Protocol):
+    """Who can tell what becomes of requests."""
+
+    def find_explanation(self, id: str, /) -> Any | None:  # noqa: A002 - what it is called everywhere
+        """What is known of one that asked for it."""
+
+    async def explain_request(self, question: ExplainRequest) -> Any:
+        """What would become of one. Raises LookupError with what is wrong with the question."""
+
+
+class StatusService(Protocol):
+    """Who knows how the gateway is."""
+
+    async def get_config(self) -> Any:
+        """What is served, as JSON can say it: never a secret."""
+
+    def get_status(self) -> Any:
+        """How everything is."""
+
+    def list_requests(self) -> Sequence[Any]:
+        """The exchanges that run, the oldest first."""
+
+    def cancel_request(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
+        """End those of this id; how many there were."""
+
+    def set_draining(self, *, on: bool) -> None:
+        """Say that no more requests should come, or that they may again."""
+
+    def get_listener_handler(self, number: int) -> HandleRequest | None:
+        """What serves the listener of this place in the configuration."""
+
+
+class AdminServices(Struct, frozen=True, kw_only=True):
+    """What an admin listener tells of, and what it may change; what is None has no paths.
+
+    ``obstacle`` tells why no request can be answered now, None where some can; ``metrics`` gives
+    what Prometheus reads.
+    """
+
+    get_unready_reason: Callable[[], str | None]
+    worker_sets: Mapping[str, WorkerSet]
+    render_metrics: Callable[[], bytes] = bytes
+    reload_config: Callable[[], Awaitable[ReloadReport]] | None = None
+    explain_service: SupportsExplain | None = None
+    status_service: StatusService | None = None
+
+
+class HasReadiness(Protocol):
+    """A backend, as far as readiness goes."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it could answer now, as far as is known."""
+
+
+def get_unready_reason(catalog: Catalog, backends: Iterable[HasReadiness]) -> str | None:
+    """Why no request can be answered now; None where some can."""
+    if not catalog.ready:
+        return "the gateway drains"
+    if not any(backend.ready for backend in backends):
+        return "no backend is ready"
+    return None
+
+
+# Workers that are listed, added and removed by hand.
+
+
+class _AddWorkerRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A body of POST; the bounds are those of the configuration."""
+
+    backend: str
+    url: str
+    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+    max_concurrency: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+
+
+class WorkerApi:
+    """Those of ``pools``, each by its backend's name."""
+
+    def __init__(self, pools: Mapping[str, WorkerSet]) -> None:
+        self._worker_sets = pools
+
+    def add_routes(self, paths: web.UrlDispatcher) -> None:
+        """Give them their paths."""
+        paths.add_get("/-/workers", self._list_workers)
+        paths.add_post("/-/workers", self._add_worker)
+        paths.add_delete("/-/workers", self._remove_worker)
+
+    async def _list_workers(self, request: web.Request) -> web.Response:
+        del request
+        known = {name: pool.report_workers() for name, pool in self._worker_sets.items()}
+        return json_response(HTTPStatus.OK, {"backends": known})
+
+    async def _add_worker(self, request: web.Request) -> web.Response:
+        wanted = await read_json_body(request, _AddWorkerRequest)
+        pool = self._get_worker_set(wanted.backend)
+        try:
+            worker = WorkerConfig(check_url(wanted.url), wanted.weight, wanted.max_concurrency)
+        except ValueError as error:
+            raise AdminError(HTTPStatus.BAD_REQUEST, f"the URL {error}", "url") from None
+        try:
+            new = pool.add_worker(worker)
+        except ValueError as error:
+            raise AdminError(HTTPStatus.CONFLICT, str(error), "url") from None
+        told = {
+            "backend": wanted.backend,
+            "url": worker.url,
+            "weight": worker.weight,
+            "max_concurrency": worker.max_concurrency,
+        }
+        return json_response(HTTPStatus.CREATED if new else HTTPStatus.OK, told)
+
+    async def _remove_worker(self, request: web.Request) -> web.Response:
+        asked = request.query
+        for name in asked:
+            if name not in ("backend", "url"):
+                raise AdminError(HTTPStatus.BAD_REQUEST, "there is no such parameter", name)
+        for name in ("backend", "url"):
+            if len(asked.getall(name, [])) != 1:
+                raise AdminError(HTTPStatus.BAD_REQUEST, "it must be given, once", name)
+        pool = self._get_worker_set(asked["backend"])
+        try:
+            found = pool.remove_worker(asked["url"])
+        except ValueError as error:
+            raise AdminError(HTTPStatus.CONFLICT, str(error), "url") from None
+        if not found:
+            raise AdminError(HTTPStatus.NOT_FOUND, "the backend has no such worker", "url")
+        return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    def _get_worker_set(self, name: str) -> WorkerSet:
+        if name not in self._worker_sets:
+            known = ", ".join(self._worker_sets) or "none"
+            message = f"there is no such backend with workers; known: {known}"
+            raise AdminError(HTTPStatus.NOT_FOUND, message, "backend")
+        return self._worker_sets[name]
+
+
+# The page's files: they are the same for everybody, and hold nothing of this gateway.
+
+_UI_PATH: Final = "/-/ui/"
+_UI_FILES: Final = resources.files("gateway") / "page"
+_CONTENT_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""Nothing comes from elsewhere, nothing stands in the page itself, and no text becomes markup."""
+
+
+async def redirect_to_ui(request: web.Request) -> web.Response:
+    """Lead to the page."""
+    del request
+    return web.Response(status=HTTPStatus.FOUND, headers={hdrs.LOCATION: _UI_PATH})
+
+
+async def serve_ui_file(request: web.Request) -> web.Response:
+    """Give one of its files."""
+    name = request.match_info["file"] or "index.html"
+    found = {one.name: one for one in _UI_FILES.iterdir()}.get(name)
+    kind = _CONTENT_TYPES.get(name.rpartition(".")[2])
+    if found is None or kind is None:
+        raise AdminError(HTTPStatus.NOT_FOUND, "there is no such path")
+    headers = {
+        hdrs.CONTENT_TYPE: kind,
+        hdrs.CONTENT_SECURITY_POLICY: _CONTENT_SECURITY_POLICY,
+        "Referrer-Policy": "no-referrer",
+    }
+    return web.Response(body=found.read_bytes(), headers=headers)
+
+
+# A listener's own answer, by way of the admin listener: the page need ask nowhere else.
+#
+# The admin's key stays here. A key of the gateway's is given as ``x-api-key``.
+
+_ADMIN_HEADERS: Final = frozenset({"authorization", "cookie", "host", "origin", "referer"})
+"""What is said to the admin listener, and not to the one that is asked."""
+_HOP_BY_HOP_HEADERS: Final = frozenset({"connection", "content-length", "transfer-encoding"})
+
+
+class _PlaygroundRequest:
+    """A ``gateway.pipeline.http.HttpRequest``."""
+
+    headers: Mapping[str, str]
+    head = None
+
+    def __init__(self, raw: web.Request) -> None:
+        path, _, query = raw.raw_path.partition("?")
+        self.method = raw.method
+        self.path = "/" + path.split("/", 4)[4]
+        self.query = query
+        self.headers = {
+            name.lower(): text
+            for name, text in raw.headers.items()
+            if name.lower() not in _ADMIN_HEADERS
+        }
+        self.peer = raw.remote or ""
+        self._raw = raw
+
+    async def body(self, limit: int) -> bytes:
+        body = bytearray()
+        try:
+            while piece := await self._raw.content.readany():
+                body += piece
+                if len(body) > limit:
+                    raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
+        except web.RequestPayloadError:
+            raise MalformedRequest("the body did not arrive whole") from None
+        return bytes(body)
+
+
+class _PlaygroundResponseWriter:
+    """A ``gateway.pipeline.http.ResponseWriter``."""
+
+    needs_drain = True
+
+    def __init__(self, raw: web.Request) -> None:
+        self._raw = raw
+        self._response = web.StreamResponse()
+        self._buffer: list[bytes] = []
+        self.started = False
+        self._finished = False
+
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
+        self.start(status, headers)
+        self.write(body)
+        self.finish()
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        self._response.set_status(status)
+        for name, text in headers:
+            if name.lower() not in _HOP_BY_HOP_HEADERS:
+                self._response.headers[name] = text
+        self._response.headers.update(RESPONSE_HEADERS)
+        self._response.headers[hdrs.CONTENT_SECURITY_POLICY] = "default-src 'none'; sandbox"
+
+    def write(self, data: bytes) -> None:
+        if self._raw.method != hdrs.METH_HEAD:  # it would be the next answer's beginning
+            self._buffer.append(data)
+
+    def finish(self) -> None:
+        self._finished = True
+
+    async def drain(self) -> None:
+        if not self._response.prepared:
+            await self._response.prepare(self._raw)
+        data = b"".join(self._buffer)
+        self._buffer.clear()
+        await self._response.write(data)
+
+    async def close(self) -> web.StreamResponse:
+        """Send what is left. The connection is cut where the answer was not finished."""
+        await self.drain()
+        if self._finished:
+            await self._response.write_eof()
+        elif self._raw.transport is not None:
+            self._raw.transport.abort()
+        return self._response
+
+
+async def serve_playground(overview: StatusService, request: web.Request) -> web.StreamResponse:
+    """Answer as that listener would."""
+    serve = overview.get_listener_handler(int(request.match_info["listener"]))
+    if serve is None:
+        raise AdminError(HTTPStatus.NOT_FOUND, "there is no such listener", "listener")
+    sink = _PlaygroundResponseWriter(request)
+    await serve(_PlaygroundRequest(request), sink)
+    return await sink.close()
+
+
+_METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_HOST_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@/?#\\]+)(?::[0-9]{1,5})?")
+_SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
+
+
+class AdminServer:
+    """The admin listener at ``address`` (``host:port``), for what is ``behind`` it.
+
+    ``sha256`` is that of the key, which a listener beyond this machine must have: ValueError
+    otherwise. On this machine the host that is asked for must be this machine, too, or any page in
+    a browser here could ask by a name that leads here.
+    """
+
+    def __init__(self, address: str, behind: AdminServices, *, sha256: str | None = None) -> None:
+        self._host, self._port = split_address(address)
+        self._is_local = _is_local_host(self._host)
+        if sha256 is None and not self._is_local:
+            raise ValueError(f"the admin listener at {address} is beyond this machine: give a key")
+        self._key_sha256 = sha256.lower() if sha256 is not None else None
+        self._services = behind
+        self._sockets: ListenSockets | None = None
+        self._public_handlers: frozenset[AiohttpHandler] = frozenset(
+            {self._get_live, self._get_ready, redirect_to_ui, serve_ui_file}
+        )
+        self._runner = web.AppRunner(
+            self.build_application(),
+            handle_signals=False,
+            handler_cancellation=True,
+            access_log=None,
+            logger=logging.getLogger("interlingua.http"),
+            auto_decompress=False,
+            shutdown_timeout=1.0,
+        )
+
+    def build_application(self) -> web.Application:
+        """Its paths, and what stands before them."""
+        made = web.Application(
+            middlewares=[error_middleware, self._authorize], client_max_size=MAX_BODY_SIZE
+        )
+        paths, behind = made.router, self._services
+        paths.add_get("/-/live", self._get_live)
+        paths.add_get("/-/ready", self._get_ready)
+        paths.add_get("/metrics", self._get_metrics)
+        WorkerApi(behind.worker_sets).add_routes(paths)
+        if behind.reload_config is not None:
+            paths.add_post("/-/reload", partial(_reload_config, behind.reload_config))
+        if behind.explain_service is not None:
+            paths.add_post("/-/explain", partial(_explain_request, behind.explain_service))
+            paths.add_get("/-/explain/{id:.+}", partial(_get_explanation, behind.explain_service))
+        if behind.status_service is not None:
+            _add_status_routes(paths, behind.status_service)
+        return made
+
+    def set_key(self, sha256: str | None) -> None:
+        """Ask for another key from now on."""
+        self._key_sha256 = sha256.lower() if sha256 is not None else None
+
+    async def listen(self, path: str = "", given: Sequence[socket.socket] = ()) -> str:
+        """Bind; gives the URL, with the port that the system chooses for 0.
+
+        With a ``path`` it is a Unix socket there, of which no URL tells. Sockets that are ``given``
+        listen already, and nothing is bound.
+        """
+        await self._runner.setup()
+        if path:
+            await web.UnixSite(self._runner, path).start()
+            return ""
+        assert self._runner.server is not None  # noqa: S101 - it was set up
+        self._sockets = ListenSockets(self._runner.server)
+        bound = await self._sockets.listen(self._host, self._port, given=given)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{bound}"
+
+    @property
+    def socket_fds(self) -> Sequence[int]:
+        """The descriptors of its listening sockets."""
+        return () if self._sockets is None else self._sockets.fds
+
+    def stop_accepting(self) -> None:
+        """Take no more connections. Those that are there go on."""
+        if self._sockets is not None:
+            self._sockets.stop_accepting()
+
+    async def close(self) -> None:
+        """Take no more requests, and let go of those that run."""
+        if self._sockets is not None:
+            await self._sockets.wait_closed()
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _authorize(self, request: web.Request, handler: AiohttpHandler) -> web.StreamResponse:
+        asked = request.headers.get(hdrs.HOST, "")
+        host = _HOST_HEADER.fullmatch(asked)
+        if self._is_local and not (host and _is_local_host(host[1].strip("[]"))):
+            raise AdminError(HTTPStatus.FORBIDDEN, "ask for this machine: localhost or 127.0.0.1")
+        if request.match_info.handler not in self._public_handlers:
+            self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
+        origin = request.headers.get(hdrs.ORIGIN, "")
+        if origin and request.method not in _SAFE_METHODS and origin.partition("://")[2] != asked:
+            # A page elsewhere may send it without a body: its browser says where it is from.
+            raise AdminError(HTTPStatus.FORBIDDEN, "a page that is from elsewhere can't ask for it")
+        return await handler(request)
+
+    def _check_key(self, given: str) -> None:
+        if self._key_sha256 is None:
+            return
+        scheme, _, key = given.partition(" ")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).hexdigest()
+        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self._key_sha256):
+            message = "give the admin's key as Authorization: Bearer"
+            raise AdminError(HTTPStatus.UNAUTHORIZED, message, **{hdrs.WWW_AUTHENTICATE: "Bearer"})
+
+    async def _get_live(self, request: web.Request) -> web.Response:
+        del request
+        return json_response(HTTPStatus.OK, {"status": "live"})
+
+    async def _get_ready(self, request: web.Request) -> web.Response:
+        del request
+        if (why := self._services.get_unready_reason()) is not None:
+            raise AdminError(HTTPStatus.SERVICE_UNAVAILABLE, why)
+        return json_response(HTTPStatus.OK, {"status": "ready"})
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(
+            body=self._services.render_metrics(), headers={hdrs.CONTENT_TYPE: _METRICS_CONTENT_TYPE}
+        )
+
+
+def _add_status_routes(paths: web.UrlDispatcher, overview: StatusService) -> None:
+    """The paths that tell how the gateway is, and the page that shows it."""
+    paths.add_get("/", redirect_to_ui)
+    paths.add_get("/-/ui", redirect_to_ui)
+    paths.add_get("/-/ui/{file:.*}", serve_ui_file)
+    paths.add_get("/-/config", partial(_get_config, overview))
+    paths.add_get("/-/status", partial(_get_status, overview))
+    paths.add_get("/-/requests", partial(_get_requests, overview))
+    paths.add_post("/-/requests/{id:.+}/cancel", partial(_cancel_request, overview))
+    paths.add_post("/-/drain", partial(_set_draining, overview, on=True))
+    paths.add_delete("/-/drain", partial(_set_draining, overview, on=False))
+    paths.add_route(
+        "*", r"/-/play/{listener:\d{1,4}}/{path:.*}", partial(serve_playground, overview)
+    )
+
+
+async def _get_config(overview: StatusService, request: web.Request) -> web.Response:
+    del request
+    return json_response(HTTPStatus.OK, await overview.get_config())
+
+
+async def _get_status(overview: StatusService, request: web.Request) -> web.Response:
+    del request
+    return json_response(HTTPStatus.OK, overview.get_status())
+
+
+async def _get_requests(overview: StatusService, request: web.Request) -> web.Response:
+    del request
+    return json_response(HTTPStatus.OK, {"requests": overview.list_requests()})
+
+
+async def _cancel_request(overview: StatusService, request: web.Request) -> web.Response:
+    if not (count := overview.cancel_request(request.match_info["id"])):
+        raise AdminError(HTTPStatus.NOT_FOUND, "no request of this id runs", "id")
+    return json_response(HTTPStatus.OK, {"cancelled": count})
+
+
+async def _set_draining(overview: StatusService, request: web.Request, *, on: bool) -> web.Response:
+    del request
+    overview.set_draining(on=on)
+    return json_response(HTTPStatus.OK, {"draining": on})
+
+
+async def _reload_config(
+    reload: Callable[[], Awaitable[ReloadReport]], request: web.Request
+) -> web.Response:
+    del request
+    told = await reload()
+    if not told.issues:
+        return json_response(HTTPStatus.OK, {"hash": told.hash})
+    message = f"{told.filename} is wrong; the configuration stays as it was"
+    wrong = {"message": message, "field": None}
+    given = {"error": wrong, "complaints": told.issues, "hash": told.hash}
+    return json_response(HTTPStatus.UNPROCESSABLE_ENTITY, given)
+
+
+async def _explain_request(explain: SupportsExplain, request: web.Request) -> web.Response:
+    question = await read_json_body(request, ExplainRequest)
+    try:
+        return json_response(HTTPStatus.OK, await explain.explain_request(question))
+    except LookupError as error:
+        raise AdminError(HTTPStatus.BAD_REQUEST, str(error.args[0])) from None
+
+
+async def _get_explanation(explain: SupportsExplain, request: web.Request) -> web.Response:
+    found = explain.find_explanation(request.match_info["id"])
+    if found is None:
+        message = "no request of this id is among the last that were explained"
+        raise AdminError(HTTPStatus.NOT_FOUND, message, "id")
+    return json_response(HTTPStatus.OK, found)
+
+
+def _is_local_host(host: str) -> bool:
+    found = parse_ip(host)
+    return found.is_loopback if found else host.lower() == "localhost"

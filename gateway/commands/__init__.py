@@ -1,1 +1,0 @@
-"""The verbs of the command, one module each."""
