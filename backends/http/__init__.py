@@ -1,7 +1,8 @@
-"""The data path's HTTP/1.1 client: an Upstream over sockets of our own.
+"""The data path's HTTP/1.1 client.
 
-origin       a worker's URL, taken apart once     dialling    a connection to it, in time
-connection   one connection, one answer at a time  client      who keeps connections for whom
+interfaces  WorkerConfig, HttpClient and the reader of a response
+client      a connection pool per worker: keep-alive, connect, request heads
+connection  one connection, one response at a time
 """
 
 from backends.http.client import AsyncioHttpClient

@@ -1,19 +1,19 @@
-"""A pool of workers that speak one dialect.
+"""A pool of remote workers that speak one protocol.
 
-backend    one request: a worker, its answer, and another worker where the first never began
-attempt    one request at one worker: its answer as events
-roster     who may be asked now: the workers, their free places, the queue
-member     one worker, and what is known of it
-probing    asking workers whether they are well
-learning   asking workers about models, where a dialect has to know
-stopping   telling workers to stop what nobody waits for any more
-discovery  whom the pool consists of
-watch      how long a worker may be silent
-errand     a short request of the pool's own
-settings   what a pool may be told
-
-and, pure: policy (which worker), health (whether it may be asked), smooth (its latency), retry and
-budget (whether to ask another).
+pool             choose a worker, run the attempts of a request, retry
+attempt          one request to one worker: timeouts, forwarded headers, events
+workers          the workers, their slots, the queue of waiting requests
+load_balancing   the policies that choose a worker
+circuit_breaker  circuit breaker, outlier ejection, slow start, latency averages
+health_check     active health checks
+retry            which failures are retried, and the retry budget
+worker_metadata  ask workers about their models before the first request
+cancel           tell a worker to stop a request
+side_requests    small requests of the pool itself
+discovery        the list of workers: static, from a file, from the admin API
+dns_discovery    workers from DNS: A, AAAA and SRV records
+settings         the pool's settings
+metrics          the pool's counters
 """
 
 from backends.pool.pool import PoolBackend

@@ -300,7 +300,7 @@ class WorkerApi:
 # The page's files: they are the same for everybody, and hold nothing of this gateway.
 
 _UI_PATH: Final = "/-/ui/"
-_UI_FILES: Final = resources.files("gateway") / "page"
+_UI_FILES: Final = resources.files("gateway.admin") / "static"
 _CONTENT_TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",

@@ -241,7 +241,7 @@ def _choose_built_in(what: str | None) -> tuple[str, Mapping[str, str]]:
 
 def read_built_in_config(name: str) -> tuple[str, str]:
     """The text of a built-in configuration, and what to call it."""
-    file = resources.files("gateway") / "defaults" / f"{name}.yaml"
+    file = resources.files("gateway.cli") / "defaults" / f"{name}.yaml"
     return file.read_text("utf-8"), f"<built-in {name}.yaml>"
 
 

@@ -1,21 +1,19 @@
-"""One YAML file, read strictly: what is wrong with it is told all at once, each with its place.
+"""The configuration: one YAML file, read strictly, all mistakes at once with file:line:column.
 
-complaints   what is wrong, and where           document  text to a bounded tree of nodes
-scalars      the environment, YAML 1.2's types  units     durations, sizes, names, secrets
-addresses    where to listen, workers' URLs     shape     every Struct the file may hold
-pools        those of a pool of workers         section   what a Struct of the file is
-pairs        the keys of a mapping              leaves    scalar nodes to values
-reader       the tree to the Structs            dialects  what the registry says of them
-ground       what the checks stand on           mounts    do the listeners' addresses make sense
-checks       does the rest                      resolve   what the file leaves unsaid
-rules        do the exceptions                  fallbacks do those in a model's stead
-shadows      do those of requests               loading   all of this, in its order
-shown        a configuration as it may be shown  json_schema  what may be written, for editors
-diff         between two configurations         listeners  what identifies them
-state        what several gateways share        entrance  how much is taken in
-traces       where traces and figures go        allowances  how much clients may take
-rates        read and written                   quotas    do those make sense
-validate_backends  files, certificates, packages, protocols: what a check can't tell from the file
+schema              every section of the file as a Struct
+types               scalar types: durations, sizes, rates, shares, secrets, addresses, URLs
+yaml_reader         YAML text to a bounded tree of nodes; environment variables
+decoder             the tree to the Structs
+errors              ConfigError, positions, suggestions
+loader              read, decode, validate, fill in defaults
+validate            cross references: listeners, models, splits, routes, fallbacks, keys, limits
+validate_backends   checks that need the machine: files, TLS, installed packages, protocols
+validation_context  what every check needs: positions and the registry
+registry            the registered protocols: profiles and options
+jsonschema          the JSON Schema of the file, for editors
+diff                what changed between two configurations
+listeners           the identity of a listener across reloads
+file_watch          watch the configuration file, also on Kubernetes volumes
 """
 
 from gateway.config.diff import ConfigDiff, diff_configs

@@ -1,19 +1,13 @@
-"""What the gateway does in a backend's stead, for every backend alike.
+"""What the gateway does for a backend that cannot.
 
-planning    which losses it makes up for
-affixes     the prompt before an answer, the suffix behind it
-stops       stop strings
-fanout      several choices, prompts or inputs, by several requests
-counting    usage, where the backend tells none
-asking      all of this around a backend's answer: the only part that waits for anything
+planner       which unsupported parameters the gateway makes up for
+prompt_echo   echo the prompt before the response, the suffix behind it
+stop_strings  stop strings
+fan_out       several choices, prompts or inputs as several requests
+usage         count tokens where the backend reports none
+execute       run the plan around a backend's events
 
-    plan = planned(request, backend.losses(request, names))
-    async with aclosing(answer(backend, request, context, plan)) as batches:
-        ...
-
-``gathered`` gives all of an answer in one piece.
-
-What a model is to write is never mended: JSON that is none stays as it came.
+The text that a model writes is never repaired: invalid JSON stays as it came.
 """
 
 from gateway.emulation.execute import collect_emulated, count_parts, stream_emulated

@@ -514,7 +514,7 @@ STORE_RETRY_DELAY: Final = 4.0
 """Seconds for which none is made after one that failed, at most; at least half as long."""
 MAX_LEASES_PER_CALL: Final = 50
 """The counters of one call: until it is made and read, this process does nothing else."""
-_SCRIPT: Final = Path(__file__).with_name("lend.lua").read_text("utf-8")
+_SCRIPT: Final = Path(__file__).with_name("redis_leases.lua").read_text("utf-8")
 _SCRIPT_SHA1: Final = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _MAX_ERROR_TEXT: Final = 200
 

@@ -1,12 +1,14 @@
-"""The vocabulary: what dialects, backends and the router share. No I/O; stdlib and msgspec only.
+"""The internal model that protocols, backends and the router share. No I/O; stdlib and msgspec only.
 
-types       the one internal request (request) and the events that answer it (events)
-errors      the one tree of everything that can go wrong
-loss        what a translation could not carry, and how that is found out
-ports       what a dialect and a backend must offer
-catalog     what the gateway serves, as a dialect's listing endpoints see it
-context     what belongs to one exchange and not to the client's request: its id, its deadline
-aggregate   events to one whole answer
-sse         server-sent events, bytes in and bytes out
-histogram   how measured values lie
+request       the one internal request
+events        the events that answer it
+errors        everything that can go wrong
+loss          unsupported parameters of a translation, and how they are found
+aggregate     events to one unary response
+sse           server-sent events, parsed and written
+stop_strings  the filter for stop strings
+catalog       the models as listing endpoints see them
+restricted    an adapter without parameters that workers do not support
+interfaces    ClientAdapter, UpstreamAdapter and their optional capabilities
+types         the names of request and events in one place
 """

@@ -1,22 +1,18 @@
-"""Triton Inference Server's HTTP protocol: generate both ways, and infer towards clients.
+"""Triton Inference Server's HTTP protocol: generate both ways, infer towards clients.
 
-dialect       the paths, and the class that is registered
-vocabulary    what the models of each profile take and tell: the tables
-generate      reading a body of generate       infer         reading a body of infer
-tensors       inputs held against the model    binary        inputs and outputs as raw bytes
-meaning       inputs to the internal request   guided        output formats
-answer        writing generate                 infer_answer  writing infer
-measures      what is told beside the text     wire          how the original prints
-models        the endpoints that inform        refusal       errors
-document      JSON in order                    careful       JSON as the original's parser takes it
-faults        the original's sentences
-
-Towards workers:
-worker        requests, and what they can't carry
-plan          a request held against a model    learning      what a model's configuration tells
-decoder       reading streams and answers       incoming      what one object of an answer holds
-failures      what a worker's error means
-relay         a client's own bytes for a worker    passage   and the worker's own bytes back
+endpoints     what clients call: routes, and the adapter
+metadata      repository, metadata and statistics endpoints
+params        profiles: inputs, outputs and parameters of each model family; error texts
+requests      bodies of generate and infer to the internal request
+tensors       tensors checked against the model; binary tensors; number formats
+rapidjson     JSON as Triton's own parser reads it
+responses     events to generate and infer responses
+errors        our errors to Triton's bodies; worker errors to ours
+upstream      the internal request to a worker's request; unsupported parameters
+model_config  a worker's model: its tensors and parameters
+passthrough   requests and responses forwarded unchanged
+decoder       worker responses to events
+openapi       schemas of requests and responses
 """
 
 from protocols.triton.endpoints import Triton

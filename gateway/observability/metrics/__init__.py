@@ -1,12 +1,13 @@
-"""What all exchanges come to, counted for Prometheus. Labels are configured names only.
+"""The collectors behind /metrics. Labels are configured names only.
 
-exchanges   what each came to, by model, version and split
-workers     what a pool of workers does for them
-running     those that are not over
-process     the process that serves them, and processes of several
-vllm        the same figures by the names that vLLM has for them
+definition   name, type, labels and help of a metric
+catalog      all metric definitions, for the reference page and for several processes
+requests     finished and running requests, by model, version and traffic split
+upstream     pools and their workers
+system       process, reloads, rate limits, shadow traffic, local engines, dropped records
+vllm_compat  the same numbers under vLLM's metric names
 
-Nothing here is asked for an answer's pieces: an exchange is counted once, at its end.
+A request is counted once, at its end.
 """
 
 from gateway.observability.metrics.requests import MetricsCollector

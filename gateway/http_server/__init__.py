@@ -1,0 +1,10 @@
+"""The HTTP/1.1 server in front of clients.
+
+listener          one listening address over asyncio sockets: limits, drain, close
+sockets           listening sockets and their TLS certificates, which a reload can replace
+connection        one client connection: states, timeouts, pipelining
+parser            bytes to requests (httptools)
+response          responses to bytes: heads, chunked bodies, write batches
+aiohttp_listener  the same interface over aiohttp's low-level server
+openapi           the OpenAPI document of a listener
+"""

@@ -1,0 +1,14 @@
+"""What is recorded of requests: metrics, access log, usage rows, traces.
+
+record             the record of one request
+stats              counters and histograms per model, version and traffic split
+access_log         one JSON line per request; repeated messages are rate limited
+background_writer  a thread with a bounded queue: no response waits for a write
+usage              usage rows in SQLite, and their totals
+usage_postgres     the same in PostgreSQL
+tracing            OpenTelemetry spans: sampling, attributes, export
+otel_metrics       the gen_ai.* metrics for OpenTelemetry
+semconv            names of the semantic conventions, per version
+prometheus_text    the Prometheus text format, read
+metrics/           the collectors behind /metrics
+"""

@@ -1,0 +1,15 @@
+"""What the protocols with OpenAI-like chat requests share.
+
+params           parameter tables, and readers of JSON fields with their error texts
+messages         messages and content parts, read and written
+tools            tools, tool_choice, functions
+response_format  guided decoding and structured output fields
+requests         client JSON to the internal request
+responses        events to JSON and SSE
+embeddings       embedding responses, both ways
+decoder          worker responses to events
+errors           error bodies for clients; error bodies of workers
+upstream         requests to workers, worker profiles, unsupported parameters
+passthrough      requests and responses forwarded unchanged between equal protocols
+openapi          schemas of requests and responses
+"""
