@@ -40,7 +40,7 @@ class ChatTemplate:
         self._base_context = {**self._template.globals, **self._special_tokens}
 
     def render_prompt(self, request: GenerationRequest) -> str:
-        """See ``gateway.core.ports.PromptRenderer``."""
+        """See ``protocols.core.interfaces.PromptRenderer``."""
         how = request.templating
         messages = [_convert_message(one) for one in request.messages]
         going_on = bool(how.continue_final)

@@ -43,22 +43,22 @@ def build_properties(table: Iterable[Param]) -> dict[str, Schema]:
 def build_param_schema(param: Param) -> Schema:
     """What one row takes."""
     found = _TYPE_SCHEMAS[param.type](param)
-    if param.off:
-        found = {"anyOf": [found, {"enum": list(param.off)}]}
-    if param.null:
+    if param.disabled_values:
+        found = {"anyOf": [found, {"enum": list(param.disabled_values)}]}
+    if param.nullable:
         found = nullable(found)
     if param.default is not None:
         found["default"] = param.default
-    if param.note:
-        found["description"] = param.note
+    if param.description:
+        found["description"] = param.description
     return found
 
 
 def _build_number(kind: str) -> Callable[[Param], Schema]:
     def of(param: Param) -> Schema:
-        low = "exclusiveMinimum" if param.above_low else "minimum"
-        high = "exclusiveMaximum" if param.below_high else "maximum"
-        limits = {low: param.low, high: param.high}
+        low = "exclusiveMinimum" if param.exclusive_minimum else "minimum"
+        high = "exclusiveMaximum" if param.exclusive_maximum else "maximum"
+        limits = {low: param.minimum, high: param.maximum}
         return {"type": kind, **{k: limit for k, limit in limits.items() if limit is not None}}
 
     return of

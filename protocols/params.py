@@ -29,8 +29,8 @@ _NUMBER_TYPES = (int, float)
 class Param(Struct, frozen=True, kw_only=True):
     """One parameter. ``field`` is its path in the internal request, such as ``sampling.top_k``.
 
-    The range is ``low`` to ``high``, without ``low`` itself where ``above_low`` is set and without
-    ``high`` where ``below_high`` is. A value in ``off`` means that the feature is not used.
+    The range is ``minimum`` to ``maximum``, without ``minimum`` itself where ``exclusive_minimum`` is set and without
+    ``maximum`` where ``exclusive_maximum`` is. A value in ``disabled_values`` means that the feature is not used.
     ``default`` is what the dialect promises to a client that says nothing: it is documentation, and
     is materialised only where a target would do otherwise.
     """
@@ -38,20 +38,20 @@ class Param(Struct, frozen=True, kw_only=True):
     wire: str
     field: str
     type: ParamType
-    low: float | None = None
-    high: float | None = None
-    above_low: bool = False
-    below_high: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    exclusive_minimum: bool = False
+    exclusive_maximum: bool = False
     choices: tuple[str, ...] = ()
-    off: tuple[float, ...] = ()
+    disabled_values: tuple[float, ...] = ()
     min_items: int = 0
     max_items: int | None = None
-    null: bool = True
+    nullable: bool = True
     """Whether ``null`` is taken, as if the field were absent."""
     default: Any = None
-    reason: LossReason | None = None
+    loss_reason: LossReason | None = None
     """Set on a worker's row where it carries the field only in part."""
-    note: str = ""
+    description: str = ""
 
 
 @runtime_checkable
@@ -122,10 +122,10 @@ def select_by_field(table: ParamTable, said: Iterable[str]) -> Sequence[Param]:
 class ParsedParams(dict[str, Any]):
     """What was read: values by path, and the wire names that the client gave."""
 
-    __slots__ = ("given",)
+    __slots__ = ("provided_fields",)
 
     def __init__(self) -> None:
-        self.given: set[str] = set()
+        self.provided_fields: set[str] = set()
 
     def get_section(self, name: str) -> dict[str, Any]:
         """The values of one section."""
@@ -134,7 +134,7 @@ class ParsedParams(dict[str, Any]):
 
     def build_request_arguments(self) -> dict[str, Any]:
         """Keyword arguments for a request: its own fields, and a struct for each section set."""
-        own: dict[str, Any] = {"given": frozenset(self.given)}
+        own: dict[str, Any] = {"provided_fields": frozenset(self.provided_fields)}
         sections: dict[str, dict[str, Any]] = {}
         for path, what in self.items():
             if path in _SECTION_FIELDS:
@@ -176,11 +176,11 @@ def read_param(param: Param, raw: Raw, into: ParsedParams, *, at: str = "") -> N
 
 def store_param(param: Param, got: Any, into: ParsedParams, *, at: str = "") -> None:
     """Read one parameter from its JSON value. Raises InvalidParameter; see ``read``."""
-    if got is None and param.null:
+    if got is None and param.nullable:
         return
     got = check_param(param, got, at=at)
-    into.given.add(param.wire)
-    if got not in param.off or isinstance(got, bool):
+    into.provided_fields.add(param.wire)
+    if got not in param.disabled_values or isinstance(got, bool):
         into[param.field] = got
 
 
@@ -204,14 +204,14 @@ def check_param(param: Param, got: Any, *, at: str = "") -> Any:
 
 
 def _check_range(param: Param, got: float, at: str) -> None:
-    if got in param.off:
+    if got in param.disabled_values:
         return
-    low, high = param.low, param.high
-    if low is not None and (got < low or (param.above_low and got == low)):
-        than = "greater than" if param.above_low else "at least"
+    low, high = param.minimum, param.maximum
+    if low is not None and (got < low or (param.exclusive_minimum and got == low)):
+        than = "greater than" if param.exclusive_minimum else "at least"
         raise _build_error(param, "below", got, f"must be {than} {low:g}", at)
-    if high is not None and (got > high or (param.below_high and got == high)):
-        than = "less than" if param.below_high else "at most"
+    if high is not None and (got > high or (param.exclusive_maximum and got == high)):
+        than = "less than" if param.exclusive_maximum else "at most"
         raise _build_error(param, "above", got, f"must be {than} {high:g}", at)
 
 
@@ -293,9 +293,9 @@ def write_params(table: ParamTable, said: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``table`` for what is ``said`` in a request, clamped to the rows' ranges."""
     written = {}
     for row in select_by_field(table, said):
-        if row.reason == "dropped":
+        if row.loss_reason == "dropped":
             continue
-        got, low, high = said[row.field], row.low, row.high
+        got, low, high = said[row.field], row.minimum, row.maximum
         if (
             (low is not None and got < low)
             or (high is not None and got > high)
@@ -310,17 +310,17 @@ def clamp_value(row: Param, got: Any) -> Any:
     """The value as it is written, within the row's range."""
     kind = type(got)
     if kind in _NUMBER_TYPES:
-        if row.low is not None and got < row.low:
-            return kind(row.low)
-        if row.high is not None and got > row.high:
-            return kind(row.high)
+        if row.minimum is not None and got < row.minimum:
+            return kind(row.minimum)
+        if row.maximum is not None and got > row.maximum:
+            return kind(row.maximum)
         return got
     return list(got) if kind is tuple else got
 
 
 def build_parameter_support(table: Iterable[Param]) -> dict[str, ParameterSupport]:
     """What a worker with this table takes, for ``protocols.core.loss.find_unsupported_parameters``."""
-    return {p.field: ParameterSupport(p.wire, p.low, p.high, p.reason) for p in table}
+    return {p.field: ParameterSupport(p.wire, p.minimum, p.maximum, p.loss_reason) for p in table}
 
 
 def map_field_names(table: Iterable[Param]) -> dict[str, str]:

@@ -10,4 +10,4 @@ from protocols.core.request import Request
 def wishes(request: Request) -> Mapping[str, Any]:
     """All that a worker that carries nothing would lose, by path."""
     lost = find_unsupported_parameters(request, {}, {}, extra=True)
-    return {one.path: request.said[one.path] for one in lost}
+    return {one.path: request.set_fields[one.path] for one in lost}

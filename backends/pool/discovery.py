@@ -12,7 +12,6 @@ from msgspec import Struct, field
 
 from backends.aio import BackgroundCall
 from backends.http.interfaces import WorkerConfig
-from backends.pool.dns_discovery import DnsSettings, DnsSource, WorkerTemplate
 
 # What tells of workers, and how it fails.
 
@@ -305,13 +304,3 @@ class FileSource:
 # nameserver  asks nameservers
 # file        a file that lists them
 # merging     all of it, and the admin's word, made one set
-
-__all__ = [
-    "DiscoveryError",
-    "DnsSettings",
-    "DnsSource",
-    "FileSource",
-    "WorkerDiscovery",
-    "WorkerSource",
-    "WorkerTemplate",
-]

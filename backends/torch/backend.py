@@ -378,7 +378,7 @@ class _ResponseStream:
         self._context = context
         self._events_queue = inbox
         self._running_usage = (
-            isinstance(request, GenerationRequest) and request.want.usage == "each"
+            isinstance(request, GenerationRequest) and request.response_options.usage == "each"
         )
         self._at_end_only = isinstance(request, GenerationRequest) and ipc.returns_best_only(
             request

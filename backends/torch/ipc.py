@@ -526,7 +526,9 @@ _FORMAT_PARAMS: Final = ("response_format", "structured_outputs", "guided_json",
 
 def build_output_format(request: GenerationRequest) -> OutputFormat | None:
     """The form of the answer."""
-    param = next((name for name in _FORMAT_PARAMS if name in request.given), _FORMAT_PARAMS[0])
+    param = next(
+        (name for name in _FORMAT_PARAMS if name in request.provided_fields), _FORMAT_PARAMS[0]
+    )
     match request.output:
         case None:
             return None
@@ -701,7 +703,7 @@ def build_generate_command(
         max(n, request.best_of or n),
         None if logprobs is None else logprobs.top,
         None if logprobs is None else _get_prompt_logprobs(request),
-        request.want.token_ids,
+        request.response_options.token_ids,
         bool(request.echo) and bool(request.prompts),
         128 if request.priority is None else request.priority,
         timeout,

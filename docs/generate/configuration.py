@@ -60,7 +60,7 @@ def _inner(kind: Any) -> list[Any]:
 def _struct(kind: types.StructType) -> str:
     cls: Any = kind.cls
     lines = [f"## {cls.__name__}", "", prose(cls), ""]
-    if short := getattr(cls, "short", None):
+    if short := getattr(cls, "shorthand_field", None):
         lines += [f"A lone value is its `{short}`.", ""]
     rows = list(_rows(kind))
     return "\n".join([*lines, table(("field", "type", "default"), rows)])
@@ -74,8 +74,8 @@ def _rows(kind: types.StructType) -> Iterator[tuple[str, str, str]]:
         yield code(kind.tag_field), code(kind.tag), default
     for field in kind.fields:
         name, inner = code(field.encode_name), field.type
-        if field.name == getattr(cls, "rest", None):
-            keys = getattr(cls, "rest_keys", None)
+        if field.name == getattr(cls, "extra_field", None):
+            keys = getattr(cls, "extra_keys", None)
             name = "any other" if keys is None else ", ".join(map(code, sorted(keys)))
             inner = _inner(inner)[0]
         yield name, _type(inner), _default(field)

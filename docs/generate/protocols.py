@@ -131,28 +131,28 @@ def parameter_row(param: Param) -> tuple[str, ...]:
         param.type,
         "; ".join(_limits(param)),
         "" if param.default is None else code(_value(param.default)),
-        "absent" if param.null else "refused",
-        param.note,
+        "absent" if param.nullable else "refused",
+        param.description,
     )
 
 
 def _limits(param: Param) -> Iterator[str]:
-    low = None if param.low is None else number(param.low)
-    high = None if param.high is None else number(param.high)
+    low = None if param.minimum is None else number(param.minimum)
+    high = None if param.maximum is None else number(param.maximum)
     match low, high:
         case None, None:
             pass
         case _, None:
-            yield f"{'above' if param.above_low else 'from'} {low}"
+            yield f"{'above' if param.exclusive_minimum else 'from'} {low}"
         case None, _:
-            yield f"{'below' if param.below_high else 'up to'} {high}"
+            yield f"{'below' if param.exclusive_maximum else 'up to'} {high}"
         case _:
-            start = "above" if param.above_low else "from"
-            yield f"{start} {low} {'to below' if param.below_high else 'to'} {high}"
+            start = "above" if param.exclusive_minimum else "from"
+            yield f"{start} {low} {'to below' if param.exclusive_maximum else 'to'} {high}"
     if param.choices:
         yield "one of " + ", ".join(map(code, param.choices))
-    if param.off:
-        yield " and ".join(map(number, param.off)) + " for off"
+    if param.disabled_values:
+        yield " and ".join(map(number, param.disabled_values)) + " for off"
     if param.min_items:
         yield f"at least {param.min_items} items"
     if param.max_items is not None:
@@ -187,7 +187,7 @@ _SECTIONS: Final[Mapping[str, type[Struct]]] = {
 _EXCLUDED: Final = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "given", "client_id", "labels",
      "extra", "source", "timeout", "encoding", "tools", "tool_choice", "legacy_functions", "output",
-     "templating.mode", "want.usage", "want.details", "want.timing", *_SECTIONS}
+     "templating.mode", "response_options.usage", "response_options.details", "response_options.timing", *_SECTIONS}
 )  # fmt: skip
 """Fields that concern no worker, and those that have samples below."""
 _EMULATED: Final = "by the gateway"

@@ -1,4 +1,4 @@
-"""The command ``interlingua``: its verbs are in ``gateway.commands``."""
+"""The command ``interlingua``: its verbs are in ``gateway.cli``."""
 
 import click
 

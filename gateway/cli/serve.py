@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class ServerProcess(Struct, frozen=True):
-    """What it begins with: see ``gateway.commands.serve.run_gateway``."""
+    """What it begins with: see ``gateway.cli.serve.run_gateway``."""
 
     initial_config: LoadedConfig
     load_config: LoadConfig
@@ -261,7 +261,7 @@ def run_gateway(
 
     ``source`` reads it anew when asked to, or when the file ``watched`` changes. With ``warmed``
     no port is opened before every backend is at its best, and none if one never will be.
-    ``handover``: see ``gateway.handover``.
+    ``handover``: see ``gateway.runtime.handover``.
     """
     raise_fd_limit()
     told = first.config.observe.access_log

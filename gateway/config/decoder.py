@@ -354,7 +354,7 @@ class ConfigDecoder:
     # --- structs ---------------------------------------------------------------------------------
 
     def _decode_struct(self, node: yaml.Node, kind: types.StructType, path: ConfigPath) -> Any:
-        short = getattr(kind.cls, "short", None)
+        short = getattr(kind.cls, "shorthand_field", None)
         if short and isinstance(node, yaml.ScalarNode) and not is_null_node(node):
             self.locations[*path, short] = self.locations[path]
             field = next(one for one in kind.fields if one.name == short)
@@ -392,7 +392,7 @@ class ConfigDecoder:
         path: ConfigPath,
         others: StructTypes = (),
     ) -> Any:
-        rest = getattr(kind.cls, "rest", None)
+        rest = getattr(kind.cls, "extra_field", None)
         fields = {one.name: one for one in kind.fields if one.name != rest}
         given: dict[str, Any] = {}
         more: dict[str, Any] = {}
@@ -401,7 +401,7 @@ class ConfigDecoder:
             steps = (*path, key)
             if key in fields:
                 given[key] = self._decode_at(value, fields[key].type, steps, key_node)
-            elif rest and key in (getattr(kind.cls, "rest_keys", None) or {key}):
+            elif rest and key in (getattr(kind.cls, "extra_keys", None) or {key}):
                 more[key] = self._decode_at(value, _get_extra_type(kind), steps, key_node)
             elif key in getattr(kind.cls, "former_files", ()):
                 self.locations[steps] = SourceLocation(
@@ -427,9 +427,9 @@ class ConfigDecoder:
 
 def list_keys(kind: types.StructType) -> list[str]:
     """What may stand in a Struct's mapping."""
-    rest = getattr(kind.cls, "rest", None)
+    rest = getattr(kind.cls, "extra_field", None)
     names = [one.name for one in kind.fields if one.name != rest]
-    return [*names, *sorted(getattr(kind.cls, "rest_keys", ()))]
+    return [*names, *sorted(getattr(kind.cls, "extra_keys", ()))]
 
 
 def _get_scalar_type(kind: types.Metadata) -> Any:
@@ -437,7 +437,7 @@ def _get_scalar_type(kind: types.Metadata) -> Any:
 
 
 def _get_extra_type(kind: types.StructType) -> types.Type:
-    rest = getattr(kind.cls, "rest", None)
+    rest = getattr(kind.cls, "extra_field", None)
     field = next(one.type for one in kind.fields if one.name == rest)
     return field.value_type if isinstance(field, types.DictType) else field
 

@@ -74,9 +74,9 @@ def _collect_structs(kind: Any) -> list[types.StructType]:
 def _describe_input_forms(part: dict[str, Any], kind: types.StructType) -> dict[str, Any]:
     """A Struct as it may be written: with a short form, with keys that are no field's."""
     properties = part["properties"]
-    if rest := getattr(kind.cls, "rest", None):
+    if rest := getattr(kind.cls, "extra_field", None):
         values = properties.pop(rest)["additionalProperties"]
-        names = getattr(kind.cls, "rest_keys", None)
+        names = getattr(kind.cls, "extra_keys", None)
         if names is None:
             part["additionalProperties"] = values
         else:
@@ -84,7 +84,7 @@ def _describe_input_forms(part: dict[str, Any], kind: types.StructType) -> dict[
     if implied := getattr(kind.cls, "implied_by", None):
         part["required"] = [one for one in part["required"] if one != kind.tag_field]
         part["required"] = sorted({*part["required"], implied})
-    if short := getattr(kind.cls, "short", None):
+    if short := getattr(kind.cls, "shorthand_field", None):
         return {"anyOf": [properties[short], part]}
     return part
 

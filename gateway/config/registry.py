@@ -41,7 +41,7 @@ class ProtocolRegistry:
 
     def serves_clients(self, name: str) -> bool:
         """Whether a listener may have it."""
-        return hasattr(self.load_adapter_class(name), "peek")
+        return hasattr(self.load_adapter_class(name), "read_routing_info")
 
     def accepts_param(self, name: str, parameter: str) -> bool:
         """Whether its class takes a parameter."""

@@ -107,7 +107,7 @@ class WorkerSourceConfig(ConfigSection, frozen=True):
     They are looked for again ``every`` so often, and the last that were found are kept.
     """
 
-    short: ClassVar[str] = "url"
+    shorthand_field: ClassVar[str] = "url"
 
     url: WorkerUrl | None = None
     dns: HostPort | None = None
@@ -166,7 +166,7 @@ class CircuitBreakerConfig(ConfigSection, frozen=True):
     open: Timeout = 15.0
 
 
-class PoolConfig(BackendConfigBase, frozen=True, tag=str.lower):
+class PoolConfig(BackendConfigBase, frozen=True, tag="pool"):
     """Workers that speak one dialect. ``timeouts`` and ``retries`` left out are the defaults'.
 
     ``max_concurrency`` holds for each worker that does not say its own, ``total_concurrency`` for
@@ -323,7 +323,7 @@ class TracingConfig(ConfigSection, frozen=True):
     sampled. At most ``buffer`` exchanges wait to be sent; what comes beyond is counted.
     """
 
-    short: ClassVar[str] = "otlp"
+    shorthand_field: ClassVar[str] = "otlp"
 
     otlp: CollectorUrl
     sample: Share = 0.05
@@ -340,7 +340,7 @@ class OtlpMetricsConfig(ConfigSection, frozen=True):
     ``otlp`` is the collector's base URL, without ``/v1/metrics``.
     """
 
-    short: ClassVar[str] = "otlp"
+    shorthand_field: ClassVar[str] = "otlp"
 
     otlp: CollectorUrl
     every: Timeout = 60.0
@@ -376,8 +376,8 @@ class TlsConfig(ConfigSection, frozen=True):
 class ListenerProtocolConfig(ConfigSection, frozen=True):
     """A dialect as a listener has it. Its own settings stand beside ``name``."""
 
-    short: ClassVar[str] = "name"
-    rest: ClassVar[str] = "options"
+    shorthand_field: ClassVar[str] = "name"
+    extra_field: ClassVar[str] = "options"
 
     name: NonEmptyStr
     profile: NonEmptyStr | None = None
@@ -447,7 +447,7 @@ class EchoFailureConfig(ConfigSection, frozen=True):
     retry_after: Duration = 2.0
 
 
-class EchoConfig(BackendConfigBase, frozen=True, tag=str.lower):
+class EchoConfig(BackendConfigBase, frozen=True, tag="echo"):
     """Answers without a model: the pieces of ``script``, or what it was told."""
 
     script: tuple[str, ...] = ()
@@ -471,7 +471,7 @@ class WatermarkConfig(ConfigSection, frozen=True):
     """How many tokens choose the next one's list; with lefthash it is always the last."""
 
 
-class TorchConfig(BackendConfigBase, frozen=True, tag=str.lower):
+class TorchConfig(BackendConfigBase, frozen=True, tag="torch"):
     """A local model.
 
     ``task`` is what it is for, where its files would say something else. ``matryoshka`` are the
@@ -574,8 +574,8 @@ class ModelConfig(ConfigSection, frozen=True):
     What only one dialect asks of a model stands under that dialect's name.
     """
 
-    rest: ClassVar[str] = "options"
-    rest_keys: ClassVar[frozenset[str]] = frozenset(DIALECTS)
+    extra_field: ClassVar[str] = "options"
+    extra_keys: ClassVar[frozenset[str]] = frozenset(DIALECTS)
 
     aliases: tuple[ModelAlias, ...] = ()
     backend: NonEmptyStr | None = None
@@ -674,7 +674,7 @@ class UsageConfig(ConfigSection, frozen=True):
     postgresql://USER@HOST/DATABASE. Older rows than ``keep`` are removed.
     """
 
-    short: ClassVar[str] = "sqlite"
+    shorthand_field: ClassVar[str] = "sqlite"
 
     sqlite: OutputPath | None = None
     postgres: Secret | None = None

@@ -189,7 +189,7 @@ def _stream_part(
 
 
 def _build_fan_in(spread: FanOut, request: Request) -> FanIn:
-    running = isinstance(request, GenerationRequest) and request.want.usage == "each"
+    running = isinstance(request, GenerationRequest) and request.response_options.usage == "each"
     return FanIn(spread, running=running)
 
 

@@ -45,7 +45,7 @@ _OMITTED_HEADERS: Final = frozenset({EXPLAIN_HEADER, "x-request-id"})
 
 
 class _DryRequest(Struct):
-    """A ``gateway.seam.HttpRequest``."""
+    """A ``gateway.pipeline.http.HttpRequest``."""
 
     method: str
     path: str
@@ -62,7 +62,7 @@ class _DryRequest(Struct):
 
 
 class _DryRunSink:
-    """A ``gateway.seam.ResponseWriter`` whose answer nobody gets."""
+    """A ``gateway.pipeline.http.ResponseWriter`` whose answer nobody gets."""
 
     needs_drain = False
 

@@ -21,7 +21,7 @@ AiohttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class _AiohttpRequest:
-    """A gateway.seam.HttpRequest."""
+    """A gateway.pipeline.http.HttpRequest."""
 
     head = None
     __slots__ = ("_raw", "headers", "method", "path", "peer", "query")
@@ -57,7 +57,7 @@ def _build_too_large(limit: int) -> RequestTooLarge:
 
 
 class _AiohttpResponseWriter:
-    """A gateway.seam.ResponseWriter. Nothing is sent before ``drain``, so a short answer is one write."""
+    """A gateway.pipeline.http.ResponseWriter. Nothing is sent before ``drain``, so a short answer is one write."""
 
     needs_drain = True
     _is_stream = False
@@ -170,7 +170,7 @@ def _get_peer_address(transport: asyncio.BaseTransport | None) -> Any:
 
 
 class AiohttpListener:
-    """A ``gateway.front.Listener`` on aiohttp. It has no time for a head or a body."""
+    """A ``gateway.http_server.listener.Listener`` on aiohttp. It has no time for a head or a body."""
 
     def __init__(self, serve: HandleRequest, limits: ConnectionLimits) -> None:
         self.handle_request = serve
@@ -186,7 +186,7 @@ class AiohttpListener:
         )
         self._sockets = ListenSockets(self._server)
         self.malformed_by_status: Mapping[int, int] = {}
-        """See ``gateway.front.Listener``: the library does not tell."""
+        """See ``gateway.http_server.listener.Listener``: the library does not tell."""
         self._active_requests = 0
         self._idle_event = asyncio.Event()
         self._idle_event.set()
@@ -208,7 +208,7 @@ class AiohttpListener:
         reuse_port: bool = False,
         given: Sequence[socket.socket] = (),
     ) -> int:
-        """See ``gateway.front.Listener``."""
+        """See ``gateway.http_server.listener.Listener``."""
         return await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
 
     @property

@@ -11,7 +11,7 @@ from backends.aio import WriteBatcher
 from gateway.http_server.connection import ClientConnection, ConnectionLimits, HandleRequest
 from gateway.http_server.sockets import ListenSockets
 
-# What turns sockets into requests and sinks (``gateway.seam``). One line per front.
+# What turns sockets into requests and sinks (``gateway.pipeline.http``). One line per front.
 
 LISTENER_CLASSES: Final[Mapping[str, str]] = {
     "native": "gateway.http_server.listener:NativeListener",
@@ -75,7 +75,7 @@ class Listener(Protocol):
 
 
 class NativeListener:
-    """A ``gateway.front.Listener`` of our own.
+    """A ``gateway.http_server.listener.Listener`` of our own.
 
     Where all connections are taken, the one that has waited longest for a request makes room for
     a new one. Past an address's own number a connection is closed at once.
@@ -94,7 +94,7 @@ class NativeListener:
         """Those that wait for a request; who has waited longest stands first."""
         self._sockets = ListenSockets(lambda: ClientConnection(self, asyncio.get_running_loop()))
         self.malformed_by_status = Counter[int]()
-        """See ``gateway.front.Listener``."""
+        """See ``gateway.http_server.listener.Listener``."""
         self._active_requests = 0
         self._idle_event: asyncio.Event | None = None
         """That nothing is served, once somebody waits for it."""
@@ -120,7 +120,7 @@ class NativeListener:
         reuse_port: bool = False,
         given: Sequence[socket.socket] = (),
     ) -> int:
-        """See ``gateway.front.Listener``."""
+        """See ``gateway.http_server.listener.Listener``."""
         loop = asyncio.get_running_loop()
         self.loop_time = loop.time()
         bound = await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
@@ -167,7 +167,7 @@ class NativeListener:
             await self._all_closed.wait()
         await self._wait_idle()
 
-    # --- see gateway.front.connection.ConnectionOwner -----------------------------------------------------
+    # --- see gateway.http_server.connection.ConnectionOwner -----------------------------------------------------
 
     def on_connection_open(self, connection: ClientConnection) -> bool:
         """See Owner."""

@@ -16,7 +16,7 @@ MAX_UNREAD_BODY: Final = 64 << 10
 
 
 class IncomingRequest(Struct, eq=False):
-    """A gateway.seam.HttpRequest. ``_go_on`` lets more of the body come."""
+    """A gateway.pipeline.http.HttpRequest. ``_go_on`` lets more of the body come."""
 
     _loop: asyncio.AbstractEventLoop
     _resume_body: Callable[[], None]
@@ -46,7 +46,7 @@ class IncomingRequest(Struct, eq=False):
         return self.body_size > (MAX_UNREAD_BODY if self._limit is None else self._limit)
 
     async def body(self, limit: int) -> bytes:
-        """See ``gateway.seam.HttpRequest``. Raises Malformed for one that did not arrive whole."""
+        """See ``gateway.pipeline.http.HttpRequest``. Raises Malformed for one that did not arrive whole."""
         self._limit = limit
         if not self.is_complete:
             await self._wait_for_body(limit)

@@ -107,7 +107,7 @@ class ResponseOwner(Protocol):
 
 
 class Http1ResponseWriter(Struct, eq=False):
-    """A gateway.seam.ResponseWriter over a transport.
+    """A gateway.pipeline.http.ResponseWriter over a transport.
 
     Of an answer in pieces, what is written before the first ``drain`` is sent with the head; with
     the end too, where that comes first. After it each ``write`` is sent as it comes.
@@ -123,7 +123,7 @@ class Http1ResponseWriter(Struct, eq=False):
     closes_connection: bool = False
     """The connection ends with this answer: told with its head."""
     needs_drain: bool = True
-    """See ``gateway.seam.ResponseWriter``."""
+    """See ``gateway.pipeline.http.ResponseWriter``."""
     _is_chunked: bool = False
     _head_sent: bool = False
     _status: int = 0
@@ -132,7 +132,7 @@ class Http1ResponseWriter(Struct, eq=False):
     _writable: asyncio.Future[None] | None = None
 
     def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        """See ``gateway.seam.ResponseWriter``."""
+        """See ``gateway.pipeline.http.ResponseWriter``."""
         self.started = True
         lines, silent = render_headers(headers, UNARY_PREFIXES)
         if status in _BODILESS_STATUSES:
@@ -150,20 +150,20 @@ class Http1ResponseWriter(Struct, eq=False):
         self.finished = True
 
     def start(self, status: int, headers: Headers) -> None:
-        """See ``gateway.seam.ResponseWriter``."""
+        """See ``gateway.pipeline.http.ResponseWriter``."""
         self.started = True
         self._status = status
         self._headers = headers
 
     def write(self, data: bytes) -> None:
-        """See ``gateway.seam.ResponseWriter``."""
+        """See ``gateway.pipeline.http.ResponseWriter``."""
         if not self._head_sent:
             self._buffer.append(data)
         elif framed := self._frame_chunk(data):
             self._owner.write_batcher.send(self._transport, framed)
 
     def finish(self) -> None:
-        """See ``gateway.seam.ResponseWriter``."""
+        """See ``gateway.pipeline.http.ResponseWriter``."""
         if self._head_sent:
             if self._is_chunked:
                 self._owner.write_batcher.send(self._transport, _LAST_CHUNK)
@@ -172,7 +172,7 @@ class Http1ResponseWriter(Struct, eq=False):
         self.finished = True
 
     async def drain(self) -> None:
-        """See ``gateway.seam.ResponseWriter``."""
+        """See ``gateway.pipeline.http.ResponseWriter``."""
         if not self._head_sent:
             self._send_head()
         if self._writable is not None:

@@ -1,6 +1,6 @@
 """One of several processes: serves its part, and does what the supervisor says.
 
-    python -m gateway.processes.serving DESCRIPTOR
+    python -m gateway.multiprocess.process DESCRIPTOR
 
 The descriptor is its end of the line. When the other end is gone it stops, as it does for SIGTERM:
 what runs comes to its end.
@@ -49,7 +49,7 @@ class _ReloadAborted(Exception):
 
 
 class SupervisorLink:
-    """The other processes, as the supervisor tells of them: see ``gateway.app.ProcessGroup``."""
+    """The other processes, as the supervisor tells of them: see ``gateway.runtime.gateway.ProcessGroup``."""
 
     def __init__(self, line: IpcChannel, begin: StartCommand) -> None:
         self.channel = line

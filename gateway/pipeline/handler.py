@@ -223,7 +223,7 @@ class RequestHandler:
                 watch.record_request(dialect, call, principal, http.peer)
             if found.endpoint.task in _MODEL_TASKS:
                 context, peer = self._make_context(call, watch, record), http.peer
-                envelope = dialect.peek(call)
+                envelope = dialect.read_routing_info(call)
                 asked = RoutedRequest(
                     dialect, call, envelope, context, sink, record, principal, peer, watch
                 )
@@ -320,7 +320,7 @@ class RequestHandler:
 
         Raises ModelNotFound or RequestNotFound.
         """
-        envelope = dialect.peek(call)
+        envelope = dialect.read_routing_info(call)
         self._router.find_model(envelope.model, envelope.version)
         asked = envelope.client_id or ""
         running = (

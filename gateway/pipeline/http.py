@@ -1,6 +1,6 @@
 """What the life of an exchange sees of the network: a request, and a sink for the answer.
 
-A front (``gateway.front``) makes both out of sockets. Nothing above it knows which front it is.
+A front (``gateway.http_server.listener``) makes both out of sockets. Nothing above it knows which front it is.
 """
 
 import zlib

@@ -192,24 +192,24 @@ class ObservedStrategy:
 
     @property
     def request(self) -> Request:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         return self._strategy.request
 
     def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         events = self._strategy.process_events(events)
         self._summary.add_events(events)
         return events
 
     async def collect(self) -> StreamItem:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         self._summary.start()
         body, said = await self._strategy.collect()
         self._summary.add_events(said)
         return body, said
 
     def stream(self, take: EventSink | None = None) -> StreamItems:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         self._summary.start()
         return self._strategy.stream(take)
 

@@ -134,11 +134,11 @@ class TranslationStrategy:
         self._encoder = dialect.create_encoder(call, self.request, about)
 
     def get_encoder(self) -> ResponseEncoder:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         return self._encoder
 
     def get_stream_headers(self) -> Headers:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         encoder = self._encoder
         return (
             ("Content-Type", encoder.content_type),
@@ -147,22 +147,22 @@ class TranslationStrategy:
         )
 
     def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         return events
 
     def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         del body
         reply = self._encoder.encode_unary(aggregate(events))
         headers = (*reply.headers, *self._encoder.headers(), *self._build_loss_headers())
         return HttpResponse(reply.status, reply.body, headers)
 
     async def collect(self) -> StreamItem:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         return None, await collect_emulated(self._backend, self.request, self._context, self.plan)
 
     def stream(self, take: EventSink | None = None) -> StreamItems:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         return stream_emulated(self._backend, self.request, self._context, self.plan, take)
 
     def _build_loss_headers(self) -> Headers:
@@ -192,39 +192,39 @@ class PassthroughStrategy(Struct, eq=False):
     _translation: TranslationStrategy | None = None
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     process_events: Callable[[Sequence[Event]], Sequence[Event]] = tuple
-    """See ``gateway.exchange.ResponseStrategy``: with usage where the worker tells none."""
+    """See ``gateway.pipeline.responder.ResponseStrategy``: with usage where the worker tells none."""
     _encoder: ResponseEncoder | None = None
 
     @property
     def request(self) -> Request:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         return self.passthrough.request
 
     def get_encoder(self) -> ResponseEncoder:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         if self._encoder is None:
             make = self.passthrough.create_encoder
             self._encoder = self._get_translation().get_encoder() if make is None else make()
         return self._encoder
 
     def get_stream_headers(self) -> Headers:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         return self.passthrough.build_headers()
 
     def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         if body is None:
             return self._get_translation().build_response(events, None)
         return HttpResponse(200, body, self.passthrough.build_headers())
 
     async def collect(self) -> StreamItem:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         return add_usage(
             self.request, await self._backend.collect_passthrough(self.passthrough, self._context)
         )
 
     def stream(self, take: EventSink | None = None) -> StreamItems:
-        """See ``gateway.exchange.ResponseStrategy``."""
+        """See ``gateway.pipeline.responder.ResponseStrategy``."""
         self.process_events = UsageCounter(self.request).apply
         return self._backend.stream_passthrough(self.passthrough, self._context, take)
 

@@ -66,7 +66,7 @@ class KeyRateLimits(Struct, frozen=True):
 
 
 class FinishedRequest(Protocol):
-    """What is known of an exchange that is over: see ``gateway.telemetry.RequestRecord``."""
+    """What is known of an exchange that is over: see ``gateway.observability.record.RequestRecord``."""
 
     @property
     def usage(self) -> Usage | None:
@@ -317,7 +317,7 @@ MAX_TOKEN_HOLDERS: Final = 10_000
 
 
 class LimitedRequest(FinishedRequest, Protocol):
-    """Where it is noted what a request was let take: see ``gateway.telemetry.RequestRecord``."""
+    """Where it is noted what a request was let take: see ``gateway.observability.record.RequestRecord``."""
 
     key: str
     reservation: Reservation | None

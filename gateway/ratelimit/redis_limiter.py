@@ -37,7 +37,7 @@ from protocols.core.interfaces import Clock, RateLimitStatus
 # What lends limits to several gateways that share them: each uses up what it was lent.
 #
 # A request is admitted by what this process holds, and waits for nobody. One task beside all requests
-# asks the lender for more before that is used up (``gateway.limits.leasing``), every 250 ms at most.
+# asks the lender for more before that is used up (``gateway.ratelimit.redis_limiter``), every 250 ms at most.
 # Where the lender fails, what it lent is void at once, and its ``policy`` holds until it answers
 # again.
 
@@ -536,7 +536,7 @@ class RedisLimitSettings(Struct, frozen=True):
 
 
 class RedisLeaseStore:
-    """Lends what a Redis says is left; see ``gateway.limits.ports.LeaseStore``."""
+    """Lends what a Redis says is left; see ``gateway.ratelimit.redis_limiter.LeaseStore``."""
 
     def __init__(
         self, shared: RedisLimitSettings, borrower: str, *, clock: Clock, draw: Clock

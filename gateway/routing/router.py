@@ -90,7 +90,7 @@ class RouteReason(Struct, frozen=True):
     sticky: str = ""
     """What told who asks: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
     bucket: int | None = None
-    """What their hash gave; see ``gateway.splits``."""
+    """What their hash gave; see ``gateway.routing.traffic_split``."""
 
 
 _RANDOM_CHOICE = RouteReason()

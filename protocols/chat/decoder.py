@@ -529,7 +529,7 @@ class GenerationDecoder:
 
     def _build_end_events(self) -> list[Event]:
         self._is_done = True
-        running = self._request.want.usage == "each"
+        running = self._request.response_options.usage == "each"
         usage = [] if self._usage is None or running else [self._usage]
         return [*usage, StreamEnd()]
 
@@ -591,7 +591,7 @@ class GenerationDecoder:
         """This is how much it was so far, where that is known."""
         if usage is not None:
             self._usage = usage
-            if self._request.want.usage == "each":
+            if self._request.response_options.usage == "each":
                 events.append(usage)
 
     def _add_metadata(self, wire: WireResponse, events: list[Event]) -> None:

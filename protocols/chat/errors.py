@@ -240,8 +240,8 @@ def _build_parameter_message(error: InvalidParameter, param: Param) -> str:
 def _build_range_message(error: InvalidParameter, param: Param) -> str:
     below = error.problem == "below"
     side = "below minimum" if below else "above maximum"
-    limit = param.low if below else param.high
-    strict = param.above_low if below else param.below_high
+    limit = param.minimum if below else param.maximum
+    strict = param.exclusive_minimum if below else param.exclusive_maximum
     sign = (">" if below else "<") + ("" if strict else "=")
     return (
         f"Invalid '{error.param}': {_describe_number(error)} {side} value. "

@@ -7,7 +7,7 @@ A family reads with its own ``Rules`` and writes with its own ``Writing``::
     wire = write_messages(request.messages, Writing(parts="joined", absent=""))
 
 and says refusals in its own words from the error's ``param`` (``messages[0].role``), ``problem``
-and ``got``. Tools, tool_choice and response_format: ``protocols.openai.tools``.
+and ``got``. Tools, tool_choice and response_format: ``protocols.chat.tools``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

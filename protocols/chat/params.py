@@ -3,9 +3,9 @@
 A family of this dialect takes the rows, changes those that it reads otherwise, and hands them to
 ``protocols.params.read_params``::
 
-    rows = changed(CHAT, temperature={"high": 1.0}, top_p={"above_low": True})
+    rows = changed(CHAT, temperature={"maximum": 1.0}, top_p={"exclusive_minimum": True})
     rows = without(rows, "store", "seed")
-    TABLE = Table(*rows, Param(wire="details", field="want.details", ...))
+    TABLE = Table(*rows, Param(wire="details", field="response_options.details", ...))
 
 Rows under ``asked.`` stand for no field of the internal request; a reader combines them
 (``Values.get("asked.logprobs")``). Rows under ``labels.`` become the request's labels.
@@ -28,34 +28,41 @@ INT64_LIMIT = 2**63
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 _TEMPERATURE = Param(
-    wire="temperature", field="sampling.temperature", type="float", low=0, high=2, default=1.0
+    wire="temperature",
+    field="sampling.temperature",
+    type="float",
+    minimum=0,
+    maximum=2,
+    default=1.0,
 )
-_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, default=1.0)
+_TOP_P = Param(
+    wire="top_p", field="sampling.top_p", type="float", minimum=0, maximum=1, default=1.0
+)
 _PRESENCE = Param(
     wire="presence_penalty",
     field="sampling.presence_penalty",
     type="float",
-    low=-2,
-    high=2,
+    minimum=-2,
+    maximum=2,
     default=0.0,
 )
 _FREQUENCY = Param(
     wire="frequency_penalty",
     field="sampling.frequency_penalty",
     type="float",
-    low=-2,
-    high=2,
+    minimum=-2,
+    maximum=2,
     default=0.0,
 )
 _SEED = Param(
     wire="seed",
     field="sampling.seed",
     type="int",
-    low=-INT64_LIMIT,
-    high=INT64_LIMIT - 1,
-    note="a negative seed is kept as its two's complement",
+    minimum=-INT64_LIMIT,
+    maximum=INT64_LIMIT - 1,
+    description="a negative seed is kept as its two's complement",
 )
-_N = Param(wire="n", field="n", type="int", low=1, high=128, default=1)
+_N = Param(wire="n", field="n", type="int", minimum=1, maximum=128, default=1)
 _STOP = Param(wire="stop", field="stopping.stop", type="strings", max_items=4)
 _STREAM = Param(wire="stream", field="stream", type="bool", default=False)
 _USER = Param(wire="user", field="labels.user", type="str")
@@ -74,17 +81,17 @@ SHARED_PARAMS: tuple[Param, ...] = (
 """What conversations and completions have in common."""
 
 CHAT_PARAMS: tuple[Param, ...] = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=1),
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=1),
     Param(
         wire="max_completion_tokens",
         field="stopping.max_tokens",
         type="int",
-        low=1,
-        note="wins over max_tokens",
+        minimum=1,
+        description="wins over max_tokens",
     ),
     *SHARED_PARAMS,
     Param(wire="logprobs", field="asked.logprobs", type="bool", default=False),
-    Param(wire="top_logprobs", field="asked.top_logprobs", type="int", low=0, high=20),
+    Param(wire="top_logprobs", field="asked.top_logprobs", type="int", minimum=0, maximum=20),
     Param(wire="parallel_tool_calls", field="parallel_tools", type="bool", default=True),
     Param(wire="reasoning_effort", field="reasoning.effort", type="str", choices=REASONING_EFFORTS),
     Param(wire="safety_identifier", field="labels.safety_identifier", type="str"),
@@ -100,11 +107,19 @@ CHAT_PARAMS: tuple[Param, ...] = (
 function_call, response_format, logit_bias, stream_options, metadata."""
 
 COMPLETION_PARAMS: tuple[Param, ...] = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0, default=16),
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=0, default=16),
     *SHARED_PARAMS,
-    Param(wire="best_of", field="best_of", type="int", low=0, high=20, off=(0,), default=1),
+    Param(
+        wire="best_of",
+        field="best_of",
+        type="int",
+        minimum=0,
+        maximum=20,
+        disabled_values=(0,),
+        default=1,
+    ),
     Param(wire="echo", field="echo", type="bool", default=False),
-    Param(wire="logprobs", field="logprobs.top", type="int", low=0, high=5),
+    Param(wire="logprobs", field="logprobs.top", type="int", minimum=0, maximum=5),
     Param(wire="suffix", field="insert_before", type="str"),
 )
 """``POST completions``. Not here: prompt, logit_bias, stream_options."""
@@ -117,21 +132,21 @@ EMBEDDING_PARAMS: tuple[Param, ...] = (
         choices=("float", "base64"),
         default="float",
     ),
-    Param(wire="dimensions", field="dimensions", type="int", low=1),
+    Param(wire="dimensions", field="dimensions", type="int", minimum=1),
     _USER,
 )
 """``POST embeddings``. Not here: input."""
 
 EXTENSION_PARAMS: tuple[Param, ...] = (
-    Param(wire="top_k", field="sampling.top_k", type="int", low=1, off=(0, -1)),
-    Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=1),
-    Param(wire="typical_p", field="sampling.typical_p", type="float", low=0, high=1),
+    Param(wire="top_k", field="sampling.top_k", type="int", minimum=1, disabled_values=(0, -1)),
+    Param(wire="min_p", field="sampling.min_p", type="float", minimum=0, maximum=1),
+    Param(wire="typical_p", field="sampling.typical_p", type="float", minimum=0, maximum=1),
     Param(
         wire="repetition_penalty",
         field="sampling.repetition_penalty",
         type="float",
-        low=0,
-        above_low=True,
+        minimum=0,
+        exclusive_minimum=True,
     ),
     Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
     Param(wire="use_beam_search", field="asked.beam_search", type="bool", default=False),
@@ -140,19 +155,19 @@ EXTENSION_PARAMS: tuple[Param, ...] = (
     Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
     Param(wire="include_stop_str_in_output", field="stopping.include_stop", type="bool"),
     Param(wire="ignore_eos", field="stopping.ignore_eos", type="bool"),
-    Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0),
+    Param(wire="min_tokens", field="stopping.min_tokens", type="int", minimum=0),
     Param(wire="skip_special_tokens", field="stopping.skip_special_tokens", type="bool"),
     Param(
         wire="spaces_between_special_tokens",
         field="stopping.spaces_between_special_tokens",
         type="bool",
     ),
-    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", low=-1),
+    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", minimum=-1),
     Param(wire="add_special_tokens", field="templating.add_special_tokens", type="bool"),
-    Param(wire="priority", field="priority", type="int", low=0, high=255),
+    Param(wire="priority", field="priority", type="int", minimum=0, maximum=255),
     Param(wire="request_id", field="client_id", type="str"),
     Param(wire="session_id", field="labels.session_id", type="str"),
-    Param(wire="return_token_ids", field="want.token_ids", type="bool"),
+    Param(wire="return_token_ids", field="response_options.token_ids", type="bool"),
 )
 """What vLLM takes beside, for conversations and completions alike."""
 
@@ -162,13 +177,13 @@ CHAT_EXTENSION_PARAMS: tuple[Param, ...] = (
     Param(wire="continue_final_message", field="templating.continue_final", type="bool"),
     Param(wire="chat_template", field="templating.template", type="str"),
     Param(wire="include_reasoning", field="reasoning.include", type="bool"),
-    Param(wire="thinking_token_budget", field="reasoning.budget", type="int", low=0),
+    Param(wire="thinking_token_budget", field="reasoning.budget", type="int", minimum=0),
 )
 """What vLLM takes beside for conversations. Not here: chat_template_kwargs, structured_outputs."""
 
 EMBEDDING_EXTENSION_PARAMS: tuple[Param, ...] = (
-    Param(wire="truncate_prompt_tokens", field="truncate", type="int", low=-1),
-    Param(wire="priority", field="priority", type="int", low=0, high=255),
+    Param(wire="truncate_prompt_tokens", field="truncate", type="int", minimum=-1),
+    Param(wire="priority", field="priority", type="int", minimum=0, maximum=255),
     Param(wire="request_id", field="client_id", type="str"),
 )
 """What vLLM takes beside for embeddings."""

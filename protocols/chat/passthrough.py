@@ -458,7 +458,7 @@ def build_body_decoder(form: PassthroughRule) -> msgspec.json.Decoder[Any]:
             other is None
             or other.field != param.field
             or param.wire in form.gateway_fields
-            or param.reason
+            or param.loss_reason
         ):
             continue
         if (kind := _find_common_type(param, other)) is not None:
@@ -496,12 +496,12 @@ def _find_common_type(worker: Param, client: Param) -> Any:
 
 
 def _build_number_type(worker: Param, client: Param, kind: type) -> Any:
-    low = max((p.low for p in (worker, client) if p.low is not None), default=None)
-    high = min((p.high for p in (worker, client) if p.high is not None), default=None)
+    low = max((p.minimum for p in (worker, client) if p.minimum is not None), default=None)
+    high = min((p.maximum for p in (worker, client) if p.maximum is not None), default=None)
     if kind is int and high is not None:
         high = min(high, _INT64_MAX)
-    above = any(p.above_low and p.low == low for p in (worker, client))
-    below = any(p.below_high and p.high == high for p in (worker, client))
+    above = any(p.exclusive_minimum and p.minimum == low for p in (worker, client))
+    below = any(p.exclusive_maximum and p.maximum == high for p in (worker, client))
     bounds: dict[str, Any] = {"gt" if above else "ge": low, "lt" if below else "le": high}
     return Annotated[kind, Meta(**bounds)]
 

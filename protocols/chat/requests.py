@@ -115,13 +115,13 @@ def read_chat(
     values = params.read_params(reading.chat, fields)
     _read_shared_fields(values, fields, client_id, timeout)
     _merge_logprobs(values)
-    if "modalities" in values.given:
+    if "modalities" in values.provided_fields:
         _check_modalities(fields["modalities"])
     tools, choice, legacy = _read_tools_and_choice(values, fields, reading)
     if not tools and values.get("parallel_tools") is not None:
         text = "'parallel_tool_calls' is only allowed when 'tools' are specified."
         raise conflict_error("parallel_tool_calls", text)
-    if "chat_template_kwargs" in values.given:
+    if "chat_template_kwargs" in values.provided_fields:
         raw = fields["chat_template_kwargs"]
         values["templating.arguments"] = as_object(raw, "chat_template_kwargs")
     if values.get("templating.continue_final") and values.get("templating.add_generation_prompt"):
@@ -144,7 +144,7 @@ def read_chat(
 def _read_tools_and_choice(
     values: ParsedParams, fields: Mapping[str, Raw], reading: RequestRules
 ) -> tuple[tuple[Tool, ...], ToolChoice | None, bool]:
-    if values.given.isdisjoint(_TOOL_FIELDS):
+    if values.provided_fields.isdisjoint(_TOOL_FIELDS):
         return (), None, False
     tools = read_tools(fields, most=reading.max_tools)
     choice = read_tool_choice(fields, tools)
@@ -294,7 +294,7 @@ def read_embedding(
 def _set_request_info(
     values: ParsedParams, fields: Mapping[str, Raw], client_id: str | None, timeout: float | None
 ) -> None:
-    values.given = {name for name, raw in fields.items() if raw != NULL}
+    values.provided_fields = {name for name, raw in fields.items() if raw != NULL}
     if client_id is not None:
         values["client_id"] = client_id
     if timeout is not None:
@@ -310,16 +310,16 @@ def _read_shared_fields(
             raise empty_value_error("stop", stop)
     if (seed := values.get("sampling.seed")) is not None and seed < 0:
         values["sampling.seed"] = seed % 2**64
-    if "logit_bias" in values.given:
+    if "logit_bias" in values.provided_fields:
         values["sampling.logit_bias"] = _read_logit_bias(fields["logit_bias"])
     if values.get("asked.beam_search"):
         width = values.get("sampling.beam_width") or values.get("n") or 1
         values["sampling.beam_width"] = width
     stream = bool(values.get("stream"))
-    if "stream_options" in values.given:
-        values["want.usage"] = _read_usage_mode(fields["stream_options"], stream=stream)
+    if "stream_options" in values.provided_fields:
+        values["response_options.usage"] = _read_usage_mode(fields["stream_options"], stream=stream)
     elif stream:
-        values["want.usage"] = "none"
+        values["response_options.usage"] = "none"
 
 
 def _read_usage_mode(raw: Raw, *, stream: bool) -> Literal["none", "final", "each"]:
@@ -351,7 +351,7 @@ def _read_logit_bias(raw: Raw) -> dict[int, float]:
 
 
 def _read_output_format(values: ParsedParams, fields: Mapping[str, Raw]) -> OutputFormat | None:
-    if values.given.isdisjoint(_OUTPUT_FIELDS):
+    if values.provided_fields.isdisjoint(_OUTPUT_FIELDS):
         return None
     output, guide = read_response_format(fields), read_structured_outputs(fields)
     if output is not None and guide is not None:
@@ -365,7 +365,7 @@ def _read_labels(values: ParsedParams, fields: Mapping[str, Raw]) -> dict[str, s
     identifier = labels.get("safety_identifier", "")
     if len(identifier) > MAX_IDENTIFIER_LENGTH:
         raise too_long_error("safety_identifier", MAX_IDENTIFIER_LENGTH, identifier)
-    if "metadata" in fields and "metadata" in values.given:
+    if "metadata" in fields and "metadata" in values.provided_fields:
         labels |= _read_metadata(fields["metadata"])
     return labels
 
@@ -398,7 +398,7 @@ def _collect_extra(
     found = {
         name: raw
         for name, raw in fields.items()
-        if name not in table.by_wire and name not in known and name in values.given
+        if name not in table.by_wire and name not in known and name in values.provided_fields
     }
     if found and unknown == "reject":
         name = next(iter(found))

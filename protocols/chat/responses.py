@@ -267,7 +267,7 @@ def _clip_logprob(logprob: float | None) -> float:
     return MIN_LOGPROB if logprob is None or not logprob > MIN_LOGPROB else logprob
 
 
-# How a family of this dialect writes its answers. See ``protocols.openai.answers``.
+# How a family of this dialect writes its answers. See ``protocols.chat.responses``.
 
 FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
     "eos": "stop",
@@ -445,7 +445,7 @@ def build_choice_fields(
 ) -> dict[str, Any]:
     """What a whole choice holds in either kind of answer."""
     values: dict[str, Any] = {"index": choice.index // count_choices_per_index(style, request)}
-    if choice.token_ids and request.want.token_ids:
+    if choice.token_ids and request.response_options.token_ids:
         values["token_ids"] = choice.token_ids
     return values
 
@@ -480,7 +480,7 @@ class ChunkWriter:
         self._common_fields = {key: encode_json(value) for key, value in shared.items()}
         self._choice_keys = style.chat_chunk_keys if chat else style.text_chunk_keys
         self._delta_key = "delta" if chat else "text"
-        wanted = request.want.usage
+        wanted = request.response_options.usage
         self._usage_mode = style.usage_position if wanted == "final" else wanted
         self._choices_per_index = count_choices_per_index(style, request)
         self._writes_total_usage = self._usage_mode in ("each", "separate")
@@ -653,7 +653,7 @@ class ChatEncoder:
         more = {}
         if event.logprobs:
             more["logprobs"] = encode_json(build_chat_logprobs(event.logprobs))
-        if event.token_ids and self._request.want.token_ids:
+        if event.token_ids and self._request.response_options.token_ids:
             more["token_ids"] = encode_json(event.token_ids)
         delta = b'{"content":%b}' % encode_json(event.text)
         return before + self._chunk_writer.write_chunk(index, delta, **more)
@@ -775,7 +775,7 @@ class CompletionEncoder:
 
     def _encode_event(self, event: Event) -> bytes:
         if type(event) is TextDelta:
-            ids = event.token_ids if self._request.want.token_ids else ()
+            ids = event.token_ids if self._request.response_options.token_ids else ()
             return self._encode_text(event.index, event.text, event.logprobs, ids)
         match event:
             case PromptEcho(index, text, logprobs):

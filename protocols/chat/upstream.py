@@ -64,23 +64,25 @@ from protocols.params import Param, ParamTable
 
 _WORKER_PARAMS: Final = (
     Param(wire="watermark", field="sampling.watermark", type="bool"),
-    Param(wire="beam_width", field="sampling.beam_width", type="int", low=1),
+    Param(wire="beam_width", field="sampling.beam_width", type="int", minimum=1),
     Param(wire="diversity_penalty", field="sampling.diversity_penalty", type="float"),
 )
-_UNLIMITED: Final[dict[str, Any]] = {"low": None, "high": None}
+_UNLIMITED: Final[dict[str, Any]] = {"minimum": None, "maximum": None}
 _WIDENED_RANGES: Final[dict[str, dict[str, Any]]] = {
-    "temperature": {"high": None},
+    "temperature": {"maximum": None},
     "presence_penalty": _UNLIMITED,
     "frequency_penalty": _UNLIMITED,
-    "n": {"high": None},
+    "n": {"maximum": None},
     "stop": {"max_items": None},
 }
-_UNLIMITED_BEST_OF: Final = Param(wire="best_of", field="best_of", type="int", low=1)
+_UNLIMITED_BEST_OF: Final = Param(wire="best_of", field="best_of", type="int", minimum=1)
 
 INTERLINGUA_WORKER_RULES: Final[RequestRules] = RequestRules(
     chat=ParamTable(
         *replace_params(
-            DEFAULT_REQUEST_RULES.chat, **_WIDENED_RANGES, top_logprobs={"low": -1, "high": None}
+            DEFAULT_REQUEST_RULES.chat,
+            **_WIDENED_RANGES,
+            top_logprobs={"minimum": -1, "maximum": None},
         ),
         *_WORKER_PARAMS,
         _UNLIMITED_BEST_OF,
@@ -89,7 +91,7 @@ INTERLINGUA_WORKER_RULES: Final[RequestRules] = RequestRules(
         *replace_params(
             DEFAULT_REQUEST_RULES.completion,
             **_WIDENED_RANGES,
-            logprobs={"low": -1, "high": None},
+            logprobs={"minimum": -1, "maximum": None},
             best_of=_UNLIMITED,
         ),
         *_WORKER_PARAMS,
@@ -172,7 +174,7 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     """What a listener of this profile reads from its clients."""
 
 
-SEED_PARAM = Param(wire="seed", field="sampling.seed", type="int", low=0, high=2**64 - 1)
+SEED_PARAM = Param(wire="seed", field="sampling.seed", type="int", minimum=0, maximum=2**64 - 1)
 STOP_PARAM = Param(wire="stop", field="stopping.stop", type="strings")
 MAX_TOKENS_PARAM = Param(wire="max_tokens", field="stopping.max_tokens", type="int")
 
@@ -188,7 +190,7 @@ _EFFORT = Param(
 )
 _PARALLEL = Param(wire="parallel_tool_calls", field="parallel_tools", type="bool")
 _ECHO = Param(wire="echo", field="echo", type="bool")
-_BEST_OF = Param(wire="best_of", field="best_of", type="int", low=1, high=20)
+_BEST_OF = Param(wire="best_of", field="best_of", type="int", minimum=1, maximum=20)
 _SUFFIX = Param(wire="suffix", field="insert_before", type="str")
 
 
@@ -198,7 +200,7 @@ def _find_params(*names: str) -> tuple[Param, ...]:
 
 def _exclude_zero_top_p(table: tuple[Param, ...]) -> tuple[Param, ...]:
     """VLLM and SGLang refuse 0; the smallest nucleus is the same one token."""
-    low = Param(wire="top_p", field="sampling.top_p", type="float", low=1e-6, high=1)
+    low = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
     return tuple(low if param.wire == "top_p" else param for param in table)
 
 
@@ -338,7 +340,7 @@ _PRIVILEGED_FIELDS = frozenset(
 _SPECIAL_PATHS: Final = frozenset(
     {"sampling.seed", "sampling.do_sample", "sampling.logit_bias", "sampling.beam_width",
      "stopping.stop", "stopping.overflow", "logprobs.top", "logprobs.prompt", "output",
-     "messages", "labels", "stream", "want.token_ids"}
+     "messages", "labels", "stream", "response_options.token_ids"}
 )  # fmt: skip
 """Paths of which the rows for completions do not tell all that is written, or is lost."""
 
@@ -422,7 +424,7 @@ class RequestWriter:
             "model": request.model,
             "input": request.inputs[0] if alone else request.inputs,
         }
-        body |= params.write_params(self._embedding_params, request.said)
+        body |= params.write_params(self._embedding_params, request.set_fields)
         if request.encoding != "float":
             body["encoding_format"] = request.encoding
         return body | self._write_labels(request)
@@ -463,8 +465,8 @@ class RequestWriter:
         prompts = request.prompts
         prompt: Any = prompts[0] if len(prompts) == 1 else prompts
         body = {"model": request.model, "prompt": prompt}
-        if _SPECIAL_PATHS.isdisjoint(request.said):
-            body |= params.write_params(self._completion_params, request.said)
+        if _SPECIAL_PATHS.isdisjoint(request.set_fields):
+            body |= params.write_params(self._completion_params, request.set_fields)
             return body
         body |= self._write_scalars(self._completion_params, request)
         if request.logprobs is not None:
@@ -479,9 +481,9 @@ class RequestWriter:
         )
 
     def _write_scalars(self, table: ParamTable, request: GenerationRequest) -> dict[str, Any]:
-        body = params.write_params(table, request.said)
+        body = params.write_params(table, request.set_fields)
         if (
-            "max_completion_tokens" in request.given
+            "max_completion_tokens" in request.provided_fields
             and "max_tokens" in body
             and uses_chat_endpoint(request)
         ):
@@ -496,7 +498,7 @@ class RequestWriter:
             body["logit_bias"] = {str(k): v for k, v in request.sampling.logit_bias.items()}
         if self._profile.beam_search and request.sampling.beam_width is not None:
             body["use_beam_search"] = True
-        if self._profile.token_ids and request.want.token_ids:
+        if self._profile.token_ids and request.response_options.token_ids:
             body["return_token_ids"] = True
         if self._supports_truncation and request.stopping.overflow == "truncate":
             body.setdefault("truncate_prompt_tokens", -1)
@@ -516,7 +518,7 @@ class RequestWriter:
         body: dict[str, Any] = self._write_labels(request)
         if request.stream:
             options = {"include_usage": True}
-            if request.want.usage == "each":
+            if request.response_options.usage == "each":
                 options["continuous_usage_stats"] = True
             body |= {"stream": True, "stream_options": options}
         return body
@@ -541,7 +543,7 @@ class RequestWriter:
     ) -> tuple[UnsupportedParameter, ...]:
         chat = uses_chat_endpoint(request)
         carries = self._generation_support[chat]
-        if not chat and _SPECIAL_PATHS.isdisjoint(request.said):
+        if not chat and _SPECIAL_PATHS.isdisjoint(request.set_fields):
             return loss.find_unsupported_parameters(request, carries, names, extra=True)
         if more := self._build_request_support(request, chat=chat):
             carries = carries | more
@@ -560,9 +562,11 @@ class RequestWriter:
             found.append(
                 UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
             )
-        if request.want.token_ids and not self._profile.token_ids:
+        if request.response_options.token_ids and not self._profile.token_ids:
             found.append(
-                UnsupportedParameter(names.get("want.token_ids", "return_token_ids"), "dropped")
+                UnsupportedParameter(
+                    names.get("response_options.token_ids", "return_token_ids"), "dropped"
+                )
             )
         custom = chat and request.tools and not self._profile.custom_tools
         if custom and any(tool.kind == "custom" for tool in request.tools):

@@ -136,7 +136,7 @@ class ClientAdapter(Protocol):
     """Path prefixes under which an unknown path is answered in this dialect's words."""
     endpoints: tuple[Endpoint, ...]
 
-    def peek(self, call: ClientRequest) -> RoutingInfo:
+    def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """Which model, and whether streamed."""
 
     def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:

@@ -41,9 +41,9 @@ class ParameterSupport(Struct, frozen=True):
 
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _ALWAYS_SUPPORTED = frozenset(
-    {"model", "kind", "messages", "prompts", "inputs", "stream", "given", "client_id", "labels",
+    {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id", "labels",
      "extra", "source", "timeout", "encoding", "templating.mode", "legacy_functions",
-     "tool_choice", *(f"want.{name}" for name in ResponseOptions.__struct_fields__)}
+     "tool_choice", *(f"response_options.{name}" for name in ResponseOptions.__struct_fields__)}
 )  # fmt: skip
 """What every target carries in some way, what is ours alone, and what is judged on its own."""
 _NUMBER_TYPES: Final = (int, float)
@@ -63,7 +63,7 @@ def find_unsupported_parameters(
     the fields that the gateway does not know.
     """
     found = [] if extra else [UnsupportedParameter(name, "dropped") for name in request.extra]
-    for path, value in request.said.items():
+    for path, value in request.set_fields.items():
         if path in _ALWAYS_SUPPORTED:
             continue
         carry = carries.get(path, _NOT_SUPPORTED)

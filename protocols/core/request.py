@@ -246,7 +246,7 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
     "stopping": StopConditions,
     "reasoning": ReasoningOptions,
     "logprobs": LogprobsOptions,
-    "want": ResponseOptions,
+    "response_options": ResponseOptions,
 }
 """The fields of a request that hold fields of their own."""
 
@@ -255,7 +255,7 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
     """What every request has."""
 
     @cached_property
-    def said(self) -> Mapping[str, Any]:
+    def set_fields(self) -> Mapping[str, Any]:
         """Every value that is not as it is for a client that says nothing of it.
 
         By its path, such as ``sampling.top_k``; None and what is empty say nothing, either.
@@ -275,7 +275,7 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
 
     def without_fields(self, **silent: bool) -> Self:
         """A copy that says nothing of the fields that are ``silent``: each is None by default."""
-        said = dict(self.said)
+        said = dict(self.set_fields)
         silenced: dict[str, None] = {}
         for name, is_silent in silent.items():
             if is_silent:
@@ -286,7 +286,7 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
     def bind_target(self, model: str, source: str) -> Self:
         """A copy for the target that calls it ``model``, from the dialect ``source``."""
         copy = replace(self, model=model, source=source)
-        said = self.__dict__.get("said")
+        said = self.__dict__.get("set_fields")
         return (
             copy
             if said is None
@@ -295,7 +295,7 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
 
     def with_set_fields(self, said: Mapping[str, Any]) -> Self:
         """The same, of which its maker knows what is ``said``."""
-        self.__dict__["said"] = said
+        self.__dict__["set_fields"] = said
         return self
 
 
@@ -331,7 +331,7 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     insert_before: str | None = None
     """Generate what comes between the prompt and this text."""
     stream: bool = False
-    want: ResponseOptions = ResponseOptions()
+    response_options: ResponseOptions = ResponseOptions()
     adapter: str | None = None
     priority: int | None = None
     """0 to 255, lower first."""
@@ -341,7 +341,7 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     """The client's own name for this request."""
     labels: Mapping[str, str] = {}
     """user, metadata and the like: for routing, logs and like-minded workers."""
-    given: frozenset[str] = frozenset()
+    provided_fields: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = {}
     source: str = ""
@@ -369,7 +369,7 @@ class EmbeddingRequest(_BaseRequest, frozen=True, kw_only=True):
     timeout: float | None = None
     client_id: str | None = None
     labels: Mapping[str, str] = {}
-    given: frozenset[str] = frozenset()
+    provided_fields: frozenset[str] = frozenset()
     extra: Mapping[str, Raw] = {}
     source: str = ""
     stream: Literal[False] = False

@@ -81,7 +81,7 @@ class RestrictedAdapter:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         unsupported = self._unsupported(request)
         dropped = [
             UnsupportedParameter(names.get(path, path.rpartition(".")[2]), "dropped", path=path)
@@ -94,11 +94,11 @@ class RestrictedAdapter:
         )
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._adapter.encode_request(self._restrict(request))
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``gateway.core.ports.UpstreamAdapter``."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._adapter.create_decoder(self._restrict(request))
 
     def _relay(
@@ -108,7 +108,7 @@ class RestrictedAdapter:
         call: ClientRequest,
         about: ResponseContext,
     ) -> PassthroughRequest | None:
-        """See ``gateway.core.ports.SupportsPassthrough``. Unsupported parameters need a translation."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``. Unsupported parameters need a translation."""
         relay = adapter.prepare_passthrough(client, call, about)
         if relay is None:
             return None

@@ -114,7 +114,7 @@ class Databricks:
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def peek(self, call: ClientRequest) -> RoutingInfo:
+    def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """The endpoint's name, from the path or from ``model``, and ``stream``.
 
         A path that names a served entity pins that version. Source: Databricks' documentation,

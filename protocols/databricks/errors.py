@@ -113,7 +113,7 @@ def _build_message(error: GatewayError) -> str:
 
 
 def _describe_range(row: Param) -> str:
-    if row.low is not None and row.high is not None:
-        left, right = "(" if row.above_low else "[", ")" if row.below_high else "]"
-        return f"in {left}{row.low:g}, {row.high:g}{right}"
-    return f"at least {row.low:g}" if row.low is not None else f"at most {row.high:g}"
+    if row.minimum is not None and row.maximum is not None:
+        left, right = "(" if row.exclusive_minimum else "[", ")" if row.exclusive_maximum else "]"
+        return f"in {left}{row.minimum:g}, {row.maximum:g}{right}"
+    return f"at least {row.minimum:g}" if row.minimum is not None else f"at most {row.maximum:g}"

@@ -18,15 +18,15 @@ _TOP_K = Param(
     wire="top_k",
     field="sampling.top_k",
     type="int",
-    low=1,
-    note="null is no limit; 0 is refused",
+    minimum=1,
+    description="null is no limit; 0 is refused",
 )
 _REQUEST_ID = Param(wire="client_request_id", field="client_id", type="str")
 _EXTENSION_PARAMS = remove_params(params.EXTENSION_PARAMS, "top_k", "request_id", "use_beam_search")
 
 _SHARED_CHANGES: dict[str, dict[str, Any]] = {
-    "top_p": {"above_low": True},
-    "n": {"high": None},
+    "top_p": {"exclusive_minimum": True},
+    "n": {"maximum": None},
     "stop": {"max_items": None},
 }
 
@@ -45,13 +45,13 @@ USE_RAW_PROMPT = Param(
     field="asked.raw_prompt",
     type="bool",
     default=False,
-    note="false: the server may wrap the prompt as its template wants",
+    description="false: the server may wrap the prompt as its template wants",
 )
 COMPLETION_PARAMS: tuple[Param, ...] = (
     *replace_params(
         remove_params(params.COMPLETION_PARAMS, "best_of", "logprobs"),
-        max_tokens={"low": 1, "default": None},
-        suffix={"field": "suffix", "default": "", "note": "appended to each completion"},
+        max_tokens={"minimum": 1, "default": None},
+        suffix={"field": "suffix", "default": "", "description": "appended to each completion"},
         **_SHARED_CHANGES,
     ),
     _TOP_K,

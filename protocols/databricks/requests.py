@@ -175,7 +175,7 @@ def check_endpoint_rules(request: Request, *, pay_per_token: bool) -> None:
     if pay_per_token and isinstance(request, GenerationRequest) and (request.n or 1) > 1:
         text = f"n must be 1 on a pay-per-token endpoint, got {request.n}"
         raise InvalidParameter(text, param="n", problem="above", got=request.n)
-    if not pay_per_token and "error_behavior" in request.given:
+    if not pay_per_token and "error_behavior" in request.provided_fields:
         text = "error_behavior is accepted by pay-per-token endpoints only"
         raise InvalidParameter(text, param="error_behavior", problem="conflict")
 
@@ -219,8 +219,8 @@ def _read_embedding(fields: RawFields, model: str) -> EmbeddingRequest:
 
 def _enable_usage(request: GenerationRequest) -> GenerationRequest:
     """A stream tells usage in its last chunk unless the client says how it wants it."""
-    if request.stream and "stream_options" not in request.given:
-        return replace(request, want=replace(request.want, usage="final"))
+    if request.stream and "stream_options" not in request.provided_fields:
+        return replace(request, response_options=replace(request.response_options, usage="final"))
     return request
 
 

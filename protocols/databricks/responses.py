@@ -29,7 +29,7 @@ def create_generation_encoder(
     request: GenerationRequest, about: ResponseContext, *, by_prompt: bool
 ) -> ResponseEncoder:
     """What writes a conversation or a completion; ``by_prompt``: an index is the prompt's."""
-    style = RESPONSE_STYLE if "stream_options" in request.given else _DEFAULT_USAGE_STYLE
+    style = RESPONSE_STYLE if "stream_options" in request.provided_fields else _DEFAULT_USAGE_STYLE
     if request.kind == "chat":
         return ChatEncoder(style, request, about, model=about.backend_model)
     if by_prompt:

@@ -79,10 +79,10 @@ from protocols.params import Param
 EFFORT_MAPPING = {"minimal": "low", "xhigh": "high", "max": "high"}
 """The nearest of those that are known, for the others."""
 
-_MAX_TOKENS = Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=1)
-_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=1e-6, high=1)
+_MAX_TOKENS = Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=1)
+_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
 _STOP = Param(wire="stop", field="stopping.stop", type="strings")
-_N = Param(wire="n", field="n", type="int", low=1)
+_N = Param(wire="n", field="n", type="int", minimum=1)
 _EFFORT = Param(wire="reasoning_effort", field="reasoning.effort", type="str")
 _ERROR_BEHAVIOR = find_param(params.COMPLETION_PARAMS, "error_behavior")
 
@@ -231,7 +231,7 @@ class DatabricksUpstream:
         narrow = RequestReducer(request, names)
         narrow.drop_foreign_extra(self._source)
         narrow.drop_fields("sampling.logit_bias")
-        narrow.set_field("given", request.given - {"max_completion_tokens"})
+        narrow.set_field("provided_fields", request.provided_fields - {"max_completion_tokens"})
         if request.kind == "chat":
             if self._pay_per_token and (request.n or 1) > 1:
                 narrow.drop_fields("n", detail="one at a time")
@@ -360,14 +360,14 @@ _PROMPT_TOO_LONG: Final = re.compile(r"the prompt has (\d+) tokens, the model's 
 def map_worker_error(
     status: int, fault: WorkerErrorBody, retry_after: float | None
 ) -> GatewayError:
-    """A ``protocols.openai.faults.WorkerErrorMapper`` that goes by the error's code."""
+    """A ``protocols.chat.errors.WorkerErrorMapper`` that goes by the error's code."""
     status = _STATUS_BY_CODE.get(str(fault.code), status)
     if found := _PROMPT_TOO_LONG.search(fault.text):
         return ContextTooLong(fault.text, tokens=int(found[1]), limit=int(found[2]))
     return errors.map_worker_error(status, fault, retry_after)
 
 
-# A client's own bytes for serving endpoints. See ``protocols.openai.relay``.
+# A client's own bytes for serving endpoints. See ``protocols.chat.passthrough``.
 #
 # A call goes to a path of the kind that it came by: what becomes of a prompt is not the same on those
 # of OpenAI's clients. Where the path names the model the body does not. Only what the reference names

@@ -134,7 +134,7 @@ class TextDecoder:
     """
 
     def __init__(self, request: GenerationRequest, *, early: bool) -> None:
-        self._wants_timing = request.want.timing
+        self._wants_timing = request.response_options.timing
         self._early = early
         self._body_reader = sse.ResponseBodyReader()
         self._sse_parser = sse.SseParser()
@@ -256,10 +256,12 @@ class OpenAiStyleDecoder:
     """
 
     def __init__(self, request: GenerationRequest, *, early: bool) -> None:
-        self._continuous_usage = request.want.usage == "each"
+        self._continuous_usage = request.response_options.usage == "each"
         self._early = early
-        asked = replace(request.want, usage="each")
-        self._inner = GenerationDecoder(replace(request, want=asked), complaint=raise_worker_error)
+        asked = replace(request.response_options, usage="each")
+        self._inner = GenerationDecoder(
+            replace(request, response_options=asked), complaint=raise_worker_error
+        )
         self._choice_index = 0
         self._usages: dict[int, Usage] = {}
         self._pending_error: GatewayError | None = None

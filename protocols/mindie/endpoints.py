@@ -376,7 +376,7 @@ class MindIE:
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def peek(self, call: ClientRequest) -> RoutingInfo:
+    def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         variant = call.endpoint.operation
         match variant:

@@ -228,34 +228,38 @@ def _build_temperature(most: str = "3.40282e+38", **limits: Any) -> MindieParam:
 
 def _build_top_k(**limits: Any) -> MindieParam:
     said = f"Parameter top_k must be in -1 || (0,{INT32_MAX}], got {{got}}"
-    return _build_int_param("top_k", "sampling.top_k", said, high=INT32_MAX, **limits)
+    return _build_int_param("top_k", "sampling.top_k", said, maximum=INT32_MAX, **limits)
 
 
 def _build_probability(wire: str, **limits: Any) -> MindieParam:
     said = f"Parameter {wire} must be in (0.0,1.0], got {{got}}."
     return _build_float_param(
-        wire, f"sampling.{wire}", said, low=0, above_low=True, high=1, **limits
+        wire, f"sampling.{wire}", said, minimum=0, exclusive_minimum=True, maximum=1, **limits
     )
 
 
-def _build_repetition_penalty(most: str, high: float) -> MindieParam:
+def _build_repetition_penalty(most: str, maximum: float) -> MindieParam:
     said = f"Parameter 'repetition_penalty' must be in (0.0, {most}], got {{got}}."
     path = "sampling.repetition_penalty"
-    return _build_float_param("repetition_penalty", path, said, low=0, above_low=True, high=high)
+    return _build_float_param(
+        "repetition_penalty", path, said, minimum=0, exclusive_minimum=True, maximum=maximum
+    )
 
 
-def _build_seed(low: int, high: int, interval: str) -> MindieParam:
+def _build_seed(minimum: int, maximum: int, interval: str) -> MindieParam:
     said = f"Parameter seed must be in {interval}, got {{got}}."
-    return _build_int_param("seed", "sampling.seed", said, kind="unsigned", low=low, high=high)
+    return _build_int_param(
+        "seed", "sampling.seed", said, kind="unsigned", minimum=minimum, maximum=maximum
+    )
 
 
-_TEMPERATURE = _build_temperature(low=0, above_low=True, high=FLOAT32_MAX)
-_TEMPERATURE_OR_0 = _build_temperature(low=0, high=FLOAT32_MAX)
-_TOP_K_OR_0 = _build_top_k(low=0, off=(0,))
-_TOP_K = _build_top_k(low=1)
-_TOP_K_OR_ALL = _build_top_k(low=1, off=(-1,))
+_TEMPERATURE = _build_temperature(minimum=0, exclusive_minimum=True, maximum=FLOAT32_MAX)
+_TEMPERATURE_OR_0 = _build_temperature(minimum=0, maximum=FLOAT32_MAX)
+_TOP_K_OR_0 = _build_top_k(minimum=0, disabled_values=(0,))
+_TOP_K = _build_top_k(minimum=1)
+_TOP_K_OR_ALL = _build_top_k(minimum=1, disabled_values=(-1,))
 _TOP_P = _build_probability("top_p")
-_TOP_P_BELOW_1 = _build_probability("top_p", below_high=True)
+_TOP_P_BELOW_1 = _build_probability("top_p", exclusive_maximum=True)
 _TYPICAL_P = _build_probability("typical_p")
 _DO_SAMPLE = _build_bool_param("do_sample", "sampling.do_sample")
 _SEED = _build_seed(0, 2**63 - 1, f"[0, {2**63 - 1}]")
@@ -270,8 +274,8 @@ _PRIORITY = _build_int_param(
     "priority",
     "Parameter priority must be in [1,5], got {got}.",
     kind="unsigned",
-    low=1,
-    high=5,
+    minimum=1,
+    maximum=5,
     default=5,
 )
 _TIMEOUT = _build_int_param(
@@ -279,24 +283,24 @@ _TIMEOUT = _build_int_param(
     "timeout",
     "Parameter timeout must be strictly positive and small than 65535 seconds, got {got}.",
     kind="unsigned",
-    low=1,
-    high=65535,
+    minimum=1,
+    maximum=65535,
     default=65535,
 )
 _MAX_NEW_TOKENS = _build_int_param(
     "max_new_tokens",
     "stopping.max_tokens",
     f"Parameter max_new_tokens must be in (0,{INT32_MAX}], got {{got}}.",
-    low=1,
-    high=INT32_MAX,
+    minimum=1,
+    maximum=INT32_MAX,
     default=DEFAULT_MAX_NEW_TOKENS,
 )
 _BATCH_SIZE = _build_int_param(
     "batch_size",
     "kept.batch_size",
     f"Parameter batch_size must be in (0,{INT32_MAX}], got {{got}}.",
-    low=1,
-    high=INT32_MAX,
+    minimum=1,
+    maximum=INT32_MAX,
 )
 
 # --- what only some endpoints know ----------------------------------------------------------------
@@ -307,26 +311,31 @@ _FREQUENCY_PENALTY = _build_float_param(
     "frequency_penalty",
     "sampling.frequency_penalty",
     "Parameter frequency_penalty should be in [-2.0, 2.0], got {got}.",
-    low=-2,
-    high=2,
+    minimum=-2,
+    maximum=2,
 )
 _PRESENCE_PENALTY = _build_float_param(
     "presence_penalty",
     "sampling.presence_penalty",
     "Parameter presence_penalty not in [-2.0, 2.0], but got {got}.",
-    low=-2,
-    high=2,
+    minimum=-2,
+    maximum=2,
 )
 _BEST_OF = _build_int_param(
     "best_of",
     "best_of",
     "Parameter [best_of] should be in [1, 128], got {got}.",
     kind="unsigned",
-    low=1,
-    high=128,
+    minimum=1,
+    maximum=128,
 )
 _N = _build_int_param(
-    "n", "n", "Parameter [n] should be in [1, 8192], got {got}. ", kind="unsigned", low=1, high=8192
+    "n",
+    "n",
+    "Parameter [n] should be in [1, 8192], got {got}. ",
+    kind="unsigned",
+    minimum=1,
+    maximum=8192,
 )
 _USE_BEAM_SEARCH = _build_bool_param("use_beam_search", "asked.beams")
 _LOGPROBS = _build_bool_param("logprobs", "asked.logprobs")
@@ -335,19 +344,25 @@ _TOP_LOGPROBS = _build_int_param(
     "asked.top_logprobs",
     "Parameter top logprobs must be in [0, 20], got {got}.",
     kind="unsigned",
-    low=0,
-    high=20,
+    minimum=0,
+    maximum=20,
 )
 _COMPLETION_LOGPROBS = _build_int_param(
     "logprobs",
     "asked.top_logprobs",
     "logprobs should be in range [0, 5], got {got}.",
     kind="unsigned",
-    low=0,
-    high=5,
+    minimum=0,
+    maximum=5,
 )
 _MAX_TOKENS = MindieParam(
-    Param(wire="max_tokens", field="stopping.max_tokens", type="strict int", low=1, high=INT32_MAX),
+    Param(
+        wire="max_tokens",
+        field="stopping.max_tokens",
+        type="strict int",
+        minimum=1,
+        maximum=INT32_MAX,
+    ),
     "integer",
     f"Parameter max_tokens must be (0,{INT32_MAX}], got {{got}}",
     "Parameter max_tokens not number_integer",
@@ -356,8 +371,8 @@ _TRUNCATE = _build_int_param(
     "truncate",
     "stopping.truncate_prompt",
     f"truncate must be in (0,{INT32_MAX}], got {{got}}.",
-    low=1,
-    high=INT32_MAX,
+    minimum=1,
+    maximum=INT32_MAX,
 )
 
 
@@ -386,7 +401,7 @@ def _build_stop_check(most: int) -> ParamCheck:
                 f"[1, {MAX_STOP_STRINGS}] with total <= {MAX_TOTAL_STOP_LENGTH}",
                 "stop",
             )
-        values.given.add("stop")
+        values.provided_fields.add("stop")
         values["stopping.stop"] = tuple(got)
 
     return ParamCheck("stop", "stopping.stop", run, "strings")
@@ -412,7 +427,7 @@ def _check_stop_token_ids(fields: Mapping[str, Raw], values: ParsedParams) -> No
         raise build_param_error("Parameter stop_token_ids not array", "stop_token_ids", "type")
     if not all(type(token) is int for token in got):
         raise build_param_error("Parameter stop_token_ids not list[int]", "stop_token_ids", "type")
-    values.given.add("stop_token_ids")
+    values.provided_fields.add("stop_token_ids")
     ids = sorted({token for token in got if 0 <= token <= INT32_MAX})
     values["stopping.stop_token_ids"] = tuple(ids)
 
@@ -427,7 +442,7 @@ def _check_include_stop(fields: Mapping[str, Raw], values: ParsedParams) -> None
         return
     if not isinstance(got, bool):
         raise build_param_error(f"{name} must be boolean type.", name, "type")
-    values.given.add(name)
+    values.provided_fields.add(name)
     values["stopping.include_stop"] = got
 
 
@@ -456,7 +471,7 @@ def _check_thinking_budget(fields: Mapping[str, Raw], values: ParsedParams) -> N
             "thinking_budget",
         )
     if kwargs.get("enable_thinking"):
-        values.given.add("chat_template_kwargs")
+        values.provided_fields.add("chat_template_kwargs")
         values["reasoning.budget"] = budget
 
 
@@ -570,7 +585,7 @@ CHAT_PARAMS: MindieParamTable = (
 )
 _SERVER_VALIDATOR_REPLACEMENTS: Mapping[MindieParam | ParamCheck, MindieParam | ParamCheck] = {
     CHAT_PARAMS[1]: _build_stop_check(MAX_STOP_STRINGS),
-    _TEMPERATURE_OR_0: _build_temperature("2", low=0, high=2),
+    _TEMPERATURE_OR_0: _build_temperature("2", minimum=0, maximum=2),
     _TOP_K_OR_ALL: _TOP_K_OR_0,
 }
 CHAT_PARAMS_SERVER_VALIDATOR: MindieParamTable = tuple(
@@ -581,7 +596,7 @@ CHAT_PARAMS_SERVER_VALIDATOR: MindieParamTable = tuple(
 """The server's own validator, in place of the one that follows vLLM."""
 CHAT_PARAMS_RC1: MindieParamTable = (
     *(
-        _build_temperature("2", low=0, above_low=True, high=2),
+        _build_temperature("2", minimum=0, exclusive_minimum=True, maximum=2),
         _TOP_P,
         _SEED_RC1,
         _FREQUENCY_PENALTY,

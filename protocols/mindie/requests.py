@@ -468,7 +468,7 @@ def _read_adapter(parameters: Mapping[str, Raw], values: ParsedParams) -> str | 
         raise build_param_error("adapter_id must be string type.", "adapter_id", "type")
     if not _ADAPTER_ID_PATTERN.fullmatch(got):
         raise build_param_error("The format of adapter_id is invalid.", "adapter_id")
-    values.given.add("adapter_id")
+    values.provided_fields.add("adapter_id")
     return got
 
 

@@ -153,7 +153,7 @@ class TextEncoder:
         head = b'{"id":%b,"model_name":%b,"model_version":null,"text_output":'
         self._head = head % (encode_json(request.client_id), encode_json(about.model))
         self._event_head = b"data:" + self._head
-        self._with_details = request.want.details
+        self._with_details = request.response_options.details
         self._timer = ChunkTimer(about.clock)
         self._pending: _PendingChunk | None = None
         self._finish_reason: str | None = None
@@ -715,7 +715,7 @@ class NativeEncoder:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         choice = get_only_choice(answer)
         body: dict[str, Any] = {"generated_text": join_choice_text(choice)}
-        if self._request.want.details:
+        if self._request.response_options.details:
             tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
             body["details"] = self._build_details(
                 map_finish_reason(choice.finish_reason, self._profile), tokens, choice.token_ids
@@ -742,7 +742,7 @@ class NativeEncoder:
         last = _NativeFinalChunk(
             *self._timer.measure_chunk(),
             "".join(told.texts),
-            details if self._request.want.details else None,
+            details if self._request.response_options.details else None,
             _NativeToken([], None),
         )
         return framed(encode_json(last))
@@ -828,7 +828,7 @@ class TgiStyleEncoder:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         choice = get_only_choice(answer)
         body: dict[str, Any] = {}
-        if self._request.want.details:
+        if self._request.response_options.details:
             body["details"] = self._build_details(answer, choice)
         body["generated_text"] = join_choice_text(choice)
         return build_json_response(encode_json([body] if self._as_list else body))
@@ -857,7 +857,7 @@ class TgiStyleEncoder:
     def _encode_final_event(self) -> bytes:
         told = self._state
         details = None
-        if self._request.want.details:
+        if self._request.response_options.details:
             seed = self._request.sampling.seed
             details = _TgiStreamDetails(
                 told.prompt_tokens, told.finish_reason, told.token_count, seed

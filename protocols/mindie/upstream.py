@@ -90,7 +90,7 @@ from protocols.params import Param
 #
 # A worker's row gives the range that the worker takes: what lies outside is clamped, and reported.
 #
-# Sources: those of ``protocols.mindie.tables``; MindIE-LLM 0695772, samplers (nobody there looks at a
+# Sources: those of ``protocols.mindie.params``; MindIE-LLM 0695772, samplers (nobody there looks at a
 # watermark); for 1.0.RC1 the published page of generate_stream, after which neither a watermark nor
 # ``typical_p`` comes to anything, and a temperature below 0.001 spoils the text.
 
@@ -105,7 +105,7 @@ _MESSAGE_STYLE = MessageStyle(
     empty_content="",
     role_mapping=(("developer", "system"), ("function", "tool")),
 )
-_SINGLE_CHOICE_PARAM: Final = Param(wire="n", field="n", type="int", low=1, high=1)
+_SINGLE_CHOICE_PARAM: Final = Param(wire="n", field="n", type="int", minimum=1, maximum=1)
 """Passed over by a server that has no such field, and gives one answer anyway."""
 
 
@@ -113,7 +113,7 @@ class MindieCapabilities(Struct, frozen=True, kw_only=True):
     """A kind of server."""
 
     early: bool
-    """See ``protocols.mindie.profiles.MindieProfile``."""
+    """See ``protocols.mindie.params.MindieProfile``."""
     text_params: params.ParamTable
     """The parameters of generate."""
     openai_profile: WorkerProfile
@@ -160,11 +160,11 @@ def list_worker_params(
 
 
 def _build_worker_param(param: Param, *, dropped: bool) -> Param:
-    changes: dict[str, Any] = {"off": ()}
-    if param.above_low:
-        changes["low"] = MIN_TEMPERATURE if param.wire == "temperature" else _MIN_POSITIVE
+    changes: dict[str, Any] = {"disabled_values": ()}
+    if param.exclusive_minimum:
+        changes["minimum"] = MIN_TEMPERATURE if param.wire == "temperature" else _MIN_POSITIVE
     if dropped:
-        changes["reason"] = "dropped"
+        changes["loss_reason"] = "dropped"
     return replace(param, **changes)
 
 
@@ -476,9 +476,11 @@ class MindieUpstream:
         fitted, lost = self._adapt_request(request, names)
         if self._uses_openai_endpoint(request):
             return lost + self._openai_writer.unsupported_parameters(fitted, names)
-        if request.want.token_ids:
+        if request.response_options.token_ids:
             lost += (
-                UnsupportedParameter(names.get("want.token_ids", "return_token_ids"), "dropped"),
+                UnsupportedParameter(
+                    names.get("response_options.token_ids", "return_token_ids"), "dropped"
+                ),
             )
         lost += protocols_prompt.find_prompt_losses(fitted, self._renderer, names)
         return lost + loss.find_unsupported_parameters(
@@ -555,7 +557,7 @@ class MindieUpstream:
     def _write_parameters(self, request: GenerationRequest) -> dict[str, Any]:
         written = {
             "details": True,
-            **params.write_params(self._capabilities.text_params, request.said),
+            **params.write_params(self._capabilities.text_params, request.set_fields),
         }
         written.setdefault("max_new_tokens", self._get_max_tokens(request.model) or INT32_MAX)
         if request.priority is not None:
@@ -563,7 +565,7 @@ class MindieUpstream:
             written["priority"] = step + 1
         if request.timeout is not None:
             written["timeout"] = math.ceil(min(max(request.timeout, 1.0), _MAX_TIMEOUT_SECONDS))
-        if request.want.timing:
+        if request.response_options.timing:
             written["perf_stat"] = True
         for field, raw in request.extra.items():
             written.setdefault(field, raw)
@@ -585,7 +587,7 @@ def _build_request_id(request: Request) -> str:
     return _INVALID_ID_CHARS.sub("_", request.client_id or "")[:_MAX_ID_LENGTH]
 
 
-# A client's own bytes for a server of the same release. See ``protocols.openai.relay``.
+# A client's own bytes for a server of the same release. See ``protocols.chat.passthrough``.
 #
 # What goes to generate asks for details already: without them neither the end of a stream nor an
 # answer that broke off would show. A request that its client has named is translated, since workers
@@ -737,7 +739,7 @@ class MindiePassthrough:
             client_id=name,
             priority=(body.priority - 1) * PRIORITY_STEP if "priority" in said else None,
             timeout=float(body.timeout) if "timeout" in said else None,
-            want=ResponseOptions(details=True),
+            response_options=ResponseOptions(details=True),
         )
         way = "generate_stream" if stream else "generate"
         path = f"/v2/models/{quote(about.backend_model, safe='')}/{way}"

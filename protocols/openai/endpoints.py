@@ -225,7 +225,7 @@ class OpenAI:
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def peek(self, call: ClientRequest) -> RoutingInfo:
+    def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         client_id = call.headers.get("x-client-request-id")
         fields = read_unchecked_fields(call)

@@ -134,7 +134,7 @@ class OVMS:
 
     # --- towards clients --------------------------------------------------------------------------
 
-    def peek(self, call: ClientRequest) -> RoutingInfo:
+    def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """The model and ``stream``, with what is checked before the graph is looked up.
 
         Of content that is not JSON, and of an empty name, the model is what follows the root.
@@ -167,7 +167,7 @@ class OVMS:
         """What writes the answer."""
         if isinstance(request, EmbeddingRequest):
             return OvmsEmbeddingEncoder(request.encoding)
-        usage = request.stream and request.want.usage != "none"
+        usage = request.stream and request.response_options.usage != "none"
         form = ResponseVariant(
             is_chat=call.endpoint.operation == "chat", early=self._early, with_usage=usage
         )
@@ -232,7 +232,7 @@ class OVMS:
         if call.endpoint.operation not in _GENERATION_OPERATIONS:
             return False
         try:
-            return self.peek(call).stream
+            return self.read_routing_info(call).stream
         except GatewayError:
             return False
 

@@ -52,8 +52,8 @@ def _build_param_schemas(table: tuple[Param, ...]) -> dict[str, Schema]:
         if param.type in ("strict int", "float"):
             low, high = _INTEGER_RANGES[param.wire]
             within = {
-                "low": low if param.low is None else param.low,
-                "high": high if param.high is None else param.high,
+                "minimum": low if param.minimum is None else param.minimum,
+                "maximum": high if param.maximum is None else param.maximum,
             }
             found[param.wire] = build_param_schema(replace(param, **within))
         else:

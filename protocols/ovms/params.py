@@ -32,10 +32,15 @@ class OvmsParam(Struct, frozen=True):
 
 
 def _build_float_param(
-    wire: str, field: str, low: float | None = None, high: float | None = None, *, text: str = ""
+    wire: str,
+    field: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    *,
+    text: str = "",
 ) -> OvmsParam:
-    param = Param(wire=wire, field=field, type="float", low=low, high=high)
-    shown = text or f"{wire} out of range({low}, {high})"
+    param = Param(wire=wire, field=field, type="float", minimum=minimum, maximum=maximum)
+    shown = text or f"{wire} out of range({minimum}, {maximum})"
     return OvmsParam(param, f"{wire} is not a valid number", shown)
 
 
@@ -43,9 +48,16 @@ def _build_bool_param(wire: str, field: str, wrong_type: str) -> OvmsParam:
     return OvmsParam(Param(wire=wire, field=field, type="bool", default=False), wrong_type)
 
 
-def _build_count_param(wire: str, field: str, off: tuple[float, ...] = ()) -> OvmsParam:
+def _build_count_param(wire: str, field: str, disabled_values: tuple[float, ...] = ()) -> OvmsParam:
     return OvmsParam(
-        Param(wire=wire, field=field, type="strict int", low=1, off=off, default=1),
+        Param(
+            wire=wire,
+            field=field,
+            type="strict int",
+            minimum=1,
+            disabled_values=disabled_values,
+            default=1,
+        ),
         f"{wire} is not an unsigned integer",
         f"{wire} value should be greater than 0",
         UINT32_RANGE,
@@ -58,10 +70,10 @@ def _build_max_tokens_param(wire: str, *, null: bool) -> OvmsParam:
             wire=wire,
             field="stopping.max_tokens",
             type="strict int",
-            low=0,
-            high=UINT32_RANGE[1],
-            null=null,
-            note="0 is judged after everything else: with echo it scores the prompt",
+            minimum=0,
+            maximum=UINT32_RANGE[1],
+            nullable=null,
+            description="0 is judged after everything else: with echo it scores the prompt",
         ),
         f"{wire} is not an unsigned integer",
         f"{wire} value can't be greater than {UINT32_RANGE[1]}",
@@ -77,7 +89,7 @@ MAX_COMPLETION_TOKENS = _build_max_tokens_param("max_completion_tokens", null=Tr
 _REPETITION_PENALTY = _build_float_param("repetition_penalty", "sampling.repetition_penalty")
 _LENGTH_PENALTY = _build_float_param("length_penalty", "sampling.length_penalty")
 _TEMPERATURE = _build_float_param("temperature", "sampling.temperature", 0.0, 2.0)
-_BEST_OF = _build_count_param("best_of", "sampling.beam_width", off=(1,))
+_BEST_OF = _build_count_param("best_of", "sampling.beam_width", disabled_values=(1,))
 _N = _build_count_param("n", "n")
 
 PARAMS_BEFORE_STOP = (
@@ -90,17 +102,36 @@ PARAMS_BEFORE_STOP = (
     _TEMPERATURE,
     _build_float_param("top_p", "sampling.top_p", 0.0, 1.0),
     OvmsParam(
-        Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=1, below_high=True),
+        Param(
+            wire="min_p",
+            field="sampling.min_p",
+            type="float",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
         "min_p is not a valid number",
         "min_p out of range [0.0, 1.0)",
     ),
     OvmsParam(
-        Param(wire="top_k", field="sampling.top_k", type="strict int", low=1, off=(-1,)),
+        Param(
+            wire="top_k",
+            field="sampling.top_k",
+            type="strict int",
+            minimum=1,
+            disabled_values=(-1,),
+        ),
         "top_k is not an integer",
         "top_k must be -1 (all tokens) or a positive integer",
     ),
     OvmsParam(
-        Param(wire="seed", field="sampling.seed", type="strict int", low=0, high=UINT32_RANGE[1]),
+        Param(
+            wire="seed",
+            field="sampling.seed",
+            type="strict int",
+            minimum=0,
+            maximum=UINT32_RANGE[1],
+        ),
         "seed is not an integer",
         f"seed out of range [0, {UINT32_RANGE[1]}]",
         JSON_INTEGER_RANGE,
@@ -129,17 +160,37 @@ EARLY_PARAMS = (
     _LENGTH_PENALTY,
     _TEMPERATURE,
     OvmsParam(
-        Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, above_low=True),
+        Param(
+            wire="top_p",
+            field="sampling.top_p",
+            type="float",
+            minimum=0,
+            maximum=1,
+            exclusive_minimum=True,
+        ),
         "top_p is not a valid number",
         "top_p out of range(0.0, 1.0)",
     ),
     OvmsParam(
-        Param(wire="top_k", field="sampling.top_k", type="strict int", low=1, off=(0,), default=0),
+        Param(
+            wire="top_k",
+            field="sampling.top_k",
+            type="strict int",
+            minimum=1,
+            disabled_values=(0,),
+            default=0,
+        ),
         "top_k is not an integer",
         "top_k must be 0 (all tokens) or a positive integer",
     ),
     OvmsParam(
-        Param(wire="seed", field="sampling.seed", type="strict int", low=0, high=UINT32_RANGE[1]),
+        Param(
+            wire="seed",
+            field="sampling.seed",
+            type="strict int",
+            minimum=0,
+            maximum=UINT32_RANGE[1],
+        ),
         "seed is not an unsigned integer",
         "seed is not an unsigned integer",
         UINT32_RANGE,
@@ -160,7 +211,9 @@ _CHAT_PARAMS = (
 )
 _COMPLETION_PARAMS = (
     *_COMMON_PARAMS,
-    OvmsParam(Param(wire="logprobs", field="logprobs.top", type="strict int", low=1, high=1), ""),
+    OvmsParam(
+        Param(wire="logprobs", field="logprobs.top", type="strict int", minimum=1, maximum=1), ""
+    ),
     _build_bool_param("echo", "echo", "echo accepts values true or false"),
 )
 

@@ -317,13 +317,13 @@ def read_generation_request(call: ClientRequest, *, chat: bool, early: bool) -> 
     else:
         _read_completion_fields(fields, values, stream=stream, early=early)
     known = _EARLY_KNOWN_FIELDS if early else _KNOWN_FIELDS
-    values.given = {name for name, raw in fields.items() if bytes(raw) != b"null"}
+    values.provided_fields = {name for name, raw in fields.items() if bytes(raw) != b"null"}
     final: Literal["none", "final"] = "none" if early or (stream and not usage) else "final"
     return GenerationRequest(
         model=model,
         kind="chat" if chat else "completion",
         stream=stream,
-        want=ResponseOptions(usage=final),
+        response_options=ResponseOptions(usage=final),
         labels=_read_labels(fields),
         extra={name: raw for name, raw in fields.items() if name not in known},
         **values.build_request_arguments(),
@@ -354,7 +354,7 @@ def read_embedding_request(call: ClientRequest) -> EmbeddingRequest:
         inputs=inputs,
         encoding=encoding,
         labels=_read_labels(fields),
-        given=frozenset(fields) & {"encoding_format"},
+        provided_fields=frozenset(fields) & {"encoding_format"},
         extra={name: raw for name, raw in fields.items() if name not in _STRUCTURAL_FIELDS},
     )
 
@@ -402,7 +402,7 @@ def _read_common_params(fields: Mapping[str, Raw], values: ParsedParams, *, stre
             "include_stop_str_in_output",
         )
     params.read_params(params.BEST_OF_PARAMS, fields, values)
-    if "best_of" in values.given:
+    if "best_of" in values.provided_fields:
         if values.get("sampling.beam_width", 1) >= BEST_OF_LIMIT:
             text = f"best_of exceeds limit provided in graph config: {BEST_OF_LIMIT}"
             raise build_param_error(text, "best_of")
@@ -415,7 +415,7 @@ def _read_common_params(fields: Mapping[str, Raw], values: ParsedParams, *, stre
 
 def _read_early_params(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     params.read_params(params.EARLY_PARAMS, fields, values)
-    if "temperature" not in values.given:
+    if "temperature" not in values.provided_fields:
         values["sampling.temperature"] = 0.0  # the early release promises greedy decoding
     if values.get("stopping.ignore_eos"):
         if values.get("stopping.max_tokens", 0) > MAX_IGNORE_EOS_TOKENS:
@@ -423,7 +423,7 @@ def _read_early_params(fields: Mapping[str, Raw], values: ParsedParams) -> None:
                 f"when ignore_eos is true max_tokens can not be greater than {MAX_IGNORE_EOS_TOKENS}",
                 "max_tokens",
             )
-        if "max_tokens" not in values.given:
+        if "max_tokens" not in values.provided_fields:
             values["stopping.max_tokens"] = MAX_IGNORE_EOS_TOKENS
     _check_n(values)
 

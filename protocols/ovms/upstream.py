@@ -63,15 +63,19 @@ SEED_COUNT = 2**32
 MAX_BEAM_WIDTH = 19
 """A graph's ``best_of_limit`` is 20 unless it says otherwise, and is itself refused."""
 
-_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=1e-6, high=1)
-_MIN_P = Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=0.999999)
+_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
+_MIN_P = Param(wire="min_p", field="sampling.min_p", type="float", minimum=0, maximum=0.999999)
 _SEED = Param(wire="seed", field="sampling.seed", type="int")
 _BEST_OF = Param(
-    wire="best_of", field="sampling.beam_width", type="int", low=1, high=MAX_BEAM_WIDTH
+    wire="best_of", field="sampling.beam_width", type="int", minimum=1, maximum=MAX_BEAM_WIDTH
 )
-_N = Param(wire="n", field="n", type="int", low=1)
+_N = Param(wire="n", field="n", type="int", minimum=1)
 _MAX_TOKENS = Param(
-    wire="max_tokens", field="stopping.max_tokens", type="int", low=1, high=params.UINT32_RANGE[1]
+    wire="max_tokens",
+    field="stopping.max_tokens",
+    type="int",
+    minimum=1,
+    maximum=params.UINT32_RANGE[1],
 )
 _ECHO = Param(wire="echo", field="echo", type="bool")
 
@@ -212,8 +216,8 @@ class OvmsUpstream:
             _adapt_for_early_release(narrow)
         else:
             _adapt_for_current_release(narrow)
-        if request.want.usage == "each":
-            narrow.set_field("want.usage", "final")
+        if request.response_options.usage == "each":
+            narrow.set_field("response_options.usage", "final")
         return narrow
 
     def _adjust_body(self, body: dict[str, Any], asked: GenerationRequest) -> None:
@@ -257,7 +261,7 @@ def _adapt_for_early_release(narrow: RequestReducer[GenerationRequest]) -> None:
     narrow.drop_fields("tools", "output")
     if any(message.tool_calls for message in narrow.request.messages):
         narrow.report("messages", "dropped", "tool calls")
-    narrow.set_field("given", narrow.request.given - {"max_completion_tokens"})
+    narrow.set_field("provided_fields", narrow.request.provided_fields - {"max_completion_tokens"})
     stopping = narrow.request.stopping
     if stopping.ignore_eos and (stopping.max_tokens or 0) > MAX_IGNORE_EOS_TOKENS:
         detail = f"{stopping.max_tokens} to {MAX_IGNORE_EOS_TOKENS}"
@@ -297,7 +301,7 @@ _API_KEY_ERROR: Final = "Unauthorized request due to invalid or missing api-key"
 def map_worker_error(
     status: int, fault: WorkerErrorBody, retry_after: float | None
 ) -> GatewayError:
-    """A ``protocols.openai.faults.WorkerErrorMapper`` that takes the graph's sentence off what its node said.
+    """A ``protocols.chat.errors.WorkerErrorMapper`` that takes the graph's sentence off what its node said.
 
     What the graph says inside an answer (status 0) is the server's failure, unless the prompt was
     too long: it checks a request before the first event.
@@ -321,7 +325,7 @@ def map_worker_error(
     return errors.map_worker_error(status, msgspec.structs.replace(fault, text=text), retry_after)
 
 
-# A client's own bytes for a server of the same release. See ``protocols.openai.relay``.
+# A client's own bytes for a server of the same release. See ``protocols.chat.passthrough``.
 #
 # What is looked at together with something else (beams, and how many answers they give) goes the long
 # way; so do tokens that the early release counts on its own when it may not stop.

@@ -176,7 +176,7 @@ class GenerateDecoder:
     def _add_token(self, token: TgiToken, top: Sequence[TgiToken], events: list[Event]) -> None:
         hidden = self._is_hidden(token)
         text = "" if hidden else token.text_or_empty
-        ids = token.ids if self._request.want.token_ids else ()
+        ids = token.ids if self._request.response_options.token_ids else ()
         asked = self._request.logprobs is not None and not hidden
         logprobs = (build_token_logprob(token, top),) if asked else ()
         if text or ids or logprobs:
@@ -220,7 +220,7 @@ class GenerateDecoder:
             logprobs = tuple(
                 build_token_logprob(*pair) for pair in pairs if not self._is_hidden(pair[0])
             )
-        wanted = tokens if self._request.want.token_ids else ()
+        wanted = tokens if self._request.response_options.token_ids else ()
         ids = tuple(one for token in wanted for one in token.ids)
         if not (text or ids or logprobs):
             return []

@@ -66,32 +66,38 @@ _STOP = Param(
     wire="stop",
     field="stopping.stop",
     type="strings",
-    reason="approximated",
-    note="stays in the text, and is seen only where a token ends with it",
+    loss_reason="approximated",
+    description="stays in the text, and is seen only where a token ends with it",
 )
-_SEED = Param(wire="seed", field="sampling.seed", type="int", low=0, high=2**64 - 1)
-_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", low=MIN_POSITIVE, high=1)
+_SEED = Param(wire="seed", field="sampling.seed", type="int", minimum=0, maximum=2**64 - 1)
+_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=MIN_POSITIVE, maximum=1)
 _FREQUENCY_PENALTY = Param(
-    wire="frequency_penalty", field="sampling.frequency_penalty", type="float", low=-2, high=2
+    wire="frequency_penalty",
+    field="sampling.frequency_penalty",
+    type="float",
+    minimum=-2,
+    maximum=2,
 )
 
 _GENERATE_PARAMS: tuple[Param, ...] = (
-    Param(wire="best_of", field="best_of", type="int", low=1),
-    Param(wire="temperature", field="sampling.temperature", type="float", low=MIN_POSITIVE),
+    Param(wire="best_of", field="best_of", type="int", minimum=1),
+    Param(wire="temperature", field="sampling.temperature", type="float", minimum=MIN_POSITIVE),
     Param(
         wire="repetition_penalty",
         field="sampling.repetition_penalty",
         type="float",
-        low=MIN_POSITIVE,
+        minimum=MIN_POSITIVE,
     ),
     _FREQUENCY_PENALTY,
-    Param(wire="top_k", field="sampling.top_k", type="int", low=1, high=2**31 - 1),
+    Param(wire="top_k", field="sampling.top_k", type="int", minimum=1, maximum=2**31 - 1),
     _TOP_P,
-    Param(wire="typical_p", field="sampling.typical_p", type="float", low=MIN_POSITIVE, high=1),
+    Param(
+        wire="typical_p", field="sampling.typical_p", type="float", minimum=MIN_POSITIVE, maximum=1
+    ),
     Param(wire="do_sample", field="sampling.do_sample", type="bool"),
-    Param(wire="max_new_tokens", field="stopping.max_tokens", type="int", low=1),
+    Param(wire="max_new_tokens", field="stopping.max_tokens", type="int", minimum=1),
     _STOP,
-    Param(wire="truncate", field="stopping.truncate_prompt", type="int", low=1),
+    Param(wire="truncate", field="stopping.truncate_prompt", type="int", minimum=1),
     Param(wire="watermark", field="sampling.watermark", type="bool"),
     _SEED,
     Param(wire="adapter_id", field="adapter", type="str"),
@@ -101,8 +107,8 @@ _GENERATE_PARAMS: tuple[Param, ...] = (
 @lru_cache(maxsize=64)
 def build_generate_table(limits: TgiLimits) -> ParamTable:
     """The ``parameters`` of ``/generate``."""
-    highest: dict[str, Any] = {"high": limits.max_best_of}
-    longest: dict[str, Any] = {"high": limits.max_prompt_tokens}
+    highest: dict[str, Any] = {"maximum": limits.max_best_of}
+    longest: dict[str, Any] = {"maximum": limits.max_prompt_tokens}
     return ParamTable(*replace_params(_GENERATE_PARAMS, best_of=highest, truncate=longest))
 
 
@@ -125,8 +131,8 @@ def write_output_format(output: OutputFormat) -> dict[str, Any] | None:
 CHAT_PROFILE = WorkerProfile(
     chat=(
         Param(wire="model", field="adapter", type="str"),
-        Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=1),
-        Param(wire="temperature", field="sampling.temperature", type="float", low=0),
+        Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=1),
+        Param(wire="temperature", field="sampling.temperature", type="float", minimum=0),
         _TOP_P,
         _FREQUENCY_PENALTY,
         _SEED,
@@ -158,7 +164,7 @@ def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> Up
     """
     asked = adapt_generate_request(request, limits)
     carried = build_parameter_support(asked, limits)
-    said = {path: got for path, got in asked.said.items() if path in carried}
+    said = {path: got for path, got in asked.set_fields.items() if path in carried}
     parameters: dict[str, Any] = params.write_params(build_generate_table(limits), said)
     parameters |= {"details": True, "return_full_text": False}
     if asked.output is not None and "output" in carried:
@@ -169,7 +175,8 @@ def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> Up
         if asked.logprobs.prompt is not None and "logprobs.prompt" in carried:
             parameters["decoder_input_details"] = True
     whole = not request.stream and (
-        request.want.usage == "none" or not parameters.keys().isdisjoint(_UNARY_ONLY_PARAMS)
+        request.response_options.usage == "none"
+        or not parameters.keys().isdisjoint(_UNARY_ONLY_PARAMS)
     )
     body = {"inputs": build_prompt(request, None), "parameters": parameters}
     return UpstreamRequest(
@@ -344,7 +351,7 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
         tools=tuple(map(_add_parameters_schema, request.tools)) if offers else (),
         tool_choice=request.tool_choice if offers else None,
         output=None if offers else request.output,
-        given=frozenset(),
+        provided_fields=frozenset(),
         extra={},
     )
 

@@ -337,7 +337,7 @@ class _ResponseReader:
         return [i for i in range(self._choice_count) if i not in self._ended_choices]
 
     def _finish_events(self, events: Sequence[Event], untold: Sequence[int]) -> Sequence[Event]:
-        usage = [] if self._request.want.usage == "each" else self._build_usage()
+        usage = [] if self._request.response_options.usage == "each" else self._build_usage()
         return [*events, *[ChoiceEnd("unknown", i) for i in untold], *usage, StreamEnd()]
 
     def _check_end(self, untold: Sequence[int]) -> None:
@@ -373,7 +373,7 @@ class _ResponseReader:
         for index, text in enumerate(said.texts[: self._choice_count]):
             self._seen_choices.add(index)
             self._add_choice(said, index, text, events)
-        if said.token_counts and self._request.want.usage == "each":
+        if said.token_counts and self._request.response_options.usage == "each":
             events += self._build_usage()
 
     def _add_counts(self, said: ParsedResponse, events: list[Event]) -> None:

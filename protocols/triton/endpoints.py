@@ -128,7 +128,7 @@ class Triton:
             generating, self._profile.parameters
         )
 
-    def peek(self, call: ClientRequest) -> RoutingInfo:
+    def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """The path names the model; whether generate_stream streams, the body says.
 
         Raises PathNotFound and InvalidParameter for a version that is none.
@@ -139,8 +139,9 @@ class Triton:
     def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
         """The request. Raises Malformed, InvalidParameter and Unsupported."""
         del model
-        reader = requests if call.endpoint.operation == "infer" else requests
-        sent = reader.read(call, self._profile)
+        is_infer = call.endpoint.operation == "infer"
+        read = requests.read_infer_request if is_infer else requests.read_generate_request
+        sent = read(call, self._profile)
         stream = requests.is_streamed(call, self._profile, flag=sent.streaming)
         return requests.build_request(sent, self._profile, self._templating_mode, stream=stream)
 

@@ -244,7 +244,7 @@ class ModelAdapter:
         tensors = {**self._stream_flags[self.is_streaming(request)]}
         if request.logprobs is not None and self._logprobs_flag is not None:
             tensors[self._logprobs_flag] = True
-        said, forced = request.said, self._get_forced_values(request)
+        said, forced = request.set_fields, self._get_forced_values(request)
         if not forced and self._converted_fields.isdisjoint(said):
             parameters = params.write_params(self._params, said)
         else:
@@ -280,9 +280,11 @@ class ModelAdapter:
                     _get_wire_name(_MAX_TOKENS_FIELD, names), "defaulted", why, _MAX_TOKENS_FIELD
                 )
             )
-        if request.want.token_ids:
+        if request.response_options.token_ids:
             found.append(
-                UnsupportedParameter(names.get("want.token_ids", "return_token_ids"), "dropped")
+                UnsupportedParameter(
+                    names.get("response_options.token_ids", "return_token_ids"), "dropped"
+                )
             )
         return found + self._find_ignored_fields(request) if request.extra else found
 
@@ -322,17 +324,21 @@ class ModelAdapter:
 
     def _limit_param(self, row: Param, datatype: str) -> Param:
         if row.field == "stopping.stop" and self._profile.keeps_stop_strings:
-            return structs.replace(row, reason="approximated")
+            return structs.replace(row, loss_reason="approximated")
         if row.field == _SEED_FIELD:
-            return structs.replace(row, low=0, high=2**64 - 1)
+            return structs.replace(row, minimum=0, maximum=2**64 - 1)
         if row.type == "float":
-            return structs.replace(row, low=_MIN_POSITIVE) if row.above_low or 0 in row.off else row
+            return (
+                structs.replace(row, minimum=_MIN_POSITIVE)
+                if row.exclusive_minimum or 0 in row.disabled_values
+                else row
+            )
         bounds = INTEGER_RANGES.get(datatype)
         if bounds is None or row.type != "int":
             return row
-        low = bounds.start if row.low is None else max(row.low, bounds.start)
-        high = bounds.stop - 1 if row.high is None else min(row.high, bounds.stop - 1)
-        return structs.replace(row, low=low, high=high)
+        low = bounds.start if row.minimum is None else max(row.minimum, bounds.start)
+        high = bounds.stop - 1 if row.maximum is None else min(row.maximum, bounds.stop - 1)
+        return structs.replace(row, minimum=low, maximum=high)
 
     def _can_fail_conversion(self, row: Param) -> bool:
         """Whether a value can be one that this model can't take."""
@@ -412,7 +418,7 @@ class ModelAdapter:
         unfit: set[str] = set()
         if self._fallible_params:
             values = self._convert_values(
-                request.said, self._get_forced_values(request), self._fallible_params
+                request.set_fields, self._get_forced_values(request), self._fallible_params
             )
             unfit = {row.field for row, value in values if value is UNSET}
         if not more and not unfit:

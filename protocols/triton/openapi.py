@@ -123,7 +123,7 @@ def _build_parameter_schemas(profile: TritonProfile) -> dict[str, Schema]:
     return {
         param.wire: STRING
         if param.type == "strings"
-        else build_param_schema(replace(param, null=False))
+        else build_param_schema(replace(param, nullable=False))
         for param in profile.parameters
         if param.wire not in profile.inputs and param.type not in {"ints", "string list"}
     }

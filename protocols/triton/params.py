@@ -108,28 +108,45 @@ _MAX_CHOICES: Final = 128
 """Answers to one prompt. Each event of a stream names them all, so it grows with their square."""
 
 _SAMPLING_PARAMS: Final = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
-    Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0, default=0),
-    Param(wire="temperature", field="sampling.temperature", type="float", low=0, default=1.0),
-    Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, above_low=True),
-    Param(wire="top_k", field="sampling.top_k", type="int", low=-1, off=(0, -1)),
-    Param(wire="min_p", field="sampling.min_p", type="float", low=0, high=1),
-    Param(wire="seed", field="sampling.seed", type="int", low=-(2**63), high=2**64 - 1),
-    Param(wire="presence_penalty", field="sampling.presence_penalty", type="float", low=-2, high=2),
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=0),
+    Param(wire="min_tokens", field="stopping.min_tokens", type="int", minimum=0, default=0),
+    Param(wire="temperature", field="sampling.temperature", type="float", minimum=0, default=1.0),
     Param(
-        wire="frequency_penalty", field="sampling.frequency_penalty", type="float", low=-2, high=2
+        wire="top_p",
+        field="sampling.top_p",
+        type="float",
+        minimum=0,
+        maximum=1,
+        exclusive_minimum=True,
+    ),
+    Param(wire="top_k", field="sampling.top_k", type="int", minimum=-1, disabled_values=(0, -1)),
+    Param(wire="min_p", field="sampling.min_p", type="float", minimum=0, maximum=1),
+    Param(wire="seed", field="sampling.seed", type="int", minimum=-(2**63), maximum=2**64 - 1),
+    Param(
+        wire="presence_penalty",
+        field="sampling.presence_penalty",
+        type="float",
+        minimum=-2,
+        maximum=2,
+    ),
+    Param(
+        wire="frequency_penalty",
+        field="sampling.frequency_penalty",
+        type="float",
+        minimum=-2,
+        maximum=2,
     ),
     Param(
         wire="repetition_penalty",
         field="sampling.repetition_penalty",
         type="float",
-        low=0,
-        above_low=True,
+        minimum=0,
+        exclusive_minimum=True,
     ),
     Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
     Param(wire="stop", field="stopping.stop", type="strings"),
-    Param(wire="n", field="n", type="int", low=1, high=_MAX_CHOICES, default=1),
-    Param(wire="best_of", field="best_of", type="int", low=1, high=_MAX_CHOICES),
+    Param(wire="n", field="n", type="int", minimum=1, maximum=_MAX_CHOICES, default=1),
+    Param(wire="best_of", field="best_of", type="int", minimum=1, maximum=_MAX_CHOICES),
 )
 """The sampling parameters that every family of Python backends shares."""
 
@@ -145,9 +162,9 @@ _VLLM_PARAMS: Final = (
         field="stopping.spaces_between_special_tokens",
         type="bool",
     ),
-    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", low=-1),
-    Param(wire="logprobs", field="logprobs.top", type="int", low=-1),
-    Param(wire="prompt_logprobs", field="logprobs.prompt", type="int", low=-1),
+    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", minimum=-1),
+    Param(wire="logprobs", field="logprobs.top", type="int", minimum=-1),
+    Param(wire="prompt_logprobs", field="logprobs.prompt", type="int", minimum=-1),
     Param(wire="lora_name", field="adapter", type="str"),
 )
 
@@ -188,26 +205,42 @@ VLLM: Final = TritonProfile(
 )
 
 _TRTLLM_PARAMS: Final = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", low=0),
-    Param(wire="min_tokens", field="stopping.min_tokens", type="int", low=0),
-    Param(wire="num_return_sequences", field="n", type="int", low=1, high=_MAX_CHOICES, default=1),
+    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=0),
+    Param(wire="min_tokens", field="stopping.min_tokens", type="int", minimum=0),
+    Param(
+        wire="num_return_sequences",
+        field="n",
+        type="int",
+        minimum=1,
+        maximum=_MAX_CHOICES,
+        default=1,
+    ),
     Param(wire="stop_words", field="stopping.stop", type="strings"),
     Param(wire="bad_words", field="sampling.bad_words", type="strings"),
-    Param(wire="temperature", field="sampling.temperature", type="float", low=0, default=1.0),
-    Param(wire="top_k", field="sampling.top_k", type="int", low=0, off=(0,)),
-    Param(wire="top_p", field="sampling.top_p", type="float", low=0, high=1, off=(0,)),
+    Param(wire="temperature", field="sampling.temperature", type="float", minimum=0, default=1.0),
+    Param(wire="top_k", field="sampling.top_k", type="int", minimum=0, disabled_values=(0,)),
+    Param(
+        wire="top_p",
+        field="sampling.top_p",
+        type="float",
+        minimum=0,
+        maximum=1,
+        disabled_values=(0,),
+    ),
     Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
     Param(
         wire="repetition_penalty",
         field="sampling.repetition_penalty",
         type="float",
-        low=0,
-        above_low=True,
+        minimum=0,
+        exclusive_minimum=True,
     ),
     Param(wire="presence_penalty", field="sampling.presence_penalty", type="float"),
     Param(wire="frequency_penalty", field="sampling.frequency_penalty", type="float"),
-    Param(wire="seed", field="sampling.seed", type="int", low=0, high=2**64 - 1),
-    Param(wire="beam_width", field="sampling.beam_width", type="int", low=1, off=(1,)),
+    Param(wire="seed", field="sampling.seed", type="int", minimum=0, maximum=2**64 - 1),
+    Param(
+        wire="beam_width", field="sampling.beam_width", type="int", minimum=1, disabled_values=(1,)
+    ),
 )
 
 TRTLLM: Final = TritonProfile(
@@ -271,9 +304,9 @@ _LLMAPI_PARAMS: Final = tuple(
         wire=_LLMAPI_PREFIX + row.wire,
         field=row.field,
         type=row.type,
-        low=row.low,
-        high=row.high,
-        off=row.off,
+        minimum=row.minimum,
+        maximum=row.maximum,
+        disabled_values=row.disabled_values,
     )
     for row in _SAMPLING_PARAMS
     if row.wire in _LLMAPI_PARAM_NAMES

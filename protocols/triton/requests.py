@@ -184,8 +184,8 @@ def build_request(
         text = "a running request is ended by closing its connection"
         raise UnsupportedFeature(text, param=profile.cancel_flag)
     values = _read_sampling_values(said, profile)
-    values.given |= {*sent.inputs, *said} - _find_declined_flags(said, profile)
-    asked = {one.name for one in list_requested_outputs(profile, values.given)}
+    values.provided_fields |= {*sent.inputs, *said} - _find_declined_flags(said, profile)
+    asked = {one.name for one in list_requested_outputs(profile, values.provided_fields)}
     if _LOGPROB_OUTPUTS & asked and "logprobs.top" not in values:
         values["logprobs.top"] = 0
     values["templating.mode"] = mode
@@ -196,7 +196,7 @@ def build_request(
         prompts=tuple(sent.inputs[PROMPT_INPUT].values),
         echo=echo or None,
         stream=stream,
-        want=ResponseOptions(
+        response_options=ResponseOptions(
             "final" if asked & _TOKEN_COUNT_OUTPUTS else "none", details="finish_reason" in asked
         ),
         output=read_output_format(said, profile.guide_style),

@@ -182,7 +182,7 @@ class GenerateEncoder:
         framed: bool,
     ) -> None:
         self._as_events = framed
-        self._requested_outputs = list_requested_outputs(profile, request.given)
+        self._requested_outputs = list_requested_outputs(profile, request.provided_fields)
         self._choice_count = request.choice_count
         self._prompt_tokens: int | None = None
         self._cumulative_logprobs: dict[int, float] = {}
@@ -399,7 +399,10 @@ class InferEncoder:
     def _list_outputs(self) -> list[OutputSpec]:
         asked = {
             TEXT_OUTPUT,
-            *(one.name for one in list_requested_outputs(self._profile, self._request.given)),
+            *(
+                one.name
+                for one in list_requested_outputs(self._profile, self._request.provided_fields)
+            ),
         }
         return [
             one

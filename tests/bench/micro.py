@@ -91,7 +91,7 @@ def _heads() -> Iterator[tuple[str, Act]]:
     openai, about = OpenAI(), _about()
     for size, said in ((650, "0.65 kB"), (40_000, "40 kB"), (1_000_000, "1 MB")):
         call = _call(Load(name=said, size=size))
-        yield f"read model and stream of a body, {said}", partial(openai.peek, call)
+        yield f"read model and stream of a body, {said}", partial(openai.read_routing_info, call)
         rename = partial(openai.prepare_passthrough, openai, call, about)
         yield f"check a body and rename its model, {said}", rename
         yield f"read a whole body, {said}", partial(openai.decode_request, call)

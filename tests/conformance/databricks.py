@@ -187,7 +187,12 @@ AB = ["a", "b"]
 PROMPT20 = {"prompt": WORDS}
 
 CASES = (
-    chat("W84", given={}, body_is=chat_response(), answer_headers={"served-model-name": "1"}),
+    chat(
+        "W84",
+        given={},
+        body_is=chat_response(),
+        answer_headers={"served-model-name": "1"},
+    ),
     chat("W84 stream false", given={"stream": False}, body_is=chat_response()),
     chat(
         "W85",
@@ -204,7 +209,9 @@ CASES = (
         check=check_only_data,
     ),
     chat(
-        "W86", given={"temperature": 3}, **invalid_parameter("temperature must be in [0, 2], got 3")
+        "W86",
+        given={"temperature": 3},
+        **invalid_parameter("temperature must be in [0, 2], got 3"),
     ),
     chat("W87", given={"top_p": 0}, **invalid_parameter("top_p must be in (0, 1], got 0")),
     chat(

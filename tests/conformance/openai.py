@@ -39,13 +39,13 @@ def chat(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case: 
 
 def chat_messages(id: str, *messages: Mapping[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
     """C with other messages."""
-    return chat(id, given={"messages": messages}, **rest)
+    return chat(id, provided_fields={"messages": messages}, **rest)
 
 
 def chat_stream(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
     """C, streamed."""
     rest = {"content_type": EVENTS, "check": check_one_response} | rest
-    return chat(id, given={"stream": True} | (given or {}), **rest)
+    return chat(id, provided_fields={"stream": True} | (given or {}), **rest)
 
 
 def completion(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
@@ -268,17 +268,17 @@ SCALARS = (
     chat("W1", body_is=text_response(), answer_headers=HEADERS, check=check_model_name),
     chat(
         "W2",
-        given={"max_tokens": 2},
+        provided_fields={"max_tokens": 2},
         body_is=text_response("Hello world", reason="length", completion=2),
     ),
     chat(
         "W3",
-        given={"max_completion_tokens": 1, "max_tokens": 3},
+        provided_fields={"max_completion_tokens": 1, "max_tokens": 3},
         body_is=text_response("Hello", reason="length", completion=1),
     ),
     chat(
         "W4",
-        given={"max_tokens": 0},
+        provided_fields={"max_tokens": 0},
         **invalid_parameter(
             "integer_below_min_value",
             "max_tokens",
@@ -288,13 +288,13 @@ SCALARS = (
     ),
     chat(
         "W4 max_completion_tokens",
-        given={"max_completion_tokens": 0},
+        provided_fields={"max_completion_tokens": 0},
         **invalid_parameter("integer_below_min_value", "max_completion_tokens"),
     ),
     chat("W5", given=NULLS, body_is=text_response()),
     chat(
         "W6",
-        given={"temperature": 2.1},
+        provided_fields={"temperature": 2.1},
         **invalid_parameter(
             "decimal_above_max_value",
             "temperature",
@@ -304,12 +304,12 @@ SCALARS = (
     ),
     chat(
         "W7",
-        given={"temperature": -0.1},
+        provided_fields={"temperature": -0.1},
         **invalid_parameter("decimal_below_min_value", "temperature"),
     ),
     chat(
         "W8",
-        given={"temperature": "1"},
+        provided_fields={"temperature": "1"},
         **invalid_parameter(
             "invalid_type",
             "temperature",
@@ -318,28 +318,38 @@ SCALARS = (
     ),
     chat(
         "W8 boolean",
-        given={"temperature": True},
+        provided_fields={"temperature": True},
         **invalid_parameter("invalid_type", "temperature"),
     ),
     chat(
-        "W8 integer", given={"max_tokens": 2.5}, **invalid_parameter("invalid_type", "max_tokens")
+        "W8 integer",
+        provided_fields={"max_tokens": 2.5},
+        **invalid_parameter("invalid_type", "max_tokens"),
     ),
     chat(
         "W8 integral",
-        given={"max_tokens": 1.0},
+        provided_fields={"max_tokens": 1.0},
         body_is=text_response("Hello", reason="length", completion=1),
     ),
-    chat("W9", given={"temperature": 0}, body_is=text_response()),
-    chat("W10", given={"top_p": 1.5}, **invalid_parameter("decimal_above_max_value", "top_p")),
-    chat("W10 zero", given={"top_p": 0}, body_is=text_response()),
-    chat("W11", given={"n": 2}, body_is=text_response(HELLO, HELLO, completion=6)),
-    chat("W12", given={"n": 0}, **invalid_parameter("integer_below_min_value", "n")),
-    chat("W13", given={"n": 129}, **invalid_parameter("integer_above_max_value", "n")),
-    chat("W14", given={"stop": " world"}, body_is=text_response("Hello", completion=int)),
-    chat("W15", given={"stop": ["x", "!"]}, body_is=text_response("Hello world", completion=int)),
+    chat("W9", provided_fields={"temperature": 0}, body_is=text_response()),
+    chat(
+        "W10",
+        provided_fields={"top_p": 1.5},
+        **invalid_parameter("decimal_above_max_value", "top_p"),
+    ),
+    chat("W10 zero", provided_fields={"top_p": 0}, body_is=text_response()),
+    chat("W11", provided_fields={"n": 2}, body_is=text_response(HELLO, HELLO, completion=6)),
+    chat("W12", provided_fields={"n": 0}, **invalid_parameter("integer_below_min_value", "n")),
+    chat("W13", provided_fields={"n": 129}, **invalid_parameter("integer_above_max_value", "n")),
+    chat("W14", provided_fields={"stop": " world"}, body_is=text_response("Hello", completion=int)),
+    chat(
+        "W15",
+        provided_fields={"stop": ["x", "!"]},
+        body_is=text_response("Hello world", completion=int),
+    ),
     chat(
         "W16",
-        given={"stop": ["1", "2", "3", "4", "5"]},
+        provided_fields={"stop": ["1", "2", "3", "4", "5"]},
         **invalid_parameter(
             "array_above_max_length",
             "stop",
@@ -347,37 +357,45 @@ SCALARS = (
             "but got an array with length 5 instead.",
         ),
     ),
-    chat("W16 empty string", given={"stop": [""]}, **invalid_parameter("empty_string", "stop")),
-    chat("W17", given={"stop": "lo wor"}, body_is=text_response("Hel", completion=int)),
+    chat(
+        "W16 empty string",
+        provided_fields={"stop": [""]},
+        **invalid_parameter("empty_string", "stop"),
+    ),
+    chat("W17", provided_fields={"stop": "lo wor"}, body_is=text_response("Hel", completion=int)),
     chat(
         "W18",
-        given={"logprobs": True, "top_logprobs": 2},
+        provided_fields={"logprobs": True, "top_logprobs": 2},
         body_is=text_response(logprobs=logprobs(*PIECES, top=2)),
     ),
     chat(
         "W18 no alternatives",
-        given={"logprobs": True},
+        provided_fields={"logprobs": True},
         body_is=text_response(logprobs=logprobs(*PIECES)),
     ),
-    chat("W19", given={"top_logprobs": 2}, **invalid_parameter(None, "top_logprobs")),
+    chat("W19", provided_fields={"top_logprobs": 2}, **invalid_parameter(None, "top_logprobs")),
     chat(
         "W20",
-        given={"top_logprobs": 21, "logprobs": True},
+        provided_fields={"top_logprobs": 21, "logprobs": True},
         **invalid_parameter("integer_above_max_value", "top_logprobs"),
     ),
     chat(
         "W21",
-        given={"presence_penalty": -2.5},
+        provided_fields={"presence_penalty": -2.5},
         **invalid_parameter("decimal_below_min_value", "presence_penalty"),
     ),
-    chat("W22", given={"seed": 2**63}, **invalid_parameter("integer_above_max_value", "seed")),
-    chat("W22 negative", given={"seed": -(2**63)}, body_is=text_response()),
+    chat(
+        "W22",
+        provided_fields={"seed": 2**63},
+        **invalid_parameter("integer_above_max_value", "seed"),
+    ),
+    chat("W22 negative", provided_fields={"seed": -(2**63)}, body_is=text_response()),
 )
 
 MESSAGES = (
     chat(
         "W23",
-        given={"messages": None},
+        provided_fields={"messages": None},
         **invalid_parameter("missing_required_parameter", "messages"),
     ),
     chat_messages("W24", **invalid_parameter("empty_array", "messages")),
@@ -448,21 +466,23 @@ MESSAGES = (
 )
 
 TOOLS = (
-    chat("W33", given={"tools": []}, **invalid_parameter("empty_array", "tools")),
+    chat("W33", provided_fields={"tools": []}, **invalid_parameter("empty_array", "tools")),
     chat(
         "W34",
-        given={"tools": tools("f", "g"), "tool_choice": "required"},
+        provided_fields={"tools": tools("f", "g"), "tool_choice": "required"},
         body_is=chat_response(CALLS, reason="tool_calls", completion=int),
     ),
     chat(
         "W34 named",
-        given={"tools": tools("g", "f"), "tool_choice": named_choice("function", "f")},
+        provided_fields={"tools": tools("g", "f"), "tool_choice": named_choice("function", "f")},
         body_is=chat_response(CALLS, reason="tool_calls", completion=int),
     ),
-    chat("W35", given={"tools": tools("f"), "tool_choice": "auto"}, body_is=text_response()),
+    chat(
+        "W35", provided_fields={"tools": tools("f"), "tool_choice": "auto"}, body_is=text_response()
+    ),
     chat(
         "W35 asked for",
-        given={
+        provided_fields={
             "tools": tools("f"),
             "messages": [{"role": "user", "content": "use the tool"}],
         },
@@ -470,24 +490,28 @@ TOOLS = (
     ),
     chat(
         "W36",
-        given={"tools": tools("f"), "tool_choice": named_choice("function", "nope")},
+        provided_fields={"tools": tools("f"), "tool_choice": named_choice("function", "nope")},
         **invalid_parameter("invalid_value", "tool_choice", re.compile(".*'nope'.*")),
     ),
-    chat("W37", given={"tool_choice": "auto"}, **invalid_parameter("invalid_value", "tool_choice")),
-    chat("W37 none", given={"tool_choice": "none"}, body_is=text_response()),
+    chat(
+        "W37",
+        provided_fields={"tool_choice": "auto"},
+        **invalid_parameter("invalid_value", "tool_choice"),
+    ),
+    chat("W37 none", provided_fields={"tool_choice": "none"}, body_is=text_response()),
     chat(
         "W38",
-        given={"functions": functions("f"), "function_call": {"name": "f"}},
+        provided_fields={"functions": functions("f"), "function_call": {"name": "f"}},
         body_is=chat_response(LEGACY, reason="function_call", completion=int),
     ),
     chat(
         "W39",
-        given={"response_format": {"type": "json_schema"}},
+        provided_fields={"response_format": {"type": "json_schema"}},
         **invalid_parameter("missing_required_parameter", "response_format.json_schema"),
     ),
     chat(
         "W40",
-        given={"response_format": {"type": "xml"}},
+        provided_fields={"response_format": {"type": "xml"}},
         **invalid_parameter("invalid_value", "response_format.type"),
     ),
 )
@@ -522,14 +546,19 @@ def unreadable(id: str, body: bytes) -> Case:  # noqa: A002 - as above
 BODIES = (
     chat(
         "W41",
-        given={"foo": 1},
+        provided_fields={"foo": 1},
         body_is=text_response(),
         answer_headers={"x-interlingua-loss": None},
     ),
-    chat("W41 ignored", given={"foo": 1}, needs={"unknown": "ignore"}, body_is=text_response()),
+    chat(
+        "W41 ignored",
+        provided_fields={"foo": 1},
+        needs={"unknown": "ignore"},
+        body_is=text_response(),
+    ),
     chat(
         "W41 rejected",
-        given={"foo": 1},
+        provided_fields={"foo": 1},
         needs={"unknown": "reject"},
         **invalid_parameter(
             "unknown_parameter", "foo", "Unrecognized request argument supplied: foo"
@@ -569,18 +598,22 @@ BODIES = (
     ),
     chat(
         "W45",
-        given={"model": "none"},
+        provided_fields={"model": "none"},
         **client_error(404, "model_not_found", "model", re.compile("The model `none` does not .*")),
     ),
     chat(
         "W45 missing",
-        given={"model": None},
+        provided_fields={"model": None},
         **invalid_parameter("missing_required_parameter", "model"),
     ),
     chat(
-        "W45 empty", given={"model": ""}, **invalid_parameter("missing_required_parameter", "model")
+        "W45 empty",
+        provided_fields={"model": ""},
+        **invalid_parameter("missing_required_parameter", "model"),
     ),
-    chat("W45 a number", given={"model": 5}, **invalid_parameter("invalid_type", "model")),
+    chat(
+        "W45 a number", provided_fields={"model": 5}, **invalid_parameter("invalid_type", "model")
+    ),
 )
 
 KEYS = (
@@ -617,22 +650,27 @@ PATHS = (
 WORKERS = (
     chat(
         "W51",
-        given={"model": "mock-down"},
+        provided_fields={"model": "mock-down"},
         answer_headers={"retry-after": SECONDS},
         **server_error(503, "service_unavailable"),
     ),
-    chat("W52", given={"model": "mock-500"}, **server_error(502, "bad_gateway")),
-    chat("W52 later", given={"model": "mock-midfail"}, **server_error(502, "bad_gateway")),
-    chat("W52 cut", given={"model": "mock-cut"}, **server_error(502, "bad_gateway")),
+    chat("W52", provided_fields={"model": "mock-500"}, **server_error(502, "bad_gateway")),
+    chat(
+        "W52 later", provided_fields={"model": "mock-midfail"}, **server_error(502, "bad_gateway")
+    ),
+    chat("W52 cut", provided_fields={"model": "mock-cut"}, **server_error(502, "bad_gateway")),
     chat(
         "W53",
-        given={"model": "mock-429"},
+        provided_fields={"model": "mock-429"},
         answer_headers={"retry-after": "2"},
         **server_error(429, "rate_limit_exceeded", "requests"),
     ),
     chat(
         "W54",
-        given={"model": "mock-ctx", "messages": [{"role": "user", "content": "word " * 20}]},
+        provided_fields={
+            "model": "mock-ctx",
+            "messages": [{"role": "user", "content": "word " * 20}],
+        },
         **invalid_parameter("context_length_exceeded", "messages", re.compile(".*20.*8.*")),
     ),
     chat_messages(
@@ -698,7 +736,7 @@ def check_stop_string_withheld(got: Response) -> None:
 
 
 STREAMS = (
-    chat_stream("W17 stream", given={"stop": "lo wor"}, check=check_stop_string_withheld),
+    chat_stream("W17 stream", provided_fields={"stop": "lo wor"}, check=check_stop_string_withheld),
     chat_stream("W55", events=[*text_chunks(*PIECES), END, DONE], answer_headers=STREAM_HEADERS),
     chat_stream(
         "W55 accepts JSON",
@@ -707,7 +745,7 @@ STREAMS = (
     ),
     chat_stream(
         "W55 length",
-        given={"max_tokens": 1},
+        provided_fields={"max_tokens": 1},
         events=[*text_chunks("Hello"), chunk({}, "length"), DONE],
     ),
     chat_stream(
@@ -722,14 +760,14 @@ STREAMS = (
     ),
     chat_stream(
         "W56 not wanted",
-        given={"stream_options": {"include_usage": False}},
+        provided_fields={"stream_options": {"include_usage": False}},
         events=[*text_chunks(*PIECES), END, DONE],
     ),
     chat("W57", given=INCLUDE_USAGE, **invalid_parameter(None, "stream_options")),
-    chat_stream("W58", given={"n": 2}, check=check_two_choices),
+    chat_stream("W58", provided_fields={"n": 2}, check=check_two_choices),
     chat_stream(
         "W59",
-        given={"tools": tools("f"), "tool_choice": "required"},
+        provided_fields={"tools": tools("f"), "tool_choice": "required"},
         events=[
             CALL_OPENING,
             *(
@@ -742,7 +780,7 @@ STREAMS = (
     ),
     chat_stream(
         "W59 functions",
-        given={"functions": functions("f"), "function_call": {"name": "f"}},
+        provided_fields={"functions": functions("f"), "function_call": {"name": "f"}},
         events=[
             CALL_OPENING,
             chunk({"function_call": {"name": "f", "arguments": ""}}),
@@ -754,27 +792,33 @@ STREAMS = (
     ),
     chat(
         "W60",
-        given={"stream": True, "temperature": 9},
+        provided_fields={"stream": True, "temperature": 9},
         **invalid_parameter("decimal_above_max_value", "temperature"),
     ),
     chat_stream(
-        "W61", given={"model": "mock-midfail"}, events=[*text_chunks(*PIECES[:2]), STREAM_ERROR]
+        "W61",
+        provided_fields={"model": "mock-midfail"},
+        events=[*text_chunks(*PIECES[:2]), STREAM_ERROR],
     ),
     chat_stream(
-        "W61 cut", given={"model": "mock-cut"}, events=[*text_chunks(*PIECES[:2]), STREAM_ERROR]
+        "W61 cut",
+        provided_fields={"model": "mock-cut"},
+        events=[*text_chunks(*PIECES[:2]), STREAM_ERROR],
     ),
     chat(
         "W62",
-        given={"stream": True, "model": "mock-down"},
+        provided_fields={"stream": True, "model": "mock-down"},
         answer_headers={"retry-after": re.compile(r"[1-9]\d*")},
         **server_error(503, "service_unavailable"),
     ),
     chat(
-        "W62 500", given={"stream": True, "model": "mock-500"}, **server_error(502, "bad_gateway")
+        "W62 500",
+        provided_fields={"stream": True, "model": "mock-500"},
+        **server_error(502, "bad_gateway"),
     ),
     chat_stream(
         "W63",
-        given={"logprobs": True},
+        provided_fields={"logprobs": True},
         events=[
             *text_chunks(),
             *(chunk({"content": one}, logprobs=logprobs(one)) for one in PIECES),
@@ -784,7 +828,7 @@ STREAMS = (
     ),
     chat_stream(
         "W63 alternatives",
-        given={"logprobs": True, "top_logprobs": 2, "messages": [HI]},
+        provided_fields={"logprobs": True, "top_logprobs": 2, "messages": [HI]},
         events=[
             *text_chunks(),
             *(chunk({"content": one}, logprobs=logprobs(one, top=2)) for one in PIECES),
@@ -840,44 +884,52 @@ COMPLETIONS = (
     completion("W64", body_is=completion_response()),
     completion(
         "W65",
-        given={"prompt": ["a", "b c"], "n": 2},
+        provided_fields={"prompt": ["a", "b c"], "n": 2},
         body_is=completion_response(
             HELLO_CHOICE, HELLO_CHOICE, HELLO_CHOICE, HELLO_CHOICE, prompt=3, completion=12
         ),
     ),
     completion(
         "W66",
-        given={"model": "mock-20"},
+        provided_fields={"model": "mock-20"},
         body_is=completion_response(("abcdefghijklmnop", "length"), completion=16),
     ),
     completion(
         "W66 said",
-        given={"model": "mock-20", "max_tokens": 20},
+        provided_fields={"model": "mock-20", "max_tokens": 20},
         body_is=completion_response(("abcdefghijklmnopqrst", "stop"), completion=20),
     ),
     completion(
-        "W67", given={"echo": True}, body_is=completion_response(("a bHello world!", "stop"))
+        "W67",
+        provided_fields={"echo": True},
+        body_is=completion_response(("a bHello world!", "stop")),
     ),
-    completion("W68", given={"logprobs": 2}, body_is=completion_response(logprobs=LOGPROBS)),
     completion(
-        "W69", given={"logprobs": 6}, **invalid_parameter("integer_above_max_value", "logprobs")
+        "W68", provided_fields={"logprobs": 2}, body_is=completion_response(logprobs=LOGPROBS)
     ),
-    completion("W70", given={"prompt": [1, 2, 3]}, body_is=completion_response(prompt=3)),
+    completion(
+        "W69",
+        provided_fields={"logprobs": 6},
+        **invalid_parameter("integer_above_max_value", "logprobs"),
+    ),
+    completion("W70", provided_fields={"prompt": [1, 2, 3]}, body_is=completion_response(prompt=3)),
     completion(
         "W70 two",
-        given={"prompt": [[1, 2], [3]]},
+        provided_fields={"prompt": [[1, 2], [3]]},
         body_is=completion_response(HELLO_CHOICE, HELLO_CHOICE, prompt=3, completion=6),
     ),
-    completion("W71", given={"prompt": []}, **invalid_parameter("empty_array", "prompt")),
-    completion("W71 empty string", given={"prompt": ""}, body_is=completion_response(prompt=0)),
+    completion("W71", provided_fields={"prompt": []}, **invalid_parameter("empty_array", "prompt")),
+    completion(
+        "W71 empty string", provided_fields={"prompt": ""}, body_is=completion_response(prompt=0)
+    ),
     completion(
         "W71 missing",
-        given={"prompt": None},
+        provided_fields={"prompt": None},
         **invalid_parameter("missing_required_parameter", "prompt"),
     ),
     completion(
         "W72",
-        given={"stream": True, "stream_options": {"include_usage": True}},
+        provided_fields={"stream": True, "stream_options": {"include_usage": True}},
         content_type=EVENTS,
         events=[
             *map(text_chunk, PIECES),
@@ -887,46 +939,56 @@ COMPLETIONS = (
         ],
         check=check_one_response,
     ),
-    completion("W73", given={"best_of": 2, "n": 3}, **invalid_parameter(None, "best_of")),
+    completion("W73", provided_fields={"best_of": 2, "n": 3}, **invalid_parameter(None, "best_of")),
     completion(
         "W74",
-        given={"prompt": ["hi"], "logprobs": None, "seed": None},
+        provided_fields={"prompt": ["hi"], "logprobs": None, "seed": None},
         body_is=completion_response(prompt=1),
     ),
 )
 
 EMBEDDINGS = (
     embeddings("W75", body_is=embeddings_response(VECTOR)),
-    embeddings("W76", given={"encoding_format": "base64"}, body_is=embeddings_response(PACKED)),
-    embeddings("W77", given={"encoding_format": None}, body_is=embeddings_response(VECTOR)),
+    embeddings(
+        "W76", provided_fields={"encoding_format": "base64"}, body_is=embeddings_response(PACKED)
+    ),
+    embeddings(
+        "W77", provided_fields={"encoding_format": None}, body_is=embeddings_response(VECTOR)
+    ),
     embeddings(
         "W78",
-        given={"input": ["a", "b"]},
+        provided_fields={"input": ["a", "b"]},
         body_is=embeddings_response([1, 1, 0.5, -0.25], [1, 1, 0.5, -0.25]),
     ),
     embeddings(
         "W78 lengths",
-        given={"input": ["abc", "b c d"]},
+        provided_fields={"input": ["abc", "b c d"]},
         body_is=embeddings_response([3, 1, 0.5, -0.25], [5, 3, 0.5, -0.25], tokens=4),
     ),
-    embeddings("W79", given={"input": ""}, **invalid_parameter("empty_string", "input")),
-    embeddings("W79 empty array", given={"input": []}, **invalid_parameter("empty_array", "input")),
+    embeddings("W79", provided_fields={"input": ""}, **invalid_parameter("empty_string", "input")),
+    embeddings(
+        "W79 empty array",
+        provided_fields={"input": []},
+        **invalid_parameter("empty_array", "input"),
+    ),
     embeddings(
         "W79 one of two",
-        given={"input": ["a", ""]},
+        provided_fields={"input": ["a", ""]},
         **invalid_parameter("empty_string", "input[1]"),
     ),
     embeddings(
         "W80",
-        given={"encoding_format": "int8"},
+        provided_fields={"encoding_format": "int8"},
         **invalid_parameter("invalid_value", "encoding_format"),
     ),
     embeddings(
-        "W81", given={"input": ["a"] * 2049}, **invalid_parameter("array_above_max_length", "input")
+        "W81",
+        provided_fields={"input": ["a"] * 2049},
+        **invalid_parameter("array_above_max_length", "input"),
     ),
     embeddings(
         "W81 as many as there may be",
-        given={"input": ["a"] * 2048},
+        provided_fields={"input": ["a"] * 2048},
         body_has={"usage": {"prompt_tokens": 2048}},
     ),
 )

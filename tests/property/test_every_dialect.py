@@ -33,7 +33,7 @@ def every_profile() -> Iterator[Any]:
     """Each dialect that clients speak, in each of its profiles."""
     for name, reference in DIALECTS.items():
         kind = load_symbol(reference)
-        for profile in kind.profiles if hasattr(kind, "peek") else ():
+        for profile in kind.profiles if hasattr(kind, "read_routing_info") else ():
             yield pytest.param(build_adapter(name, profile, {}), id=f"{name}-{profile}")
 
 
@@ -116,7 +116,7 @@ def held_to_its_word(dialect: ClientAdapter, sent: ClientRequest) -> None:
     """It gives a request, or an error that is the client's and that it can tell."""
     refused = None
     try:
-        dialect.peek(sent)
+        dialect.read_routing_info(sent)
         request = dialect.decode_request(sent)
         assert isinstance(request, GenerationRequest | EmbeddingRequest)
         dialect.field_names(sent)

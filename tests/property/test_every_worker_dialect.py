@@ -48,7 +48,7 @@ def every_profile() -> Iterator[Any]:
     for name, reference in DIALECTS.items():
         for profile in load_symbol(reference).profiles:
             dialect = build_adapter(name, profile, {})
-            if hasattr(dialect, "encode") and hasattr(dialect, "peek"):
+            if hasattr(dialect, "encode") and hasattr(dialect, "read_routing_info"):
                 yield pytest.param(dialect, id=f"{name}-{profile}")
 
 
@@ -121,7 +121,7 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
     for path, value in wishes(request).items():
         if path not in lost:  # a worker's own name for it is one that clients do not use
             foreign = [msgspec.json.decode(raw) for raw in got.extra.values()]
-            assert value in (got.said.get(path), *foreign), path
+            assert value in (got.set_fields.get(path), *foreign), path
 
 
 @every_worker_dialect

@@ -151,7 +151,7 @@ async def test_figures_come_with_the_heartbeat(backend: TorchBackend) -> None:
 
 
 async def test_running_usage(backend: TorchBackend) -> None:
-    got = await events(backend, request(want=ResponseOptions(usage="each")))
+    got = await events(backend, request(response_options=ResponseOptions(usage="each")))
     counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
     assert counts == sorted(counts)
     assert len(counts) > 2
@@ -172,7 +172,7 @@ async def test_calls_are_counted_and_credited_like_text(backend: TorchBackend) -
         tool_choice="required",
         parallel_tools=True,
         stopping=StopConditions(max_tokens=100),
-        want=ResponseOptions(usage="each"),
+        response_options=ResponseOptions(usage="each"),
     )
     got = await events(backend, asked)
     counts = [e.completion_tokens for e in got if isinstance(e, Usage)]

@@ -69,7 +69,7 @@ def test_everything_carried_arrives() -> None:
         logprobs=LogprobsOptions(4),
         echo=True,
         priority=3,
-        want=ResponseOptions(token_ids=True),
+        response_options=ResponseOptions(token_ids=True),
     )
     assert ipc.find_unsupported_params(request, {}, templates=False) == ()
     got = order(request)

@@ -55,7 +55,9 @@ def test_forms(output: OutputFormat | None, form: ipc.OutputFormat | None) -> No
 
 
 def test_a_form_is_blamed_under_the_clients_name_for_it() -> None:
-    form = order(output=RegexFormat("a"), given=frozenset({"model", "guided_regex"})).output_format
+    form = order(
+        output=RegexFormat("a"), provided_fields=frozenset({"model", "guided_regex"})
+    ).output_format
     assert form is not None
     assert form.param == "guided_regex"
 

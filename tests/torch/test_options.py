@@ -360,7 +360,7 @@ def logprobs(bench: Bench) -> None:
     """OVMS tells no alternatives."""
     row = next(row for row in bench.way.rows if row.field == "logprobs.top")
     wanted = 0 if row.type == "bool" or bench.way.name.startswith("ovms") else 3
-    value = True if row.type == "bool" else min(3, int(row.high or 3))
+    value = True if row.type == "bool" else min(3, int(row.maximum or 3))
     _tops(bench, wanted, logprobs__top=value)
 
 
@@ -387,7 +387,7 @@ def prompt_logprobs(bench: Bench) -> None:
 
 def token_ids(bench: Bench) -> None:
     for wanted in (True, False):
-        got = Driven(bench.model).run(_seeded(bench.order({"want.token_ids": wanted})))
+        got = Driven(bench.model).run(_seeded(bench.order({"response_options.token_ids": wanted})))
         assert bool(got.ids()) == wanted
 
 
@@ -426,7 +426,7 @@ CASES: Final[Mapping[str, Callable[[Bench], None]]] = {
     "logprobs.prompt": prompt_logprobs,
     "asked.logprobs": chat_logprobs,
     "asked.top_logprobs": chat_logprobs,
-    "want.token_ids": token_ids,
+    "response_options.token_ids": token_ids,
     "templating.add_special_tokens": add_special_tokens,
 }
 TOLD: Final[Mapping[str, tuple[Any, str]]] = {

@@ -132,7 +132,7 @@ class ProcessCollector(Collector):
         yield BUILD_INFO.build_family([((__version__, platform.python_version()), 1)])
 
     def format_histograms(self) -> Iterator[str]:
-        """See ``gateway.metrics.exchanges.TextCollector``."""
+        """See ``gateway.observability.metrics.requests.TextCollector``."""
         return EVENT_LOOP_LAG.format_histogram_lines([((), self._lag)])
 
     def _measure_lag(self, loop: asyncio.AbstractEventLoop, due: float) -> None:

@@ -235,7 +235,7 @@ class PoolCollector(Collector):
             )
 
     def format_histograms(self) -> Iterator[str]:
-        """See ``gateway.metrics.exchanges.TextCollector``."""
+        """See ``gateway.observability.metrics.requests.TextCollector``."""
         for told, of in _POOL_HISTOGRAMS:
             yield from told.format_histogram_lines(
                 ((name,), of(crew)) for name, crew in self._get_pools().items()

@@ -54,8 +54,8 @@ _VLLM_HISTOGRAMS: Final[tuple[tuple[MetricDefinition, _HistogramGetter], ...]] =
             lambda one: one.per_token,
         ),
         ("e2e_request_latency_seconds", "From end to end.", lambda one: one.duration),
-        ("request_prompt_tokens", "The length of prompts.", lambda one: one.prompt),
-        ("request_generation_tokens", "The length of answers.", lambda one: one.completion),
+        ("request_prompt_tokens", "The length of prompts.", lambda one: one.prompt_tokens),
+        ("request_generation_tokens", "The length of answers.", lambda one: one.completion_tokens),
     )
 )
 VLLM_METRICS: Final = (
@@ -90,7 +90,7 @@ class VllmCollector(Collector):
         yield REQUEST_SUCCESS.build_family(self._count_finishes().items())
 
     def format_histograms(self) -> Iterator[str]:
-        """See ``gateway.metrics.exchanges.TextCollector``."""
+        """See ``gateway.observability.metrics.requests.TextCollector``."""
         for told, of in _VLLM_HISTOGRAMS:
             yield from told.format_histogram_lines(
                 ((model, _ENGINE_INDEX), _sum_histograms(map(of, figures)))

@@ -27,12 +27,12 @@ _COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "tokens_total": ("tokens", ("direction", "source")),
 }
 """Counters by name: the attribute of RequestStats, and the labels that it is counted by."""
-_TOTALS: Final = {"lossy_requests_total": "lossy", "diversions_total": "diversions"}
+_TOTALS: Final = {"lossy_requests_total": "lossy_requests", "diversions_total": "diversions"}
 _HISTOGRAMS: Final = {
     "time_to_first_token_seconds": "first_token",
     "request_duration_seconds": "duration",
     "time_per_output_token_seconds": "per_token",
-    "completion_tokens": "completion",
+    "completion_tokens": "completion_tokens",
 }
 _SUMS: Final = {f"{name}_sum": attribute for name, attribute in _HISTOGRAMS.items()}
 _BUCKETS: Final = {f"{name}_bucket": attribute for name, attribute in _HISTOGRAMS.items()}

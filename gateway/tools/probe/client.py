@@ -399,7 +399,7 @@ def error_statuses(adapter: UpstreamAdapter) -> frozenset[int]:
 
 def _client_adapter(adapter: UpstreamAdapter) -> ClientAdapter | None:
     """The same adapter if clients speak the protocol, too: then it can write a response."""
-    return cast("ClientAdapter", adapter) if hasattr(adapter, "peek") else None
+    return cast("ClientAdapter", adapter) if hasattr(adapter, "read_routing_info") else None
 
 
 def _encode_response(

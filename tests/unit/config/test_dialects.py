@@ -27,7 +27,7 @@ class Demanding:
             raise ValueError("13 is no depth")
         self.made = (profile, depth, prefix)
 
-    def peek(self) -> None:
+    def read_routing_info(self) -> None:
         """What a dialect has that clients speak."""
 
 

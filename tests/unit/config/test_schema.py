@@ -104,7 +104,7 @@ def test_every_field_of_every_struct_is_a_property() -> None:
         part = part if "properties" in part else part["anyOf"][-1]
         fields = {field.name for field in msgspec.structs.fields(struct)}
         fields.discard(getattr(struct, "rest", ""))
-        extra: frozenset[str] = getattr(struct, "rest_keys", frozenset())
+        extra: frozenset[str] = getattr(struct, "extra_keys", frozenset())
         tag = {struct.__struct_config__.tag_field} - {None}
         assert part["properties"].keys() == fields | extra | tag
         assert part["description"] == " ".join((struct.__doc__ or "").split())

@@ -68,7 +68,7 @@ def plainly(request: Request) -> list[tuple[str, Any]]:
 
 @given(requests)
 def test_what_is_said_is_what_plainly_differs_from_silence(request: Request) -> None:
-    assert [*request.said.items()] == plainly(request)
+    assert [*request.set_fields.items()] == plainly(request)
 
 
 @given(st.builds(GenerationRequest, **of(GenerationRequest)), st.booleans())
@@ -78,8 +78,8 @@ def test_a_request_without_fields_says_all_else(request: GenerationRequest, echo
     got = request.without_fields(echo=echo, suffix=True)
 
     assert got == replace(request, echo=None if echo else request.echo, suffix=None)
-    assert [*got.said.items()] == plainly(got)
-    assert [*request.said.items()] == before
+    assert [*got.set_fields.items()] == plainly(got)
+    assert [*request.set_fields.items()] == before
 
 
 named = {"model": st.text(max_size=3)}
@@ -92,9 +92,9 @@ decoded = st.builds(GenerationRequest, **{**of(GenerationRequest), **named}) | s
 def test_a_request_for_a_target_says_the_same_of_all_else(request: Request, asked: bool) -> None:
     before = plainly(request)
     if asked:
-        assert [*request.said.items()] == before
+        assert [*request.set_fields.items()] == before
 
     got = request.bind_target("its", "openai")
 
     assert got == replace(request, model="its", source="openai")
-    assert [*got.said.items()] == plainly(got)
+    assert [*got.set_fields.items()] == plainly(got)

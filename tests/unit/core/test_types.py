@@ -43,37 +43,39 @@ def test_what_was_said_is_found_by_its_path() -> None:
         sampling=SamplingParams(top_k=5, do_sample=False),
         templating=PromptOptions(mode="raw"),
         logprobs=LogprobsOptions(),
-        want=ResponseOptions("each"),
+        response_options=ResponseOptions("each"),
     )
 
-    said = {path: value for path, value in request.said.items() if value}
-    unsaid = {path for path, value in request.said.items() if value is False}
+    said = {path: value for path, value in request.set_fields.items() if value}
+    unsaid = {path for path, value in request.set_fields.items() if value is False}
 
     assert said == {
         "model": "m",
         "kind": "chat",
         "templating.mode": "raw",
         "sampling.top_k": 5,
-        "want.usage": "each",
+        "response_options.usage": "each",
     }
     assert unsaid == {"echo", "sampling.do_sample"}
-    assert request.said["logprobs.top"] == 0
+    assert request.set_fields["logprobs.top"] == 0
 
 
 def test_what_was_never_said_has_no_path() -> None:
-    said = EmbeddingRequest(model="m", inputs=("a",), dimensions=3).said
+    said = EmbeddingRequest(model="m", inputs=("a",), dimensions=3).set_fields
 
     assert said["inputs"] == ("a",)
     assert said["dimensions"] == 3
     assert "normalize" not in said
-    assert not [path for path in GenerationRequest(model="m", kind="chat").said if "." in path]
+    assert not [
+        path for path in GenerationRequest(model="m", kind="chat").set_fields if "." in path
+    ]
 
 
 def test_what_is_said_in_place_of_something_else_is_found() -> None:
     request = GenerationRequest(model="m", kind="chat", n=2)
 
-    assert request.said["n"] == 2
-    assert replace(request, n=3).said["n"] == 3
+    assert request.set_fields["n"] == 2
+    assert replace(request, n=3).set_fields["n"] == 3
 
 
 def test_a_model_is_ready_when_one_version_is() -> None:

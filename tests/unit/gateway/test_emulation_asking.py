@@ -160,7 +160,7 @@ async def test_usage_is_counted_where_none_was_told(usage: Any) -> None:
         [StreamStart(3)], [TextDelta("a")], [TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]
     )
 
-    found = await events(backend, chat(want=ResponseOptions(usage=usage)), doing())
+    found = await events(backend, chat(response_options=ResponseOptions(usage=usage)), doing())
 
     assert found[-2:] == [Usage(3, 2, source="counted"), StreamEnd()]
 
@@ -215,7 +215,9 @@ async def test_the_worker_s_usage_wins_where_it_came_in_time() -> None:
 
 async def test_running_usage_needs_no_count_at_a_cut() -> None:
     backend = says([TextDelta("a"), Usage(2, 1)], [TextDelta("."), Usage(2, 2)], [TextDelta("b")])
-    request = chat(stopping=StopConditions(stop=(".",)), want=ResponseOptions(usage="each"))
+    request = chat(
+        stopping=StopConditions(stop=(".",)), response_options=ResponseOptions(usage="each")
+    )
 
     assert (await events(backend, request, ENDED))[-3:] == [
         ChoiceEnd("stop", 0, "."),
@@ -335,7 +337,9 @@ async def test_pieces_pass_while_other_parts_are_at_work() -> None:
 async def test_the_usage_of_parts_runs() -> None:
     backend = says([TextDelta("a"), Usage(2, 1)], [ChoiceEnd("eos"), Usage(2, 1), StreamEnd()])
 
-    found = await events(backend, chat(n=2, want=ResponseOptions(usage="each")), doing("n"))
+    found = await events(
+        backend, chat(n=2, response_options=ResponseOptions(usage="each")), doing("n")
+    )
 
     assert [one for one in found if isinstance(one, Usage)][-1] == Usage(2, 2)
     assert found[-1] == StreamEnd()

@@ -114,7 +114,7 @@ def test_an_answer_is_complete_when_each_choice_is(events: list[Event], *, compl
 class Answer:
     """An answer of two batches."""
 
-    losses = ()
+    unsupported_parameters = ()
     request = None
 
     def __init__(self) -> None:

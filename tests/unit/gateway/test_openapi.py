@@ -47,7 +47,7 @@ def kind(name: str) -> Any:
 EVERY = [
     (name, profile)
     for name in sorted(DIALECTS)
-    if hasattr(kind(name), "peek")
+    if hasattr(kind(name), "read_routing_info")
     for profile in kind(name).profiles
 ]
 """Those that clients speak."""

@@ -14,7 +14,7 @@ class Fake(Struct):
     """As much of a dialect as paths need."""
 
     name: str
-    roots: tuple[str, ...]
+    path_prefixes: tuple[str, ...]
     endpoints: tuple[Endpoint, ...]
 
 

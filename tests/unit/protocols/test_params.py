@@ -78,10 +78,10 @@ def test_what_a_type_refuses(kind: ParamType, got: Any, said: str) -> None:
 
 
 RANGES: list[tuple[dict[str, Any], Any, str, str]] = [
-    ({"low": 1}, 0, "below", "'x' must be at least 1, got 0"),
-    ({"low": 0, "above_low": True}, 0, "below", "'x' must be greater than 0, got 0"),
-    ({"high": 2}, 3, "above", "'x' must be at most 2, got 3"),
-    ({"high": 2, "below_high": True}, 2, "above", "'x' must be less than 2, got 2"),
+    ({"minimum": 1}, 0, "below", "'x' must be at least 1, got 0"),
+    ({"minimum": 0, "exclusive_minimum": True}, 0, "below", "'x' must be greater than 0, got 0"),
+    ({"maximum": 2}, 3, "above", "'x' must be at most 2, got 3"),
+    ({"maximum": 2, "exclusive_maximum": True}, 2, "above", "'x' must be less than 2, got 2"),
     ({"type": "str", "choices": ("a", "b")}, "c", "value", "'x' must be one of 'a', 'b', got a st"),
     ({"type": "ints", "min_items": 1}, [], "empty", "'x' needs at least 1 items, got a list"),
     ({"type": "ints", "max_items": 1}, [1, 2], "too_long", "'x' takes at most 1 items, got a list"),
@@ -100,11 +100,18 @@ def test_what_is_out_of_range(limits: dict[str, Any], got: Any, problem: str, sa
 
 
 TABLE = ParamTable(
-    Param(wire="top_k", field="sampling.top_k", type="int", low=1, high=50, off=(-1,)),
-    Param(wire="temp", field="sampling.temperature", type="float", low=0.1, high=2),
+    Param(
+        wire="top_k",
+        field="sampling.top_k",
+        type="int",
+        minimum=1,
+        maximum=50,
+        disabled_values=(-1,),
+    ),
+    Param(wire="temp", field="sampling.temperature", type="float", minimum=0.1, maximum=2),
     Param(wire="stop", field="stopping.stop", type="strings"),
-    Param(wire="n", field="n", type="int", null=False),
-    Param(wire="loud", field="echo", type="bool", off=(0,)),
+    Param(wire="n", field="n", type="int", nullable=False),
+    Param(wire="loud", field="echo", type="bool", disabled_values=(0,)),
 )
 
 
@@ -115,12 +122,12 @@ def fields(**given: Any) -> dict[str, Raw]:
 def test_a_request_is_read_in_the_tables_order() -> None:
     values = read_params(TABLE, fields(other=1, stop="a", top_k=5, temp=None, loud=False))
 
-    assert values.given == {"stop", "top_k", "loud"}
+    assert values.provided_fields == {"stop", "top_k", "loud"}
     assert values.build_request_arguments() == {
         "sampling": SamplingParams(top_k=5),
         "stopping": StopConditions(stop=("a",)),
         "echo": False,
-        "given": frozenset({"stop", "top_k", "loud"}),
+        "provided_fields": frozenset({"stop", "top_k", "loud"}),
     }
 
 
@@ -142,7 +149,7 @@ def test_what_stands_for_no_field_of_a_request_is_none_of_its_fields() -> None:
     values = ParsedParams()
     values |= {"asked.logprobs": True, "labels.user": "a", "labels.session": "b", "adapter": "c"}
 
-    assert values.build_request_arguments() == {"adapter": "c", "given": frozenset()}
+    assert values.build_request_arguments() == {"adapter": "c", "provided_fields": frozenset()}
     assert values.get_section("labels") == {"user": "a", "session": "b"}
 
 
@@ -163,7 +170,7 @@ def test_every_row_has_a_field_to_be_read_into(name: str) -> None:
 def test_a_value_that_switches_off_is_said_and_not_set() -> None:
     values = read_params(TABLE, fields(top_k=-1))
 
-    assert values.given == {"top_k"}
+    assert values.provided_fields == {"top_k"}
     assert values.get("sampling.top_k") is None
     assert values.get_section("sampling") == {}
 
@@ -195,17 +202,18 @@ def test_what_is_written_is_clamped_to_the_rows() -> None:
         echo=True,
     )
 
-    written = write_params(TABLE, request.said)
+    written = write_params(TABLE, request.set_fields)
 
     assert written == {"top_k": 50, "temp": 0.1, "stop": ["a"], "loud": True}
     assert [*written] == ["top_k", "temp", "stop", "loud"]
 
 
 def test_what_is_not_carried_is_not_written() -> None:
-    dropped = Param(wire="n", field="n", type="int", reason="dropped")
+    dropped = Param(wire="n", field="n", type="int", loss_reason="dropped")
 
     assert (
-        write_params(ParamTable(dropped), GenerationRequest(model="m", kind="chat", n=2).said) == {}
+        write_params(ParamTable(dropped), GenerationRequest(model="m", kind="chat", n=2).set_fields)
+        == {}
     )
     assert build_parameter_support((dropped,))["n"].reason == "dropped"
     assert map_field_names(TABLE)["stopping.stop"] == "stop"
@@ -217,4 +225,4 @@ def test_rows_of_one_field_are_written_each() -> None:
     request = EmbeddingRequest(model="m", inputs=("a",))
 
     assert write_params(twice, {"n": 2}) == {"n": 2, "many": 2}
-    assert write_params(twice, request.said) == {}
+    assert write_params(twice, request.set_fields) == {}

@@ -230,8 +230,8 @@ def test_a_path_may_name_the_entity_that_is_asked(make: Any) -> None:
     body: dict[str, Any] = {"messages": []}
     named = make("/serving-endpoints/ep-ab/served-models/m%2Fb/invocations", body)
     plain = make("/serving-endpoints/ep-ab/invocations", body)
-    assert Databricks().peek(named) == RoutingInfo("ep-ab", "m/b")
-    assert Databricks().peek(plain) == RoutingInfo("ep-ab")
+    assert Databricks().read_routing_info(named) == RoutingInfo("ep-ab", "m/b")
+    assert Databricks().read_routing_info(plain) == RoutingInfo("ep-ab")
 
 
 def test_names(make: Any) -> None:

@@ -40,7 +40,7 @@ def generation(call: ClientRequest, dialect: Databricks | None = None) -> Genera
 def answered(dialect: Databricks, call: ClientRequest) -> Request | HttpResponse:
     """As the server: first ``peek`` and then ``decode``."""
     try:
-        dialect.peek(call)
+        dialect.read_routing_info(call)
         return dialect.decode_request(call)
     except GatewayError as error:
         return dialect.encode_error(error, call)
@@ -90,7 +90,7 @@ def test_every_field_of_the_reference(make: Any) -> None:
             top_logprobs=20,
         ),
     )
-    assert Databricks().peek(call) == RoutingInfo("mock", stream=True)
+    assert Databricks().read_routing_info(call) == RoutingInfo("mock", stream=True)
     request = generation(call)
     assert request.kind == "chat"
     assert request.model == "mock"
@@ -114,7 +114,7 @@ def test_the_defaults_of_the_reference_are_the_targets(make: Any) -> None:
         model="mock",
         kind="chat",
         messages=(Message("user", (TextPart("say hi"),)),),
-        given=frozenset({"messages"}),
+        provided_fields=frozenset({"messages"}),
     )
 
 
@@ -135,17 +135,17 @@ def test_stream(make: Any, said: bool | None, default: bool, stream: bool) -> No
     """The reference prints true; the service's own SDK reads one JSON object. A switch decides."""
     dialect = Databricks(stream_default=default)
     call = make(PATH, chat(stream=said))
-    assert dialect.peek(call).stream is stream
+    assert dialect.read_routing_info(call).stream is stream
     assert generation(call, dialect).stream is stream
 
 
 def test_vectors_are_never_streamed(make: Any) -> None:
     dialect = Databricks(stream_default=True)
     call = make(PATH, {"input": "a"})
-    assert dialect.peek(call) == RoutingInfo("mock")
+    assert dialect.read_routing_info(call) == RoutingInfo("mock")
     assert isinstance(dialect.decode_request(call), EmbeddingRequest)
     body = {"model": "gte", "input": "a", "stream": True}
-    assert dialect.peek(make(EMBED, body)) == RoutingInfo("gte")
+    assert dialect.read_routing_info(make(EMBED, body)) == RoutingInfo("gte")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_vectors_are_never_streamed(make: Any) -> None:
     ],
 )
 def test_usage(make: Any, fields: dict[str, Any], usage: str) -> None:
-    assert generation(make(PATH, chat(**fields))).want.usage == usage
+    assert generation(make(PATH, chat(**fields))).response_options.usage == usage
 
 
 @pytest.mark.parametrize(
@@ -527,7 +527,7 @@ def test_embedding_refused(make: Any, given: Any) -> None:
 )
 def test_the_model(make: Any, path: str, body: Any, model: str) -> None:
     call = make(path, body)
-    assert Databricks().peek(call).model == model
+    assert Databricks().read_routing_info(call).model == model
     assert Databricks().decode_request(call).model == model
 
 

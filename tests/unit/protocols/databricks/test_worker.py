@@ -77,7 +77,7 @@ def test_silence_is_never_left_to_the_endpoint() -> None:
 Lost = set[tuple[str, str]]
 TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
     (chat(), {}, set()),
-    (chat(stream=True, want=ResponseOptions(usage="each")), {"stream": True}, set()),
+    (chat(stream=True, response_options=ResponseOptions(usage="each")), {"stream": True}, set()),
     (
         chat(
             sampling=SamplingParams(temperature=2.0, top_p=1.0, top_k=5),
@@ -94,7 +94,7 @@ TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
         set(),
     ),
     (
-        chat(stopping=StopConditions(max_tokens=5), given=frozenset({"max_completion_tokens"})),
+        chat(stopping=StopConditions(max_tokens=5), provided_fields=frozenset({"max_completion_tokens"})),
         {"max_tokens": 5},
         set(),
     ),

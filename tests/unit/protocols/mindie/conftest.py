@@ -46,7 +46,7 @@ class Desk:
         """The status and the text of a refusal. Fails where nothing is refused."""
         call = self.call(path, body)
         with pytest.raises(GatewayError) as caught:  # noqa: PT012 - either may refuse
-            self.dialect.peek(call)
+            self.dialect.read_routing_info(call)
             self.dialect.decode_request(call)
         reply = self.dialect.encode_error(caught.value, call)
         told = msgspec.json.decode(reply.body)

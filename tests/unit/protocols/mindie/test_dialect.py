@@ -92,7 +92,7 @@ def test_profiles() -> None:
 def test_peek(desk: Any, path: str, body: Any, model: str, stream: bool) -> None:
     """A path that names the model is enough: its body is not looked at."""
     one = desk()
-    envelope = one.dialect.peek(one.call(path, body))
+    envelope = one.dialect.read_routing_info(one.call(path, body))
     assert (envelope.model, envelope.stream, envelope.version) == (model, stream, None)
 
 
@@ -104,7 +104,7 @@ def test_what_no_model_may_be_called_is_no_path(desk: Any, name: str) -> None:
         ("POST", f"/v2/models/{name}/stopInfer"),
     ):
         with pytest.raises(PathNotFound):
-            one.dialect.peek(one.call(path, {"id": "a"}, method=method))
+            one.dialect.read_routing_info(one.call(path, {"id": "a"}, method=method))
     with pytest.raises(PathNotFound):
         one.dialect.handle_info_request(one.call(f"/v2/models/{name}", method="GET"), Models())
 
@@ -118,7 +118,7 @@ def test_stop(desk: Any) -> None:
     one = desk()
     call = one.call("/v2/models/m/stopInfer", {"id": "a123", "x": 1})
     assert call.endpoint.task == "stop"
-    assert one.dialect.peek(call).client_id == "a123"
+    assert one.dialect.read_routing_info(call).client_id == "a123"
     assert one.dialect.handle_info_request(call, Models()).body == b'{"id":"a123","x":1}'
     reply = one.dialect.encode_error(RequestNotFound("no such request", id="a123"), call)
     assert reply.status == 404

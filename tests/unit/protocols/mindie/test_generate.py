@@ -179,10 +179,10 @@ def test_a_list_is_measured_as_it_was_written(desk: Any) -> None:
         ({}, "stopping.max_tokens", 20),
         ({"max_new_tokens": None}, "stopping.max_tokens", 20),
         ({"max_new_tokens": 2147483647}, "stopping.max_tokens", 2147483647),
-        ({"details": True}, "want.details", True),
-        ({"details": True}, "want.timing", True),
-        ({"perf_stat": True}, "want.timing", True),
-        ({"perf_stat": "x"}, "want.timing", False),
+        ({"details": True}, "response_options.details", True),
+        ({"details": True}, "response_options.timing", True),
+        ({"perf_stat": True}, "response_options.timing", True),
+        ({"perf_stat": "x"}, "response_options.timing", False),
         ({"priority": 1}, "priority", 0),
         ({"priority": 5}, "priority", 204),
         ({"timeout": 3}, "timeout", 3.0),
@@ -277,7 +277,7 @@ def test_token_ids(desk: Any) -> None:
     request = desk().decode(INFER, tensor(parameters={"max_new_tokens": 5}) | {"id": "a"})
     assert request.prompts == ((396, 319, 13),)
     assert (request.client_id, request.stopping.max_tokens) == ("a", 5)
-    assert request.want.token_ids
+    assert request.response_options.token_ids
 
 
 def test_parameters_beside_the_tensor(desk: Any) -> None:

@@ -50,7 +50,7 @@ def one(desk: Any) -> Any:
 )
 def test_which_model_and_whether_streamed(one: Any, path: str, body: Any, stream: bool) -> None:
     call = one.call(path, body)
-    envelope = one.dialect.peek(call)
+    envelope = one.dialect.read_routing_info(call)
     assert (envelope.model, envelope.stream) == ("llama", stream)
     request = one.dialect.decode_request(call)
     assert (request.model, request.stream) == ("llama", stream)
@@ -200,7 +200,7 @@ def test_parameters_after_tgi(one: Any) -> None:
     assert request.stopping.stop == ("x", "y")
     assert (request.stopping.truncate_prompt, request.stopping.max_tokens) == (3, 20)
     assert request.adapter == "lora/a"
-    assert request.want.details
+    assert request.response_options.details
     assert {name: bytes(raw) for name, raw in request.extra.items()} == {
         "return_full_text": b"false"
     }

@@ -88,9 +88,9 @@ def test_the_generate_stream_request(desk: Any) -> None:
         ),
         stopping=StopConditions(max_tokens=200),
         stream=True,
-        want=ResponseOptions(details=True, timing=True),
+        response_options=ResponseOptions(details=True, timing=True),
         client_id="a123",
-        given=frozenset(
+        provided_fields=frozenset(
             {
                 *("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "watermark"),
                 *("repetition_penalty", "max_new_tokens", "details", "batch_size"),
@@ -197,7 +197,7 @@ def chat(*messages: Message) -> GenerationRequest:
         ),
         stopping=StopConditions(max_tokens=20),
         client_id="endpoint_common_0",
-        given=frozenset(
+        provided_fields=frozenset(
             {
                 *("max_tokens", "presence_penalty", "frequency_penalty"),
                 *("temperature", "top_p", "stream"),

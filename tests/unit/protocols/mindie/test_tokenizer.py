@@ -36,7 +36,7 @@ def test_what_is_cut(desk: Any) -> None:
     one = desk(model="m")
     call = one.call(PATH, {"inputs": "hi"})
     assert call.endpoint.task == "tokenize"
-    assert one.dialect.peek(call).model == "m"
+    assert one.dialect.read_routing_info(call).model == "m"
     assert one.dialect.read_text(call) == "hi"
 
 

@@ -138,7 +138,7 @@ def test_a_stream_in_other_clothes(data: bytes) -> None:
 
 
 def test_times_are_told_to_who_wants_them() -> None:
-    events = both(text(want=ResponseOptions(timing=True)), STREAM)
+    events = both(text(response_options=ResponseOptions(timing=True)), STREAM)
 
     assert [one for one in events if isinstance(one, Timing)] == [
         Timing(queue=1e-5, prefill=0.042, batch_size=1),
@@ -232,7 +232,7 @@ def test_a_stream_may_answer_who_asked_for_one_piece() -> None:
 
 
 def test_one_piece_tells_the_times_of_every_step() -> None:
-    events = both(text(stream=False, want=ResponseOptions(timing=True)), WHOLE.encode())
+    events = both(text(stream=False, response_options=ResponseOptions(timing=True)), WHOLE.encode())
 
     assert events[1:4] == [
         *(Timing(queue=1e-5, batch_size=1), Timing(queue=5e-6, batch_size=4), Timing(queue=6e-6)),
@@ -252,7 +252,7 @@ def test_one_piece_tells_the_times_of_every_step() -> None:
 )  # fmt: skip
 def test_other_figures(told: str, found: list[Timing]) -> None:
     data = event("a", ',"details":{' + told + "}").encode()
-    events = both(text(stream=False, want=ResponseOptions(timing=True)), data)
+    events = both(text(stream=False, response_options=ResponseOptions(timing=True)), data)
 
     assert [one for one in events if isinstance(one, Timing)] == found
     assert TextDelta("a") in events
@@ -358,7 +358,11 @@ def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("profile", MindIE.profiles)
 @given(data=st.binary(max_size=80) | st.builds(lambda b: b"data:" + b, st.binary(max_size=60)))
 def test_no_bytes_are_more_than_an_error(profile: str, data: bytes) -> None:
-    for request in (text(), text(stream=False, want=ResponseOptions(timing=True)), chat()):
+    for request in (
+        text(),
+        text(stream=False, response_options=ResponseOptions(timing=True)),
+        chat(),
+    ):
         try:
             events = read(request, data, profile, size=5)
         except GatewayError:
@@ -385,7 +389,7 @@ _inner = ("finish_reason", "generated_tokens", "batch_size", "queue_wait_time", 
 def test_no_json_is_more_than_an_error(body: dict[str, Any]) -> None:
     for data in (msgspec.json.encode(body), b"data:" + msgspec.json.encode(body) + b"\n\n"):
         try:
-            events = read(text(want=ResponseOptions(timing=True)), data)
+            events = read(text(response_options=ResponseOptions(timing=True)), data)
         except GatewayError:
             continue
         assert isinstance(events[-1], StreamEnd)
@@ -401,7 +405,7 @@ def test_what_is_said_to_clients_is_read_from_workers(
 ) -> None:
     one = desk(profile)
     path = "/v2/models/m/generate_stream" if stream else "/v2/models/m/generate"
-    request = text(stream=stream, want=ResponseOptions(timing=True), client_id="r")
+    request = text(stream=stream, response_options=ResponseOptions(timing=True), client_id="r")
     encoder = one.encoder(path, one.dialect.encode(request).body)
     events: list[Event] = [
         *(
@@ -502,7 +506,7 @@ def test_each_choice_tells_its_own_usage() -> None:
     total = Usage(9, 8, 4, 2)
 
     assert both(chat(n=2, sampling=WARM), data) == [*said, total, StreamEnd()]
-    running = both(chat(n=2, sampling=WARM, want=ResponseOptions(usage="each")), data)
+    running = both(chat(n=2, sampling=WARM, response_options=ResponseOptions(usage="each")), data)
     assert running == [*said[:5], Usage(9, 3, 4), said[5], total, StreamEnd()]
 
 

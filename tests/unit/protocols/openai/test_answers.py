@@ -90,7 +90,7 @@ def test_a_whole_chat(about: ResponseContext) -> None:
 
 
 def test_a_streamed_chat(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET), about)
+    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET), about)
     assert written(encoder, HELLO) == [
         chunk(OPEN),
         chunk('{"content":"Hello"}'),
@@ -121,7 +121,7 @@ def test_usage_comes_last_and_only_if_asked(about: ResponseContext) -> None:
 
 def test_running_usage_is_in_every_chunk(about: ResponseContext) -> None:
     encoder = ChatEncoder(
-        ResponseStyle(), streamed(CHAT, want=ResponseOptions(usage="each")), about
+        ResponseStyle(), streamed(CHAT, response_options=ResponseOptions(usage="each")), about
     )
     events: list[Event] = [
         Usage(2, 1),
@@ -139,7 +139,7 @@ def test_running_usage_is_in_every_chunk(about: ResponseContext) -> None:
 
 
 def test_two_choices_interleave(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET, n=2), about)
+    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET, n=2), about)
     events: list[Event] = [
         TextDelta("a", 1),
         TextDelta("b", 0),
@@ -169,7 +169,7 @@ CALLS: tuple[Event, ...] = (
 
 
 def test_streamed_tool_calls(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET), about)
+    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET), about)
     opening = '"type":"function","function":{"name":'
     assert written(encoder, CALLS) == [
         chunk('{"role":"assistant","content":null}'),
@@ -203,7 +203,7 @@ def test_functions_are_answered_as_functions(about: ResponseContext) -> None:
     assert choice["finish_reason"] == "function_call"
     assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"x":1}'}
     assert "tool_calls" not in choice["message"]
-    stream = ChatEncoder(ResponseStyle(), streamed(request, want=QUIET), about)
+    stream = ChatEncoder(ResponseStyle(), streamed(request, response_options=QUIET), about)
     assert written(stream, events)[1:5] == [
         chunk('{"function_call":{"name":"f","arguments":""}}'),
         chunk('{"function_call":{"arguments":"{\\"x\\""}}'),
@@ -226,7 +226,7 @@ def test_thoughts_and_refusals(about: ResponseContext) -> None:
         "refusal": "no",
         "reasoning_content": "hm",
     }
-    stream = ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET), about)
+    stream = ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET), about)
     assert written(stream, events)[1:4] == [
         chunk('{"reasoning_content":"hm"}'),
         chunk('{"refusal":"no"}'),
@@ -256,7 +256,9 @@ def test_chat_logprobs(about: ResponseContext) -> None:
     }
     answer = whole(ChatEncoder(ResponseStyle(), CHAT, about), events)
     assert answer["choices"][0]["logprobs"] == expected
-    lines = written(ChatEncoder(ResponseStyle(), streamed(CHAT, want=QUIET), about), events)
+    lines = written(
+        ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET), about), events
+    )
     assert json.loads(lines[1])["choices"][0] == {
         "index": 0,
         "delta": {"content": "Hi"},
@@ -352,7 +354,9 @@ def test_completion_logprobs_are_columns(about: ResponseContext) -> None:
         "top_logprobs": [None, top],
         "text_offset": [0, 1],
     }
-    lines = written(CompletionEncoder(ResponseStyle(), streamed(TEXT, want=QUIET), about), events)
+    lines = written(
+        CompletionEncoder(ResponseStyle(), streamed(TEXT, response_options=QUIET), about), events
+    )
     pieces = [json.loads(line)["choices"][0]["logprobs"] for line in lines[:2]]
     assert [piece["text_offset"] for piece in pieces] == [[0], [1]]
     assert [piece["top_logprobs"] for piece in pieces] == [None, [top]]
@@ -365,7 +369,7 @@ def test_what_the_worker_tells_of_itself_is_passed_on(about: ResponseContext) ->
         ChoiceEnd("stop", matched_stop="x"),
         StreamEnd(),
     ]
-    request = streamed(CHAT, want=ResponseOptions(usage="none", token_ids=True))
+    request = streamed(CHAT, response_options=ResponseOptions(usage="none", token_ids=True))
     lines = written(ChatEncoder(ResponseStyle(), request, about), events)
     first, second = (json.loads(line) for line in lines[:2])
     assert first["system_fingerprint"] == second["system_fingerprint"] == "fp_1"

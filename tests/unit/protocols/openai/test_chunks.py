@@ -201,7 +201,7 @@ CHUNKS: Sequence[bytes] = [event(one) for one in chunks()]
 @pytest.mark.parametrize("usage", ["final", "each"])
 @pytest.mark.parametrize("n", [None, 2])
 def test_chunks_of_a_text_alone_are_read_as_any_other(usage: Any, n: int | None) -> None:
-    request = msgspec.structs.replace(STREAMED, want=ResponseOptions(usage=usage), n=n)
+    request = msgspec.structs.replace(STREAMED, response_options=ResponseOptions(usage=usage), n=n)
     for first in CHUNKS:
         for second in CHUNKS:
             one, other = GenerationDecoder(request), Thorough(request)

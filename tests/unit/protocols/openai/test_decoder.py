@@ -134,7 +134,9 @@ def test_choices_share_the_tokens_of_a_whole_answer_by_their_length() -> None:
 
 
 def test_running_usage_is_passed_on_where_it_is_wanted() -> None:
-    request = GenerationRequest(model="m", kind="chat", want=ResponseOptions(usage="each"))
+    request = GenerationRequest(
+        model="m", kind="chat", response_options=ResponseOptions(usage="each")
+    )
     wire = sse({**delta(content="a"), "usage": USAGE}, {**delta("length"), "usage": USAGE}) + DONE
     usage = Usage(2, 3)
     assert read(wire, request) == [TextDelta("a"), usage, ChoiceEnd("length"), usage, StreamEnd()]

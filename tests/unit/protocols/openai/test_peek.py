@@ -31,7 +31,7 @@ def called(body: bytes, client_id: str | None = None) -> ClientRequest:
 def told(body: bytes, client_id: str | None = None) -> Any:
     """What is told at once, which must be what is told of any body."""
     results: list[Any] = []
-    for peek in (DIALECT.peek, lambda call: _read_any_routing_info(call, client_id)):
+    for peek in (DIALECT.read_routing_info, lambda call: _read_any_routing_info(call, client_id)):
         try:
             results.append(peek(called(body, client_id)))
         except ClientError as error:

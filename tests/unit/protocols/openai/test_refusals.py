@@ -36,7 +36,7 @@ def refusal(call: ClientRequest, dialect: OpenAI = DIALECT) -> tuple[int, str | 
     """Status, code and param with which a call is refused."""
 
     def read() -> Request:
-        dialect.peek(call)
+        dialect.read_routing_info(call)
         return dialect.decode_request(call)
 
     with pytest.raises(ClientError) as caught:
@@ -267,7 +267,7 @@ ROWS = {e.operation: e for e in DIALECT.endpoints}
 
 def outcome(call: ClientRequest) -> int:
     try:
-        DIALECT.peek(call)
+        DIALECT.read_routing_info(call)
         DIALECT.decode_request(call)
     except GatewayError as error:
         return DIALECT.encode_error(error, call).status

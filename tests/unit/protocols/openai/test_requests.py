@@ -90,16 +90,18 @@ def test_the_smallest_chat(make_call: MakeCall) -> None:
         model="mock",
         kind="chat",
         messages=(Message("user", (TextPart("say hi"),)),),
-        want=request.want,
-        given=frozenset({"model", "messages"}),
+        response_options=request.response_options,
+        provided_fields=frozenset({"model", "messages"}),
     )
-    assert request.want.usage == "final"
+    assert request.response_options.usage == "final"
 
 
 def test_words_are_all_that_is_answered_with(make_call: MakeCall) -> None:
     asked = chat(make_call, modalities=["text"])
 
-    assert replace(asked, given=asked.given - {"modalities"}, extra={}) == chat(make_call)
+    assert replace(asked, provided_fields=asked.provided_fields - {"modalities"}, extra={}) == chat(
+        make_call
+    )
 
 
 def test_scalars_find_their_place(make_call: MakeCall) -> None:
@@ -128,7 +130,7 @@ def test_scalars_find_their_place(make_call: MakeCall) -> None:
     assert sampling.logit_bias == {5: -100.0}
     assert request.labels == {"user": "u", "metadata.team": "a"}
     assert request.reasoning == ReasoningOptions("low")
-    assert "seed" in request.given
+    assert "seed" in request.provided_fields
 
 
 def test_what_vllm_adds_finds_its_place(make_call: MakeCall) -> None:
@@ -171,7 +173,11 @@ def test_what_vllm_adds_finds_its_place(make_call: MakeCall) -> None:
         "enable_thinking": b"false"
     }
     assert request.reasoning == ReasoningOptions(budget=9, include=False)
-    assert (request.priority, request.client_id, request.want.token_ids) == (3, "mine", True)
+    assert (request.priority, request.client_id, request.response_options.token_ids) == (
+        3,
+        "mine",
+        True,
+    )
     assert request.output == ChoiceFormat(("a", "b"))
     assert request.extra == {}
 
@@ -284,12 +290,12 @@ def test_functions_are_tools(make_call: MakeCall) -> None:
 
 
 def test_streams_and_their_usage(make_call: MakeCall) -> None:
-    assert chat(make_call, stream=True).want.usage == "none"
-    assert chat(make_call, stream=True, stream_options={}).want.usage == "none"
+    assert chat(make_call, stream=True).response_options.usage == "none"
+    assert chat(make_call, stream=True, stream_options={}).response_options.usage == "none"
     options = {"include_usage": True}
-    assert chat(make_call, stream=True, stream_options=options).want.usage == "final"
+    assert chat(make_call, stream=True, stream_options=options).response_options.usage == "final"
     options["continuous_usage_stats"] = True
-    assert chat(make_call, stream=True, stream_options=options).want.usage == "each"
+    assert chat(make_call, stream=True, stream_options=options).response_options.usage == "each"
 
 
 def test_unknown_fields(make_call: MakeCall) -> None:
@@ -322,7 +328,7 @@ def test_prompts(make_call: MakeCall, prompt: Any, prompts: object) -> None:
 def test_completions(make_call: MakeCall) -> None:
     plain = text(make_call)
     assert (plain.stopping.max_tokens, plain.templating.mode) == (16, "raw")
-    assert "max_tokens" not in plain.given
+    assert "max_tokens" not in plain.provided_fields
     scored = text(make_call, max_tokens=0, echo=True, logprobs=1, suffix="z", best_of=1)
     assert scored.stopping.max_tokens == 0
     assert (scored.echo, scored.insert_before, scored.best_of) == (True, "z", 1)
@@ -340,7 +346,7 @@ def test_embeddings(make_call: MakeCall) -> None:
 
 def test_peek_reads_little(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "stream": True}, {"x-client-request-id": "mine"})
-    envelope = DIALECT.peek(call)
+    envelope = DIALECT.read_routing_info(call)
     assert (envelope.model, envelope.stream, envelope.client_id) == ("mock", True, "mine")
     assert DIALECT.decode_request(call).client_id == "mine"
 

@@ -35,7 +35,7 @@ ENCODERS = [(ChatEncoder, CHAT), (CompletionEncoder, TEXT), (EmbeddingEncoder, E
 
 
 def streamed(request: GenerationRequest, want: ResponseOptions = QUIET) -> GenerationRequest:
-    return msgspec.structs.replace(request, stream=True, want=want)
+    return msgspec.structs.replace(request, stream=True, response_options=want)
 
 
 def whole(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
@@ -168,7 +168,7 @@ def test_token_ids_and_the_fingerprint_of_a_whole_answer(about: ResponseContext)
         StreamEnd(),
     ]
     for encoder, request in ((ChatEncoder, CHAT), (CompletionEncoder, TEXT)):
-        wanted = msgspec.structs.replace(request, want=IDS)
+        wanted = msgspec.structs.replace(request, response_options=IDS)
 
         answer = whole(encoder(ResponseStyle(), wanted, about), events)
         unasked = whole(encoder(ResponseStyle(), request, about), events)

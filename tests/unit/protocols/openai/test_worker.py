@@ -73,7 +73,7 @@ def lost(request: Request, profile: str = "openai", **options: Any) -> set[tuple
         (
             chat(
                 stopping=StopConditions(max_tokens=3, stop=("x",)),
-                given=frozenset({"max_completion_tokens"}),
+                provided_fields=frozenset({"max_completion_tokens"}),
             ),
             "/v1/chat/completions",
             {"max_completion_tokens": 3, "stop": ["x"]},
@@ -84,7 +84,7 @@ def lost(request: Request, profile: str = "openai", **options: Any) -> set[tuple
             {"temperature": 0.0, "seed": -1, "logit_bias": {"5": -1.0}},
         ),
         (
-            chat(stream=True, want=ResponseOptions(usage="none")),
+            chat(stream=True, response_options=ResponseOptions(usage="none")),
             "/v1/chat/completions",
             {"stream": True, "stream_options": {"include_usage": True}},
         ),
@@ -255,7 +255,7 @@ def test_a_schema_goes_along_as_it_was_written() -> None:
         (chat(echo=True), {("echo", "dropped")}),
         (chat(best_of=2), {("best_of", "dropped")}),
         (chat(suffix="x"), {("suffix", "dropped")}),
-        (chat(want=ResponseOptions(token_ids=True)), {("return_token_ids", "dropped")}),
+        (chat(response_options=ResponseOptions(token_ids=True)), {("return_token_ids", "dropped")}),
         (chat(stopping=StopConditions(overflow="error")), set()),
         (chat(stopping=StopConditions(overflow="truncate")), {("overflow", "dropped")}),
         (chat(priority=1), {("priority", "dropped")}),

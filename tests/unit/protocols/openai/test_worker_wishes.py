@@ -42,8 +42,8 @@ TABLE: list[tuple[str, GenerationRequest, dict[str, Any], set[tuple[str, str]]]]
      set()),
     ("openai", chat(parallel_tools=False), {}, set()),
     ("vllm", chat(tools=CUSTOM), {}, {("tools", "dropped")}),
-    ("openai", chat(want=ResponseOptions(token_ids=True)), {}, {("return_token_ids", "dropped")}),
-    ("vllm", chat(want=ResponseOptions(token_ids=True)), {"return_token_ids": True}, set()),
+    ("openai", chat(response_options=ResponseOptions(token_ids=True)), {}, {("return_token_ids", "dropped")}),
+    ("vllm", chat(response_options=ResponseOptions(token_ids=True)), {"return_token_ids": True}, set()),
     ("openai", chat(logprobs=ALL), {"logprobs": True, "top_logprobs": 20},
      {("top", "clamped")}),
     ("vllm", chat(logprobs=ALL), {"logprobs": True, "top_logprobs": -1}, set()),
@@ -53,7 +53,7 @@ TABLE: list[tuple[str, GenerationRequest, dict[str, Any], set[tuple[str, str]]]]
     ("vllm", chat(stopping=StopConditions(overflow="truncate")), {"truncate_prompt_tokens": -1}, set()),
     ("openai", chat(stream=True), {"stream": True, "stream_options": {"include_usage": True}},
      set()),
-    ("vllm", chat(stream=True, want=ResponseOptions(usage="each")),
+    ("vllm", chat(stream=True, response_options=ResponseOptions(usage="each")),
      {"stream": True,
       "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
      set()),
@@ -97,8 +97,8 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
     "stopping.stop": st.just(("x",) * 20),
     "stopping.truncate_prompt": st.just(3),
     "stopping.overflow": st.sampled_from(["error", "truncate"]),
-    "want.usage": st.sampled_from(["none", "each"]),
-    "want.token_ids": st.just(True),
+    "response_options.usage": st.sampled_from(["none", "each"]),
+    "response_options.token_ids": st.just(True),
     "templating.mode": st.just("server"),
     "prompts": st.sampled_from([(), ("a", "b"), ((1, 2),)]),
     "n": st.integers(1, 2),
@@ -116,7 +116,7 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
 
 def asking(wishes: dict[str, Any]) -> GenerationRequest:
     values = ParsedParams()
-    values.given = {"max_completion_tokens"}
+    values.provided_fields = {"max_completion_tokens"}
     values |= {"prompts": ("a b",), "templating.mode": "raw", **wishes}
     return GenerationRequest(model="m", kind="completion", **values.build_request_arguments())
 

@@ -45,7 +45,7 @@ def decode(call: ClientRequest, dialect: OVMS | None = None) -> GenerationReques
 
 def answered(dialect: OVMS, call: ClientRequest) -> HttpResponse | None:
     try:
-        dialect.peek(call)
+        dialect.read_routing_info(call)
         dialect.decode_request(call)
     except GatewayError as error:
         return dialect.encode_error(error, call)
@@ -82,7 +82,7 @@ SEED = {
 def test_the_printed_request(make: Any, profile: str) -> None:
     call = make(CHAT, SEED)
     dialect = OVMS(profile)
-    assert dialect.peek(call) == RoutingInfo("llama3", stream=False)
+    assert dialect.read_routing_info(call) == RoutingInfo("llama3", stream=False)
     request = decode(call, dialect)
     assert request.kind == "chat"
     assert request.messages == (
@@ -90,8 +90,8 @@ def test_the_printed_request(make: Any, profile: str) -> None:
         Message("user", (TextPart("hello"),)),
     )
     assert request.sampling.temperature == (0.0 if profile == "2024" else None)
-    assert request.want.usage == ("none" if profile == "2024" else "final")
-    assert request.given == {"model", "messages", "stream"}
+    assert request.response_options.usage == ("none" if profile == "2024" else "final")
+    assert request.provided_fields == {"model", "messages", "stream"}
 
 
 def test_the_printed_request_is_no_json_as_it_stands(make: Any) -> None:
@@ -151,8 +151,8 @@ def test_what_turns_a_feature_off(make: Any) -> None:
     request = decode(make(CHAT, chat(top_k=-1, best_of=1, n=1, stop=[], temperature=None)))
     assert request.sampling == type(request.sampling)()
     assert request.stopping.stop == ()
-    assert {"top_k", "best_of"} <= request.given
-    assert "temperature" not in request.given
+    assert {"top_k", "best_of"} <= request.provided_fields
+    assert "temperature" not in request.provided_fields
 
 
 def test_null_is_absent(make: Any) -> None:
@@ -173,7 +173,7 @@ def test_null_is_absent(make: Any) -> None:
 def test_usage_of_a_stream(make: Any, options: Any, usage: str) -> None:
     request = decode(make(CHAT, chat(stream=True, stream_options=options)))
     assert request.stream
-    assert request.want.usage == usage
+    assert request.response_options.usage == usage
 
 
 def test_a_stream_keeps_its_stop_string(make: Any) -> None:
@@ -220,21 +220,21 @@ def test_front_door(make: Any, path: str, body: Any, detail: str) -> None:
 
 def test_embeddings_do_not_look_at_stream(make: Any) -> None:
     call = make(EMBED, {"model": "gte", "input": "a", "stream": "yes"})
-    assert OVMS().peek(call) == RoutingInfo("gte")
+    assert OVMS().read_routing_info(call) == RoutingInfo("gte")
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", None, "application/x-www-form-urlencoded"])
 def test_other_content_names_the_model_by_its_path(make: Any, content_type: str | None) -> None:
     call = make(CHAT, chat(), content_type=content_type)
-    assert OVMS().peek(call).model == "chat/completions"
+    assert OVMS().read_routing_info(call).model == "chat/completions"
     expected = sentence("Non-json request received in text generation calculator")
     assert refused(OVMS(), call) == expected
 
 
 def test_an_empty_model_is_named_by_the_path(make: Any) -> None:
-    assert OVMS().peek(make(CHAT, chat(model=""))).model == "chat/completions"
+    assert OVMS().read_routing_info(make(CHAT, chat(model=""))).model == "chat/completions"
     json = "application/json; charset=utf-8"
-    assert OVMS().peek(make(CHAT, chat(), content_type=json)).model == "llama3"
+    assert OVMS().read_routing_info(make(CHAT, chat(), content_type=json)).model == "llama3"
 
 
 # --- the graph ------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def test_completion_refused(make: Any, fields: dict[str, Any], inner: str) -> No
 @pytest.mark.parametrize("path", ["/v3/foo", "/v3/foo/bar", "/v3/rerank"])
 def test_a_wrong_path_is_refused_by_the_graph(make: Any, path: str) -> None:
     call = make(path, chat())
-    assert OVMS().peek(call).model == "llama3"
+    assert OVMS().read_routing_info(call).model == "llama3"
     assert refused(OVMS(), call) == sentence(
         "Wrong endpoint. Allowed endpoints: /v[13]/chat/completions, /v[13]/completions, "
         "/v[13]/responses, /v[13]/tokenize"

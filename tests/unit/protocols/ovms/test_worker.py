@@ -69,7 +69,7 @@ BEAMS = SamplingParams(beam_width=4)
 TODAY: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
     (chat(), {}, set()),
     (chat(stream=True), STREAM, set()),
-    (chat(stream=True, want=ResponseOptions(usage="each")), STREAM, set()),
+    (chat(stream=True, response_options=ResponseOptions(usage="each")), STREAM, set()),
     (
         chat(
             sampling=SamplingParams(
@@ -90,7 +90,7 @@ TODAY: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
         set(),
     ),
     (
-        chat(stopping=StopConditions(max_tokens=5), given=frozenset({"max_completion_tokens"})),
+        chat(stopping=StopConditions(max_tokens=5), provided_fields=frozenset({"max_completion_tokens"})),
         {"max_completion_tokens": 5},
         set(),
     ),
@@ -228,7 +228,7 @@ EARLY: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
         chat(
             sampling=SamplingParams(temperature=0.0),
             stopping=StopConditions(max_tokens=9000, ignore_eos=True),
-            given=frozenset({"max_completion_tokens"}),
+            provided_fields=frozenset({"max_completion_tokens"}),
         ),
         {"temperature": 0.0, "max_tokens": 4000, "ignore_eos": True},
         {("stopping.max_tokens", "clamped")},

@@ -158,17 +158,17 @@ def test_a_prompt_goes_with_its_parameters(
 
 
 WHOLE: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
-    (text(want=NO_USAGE), {}, set()),
+    (text(response_options=NO_USAGE), {}, set()),
     (text(best_of=2), {"best_of": 2}, set()),
     (text(best_of=5), {"best_of": 2}, {("best_of", "clamped")}),
     (text(best_of=2, n=2), {"best_of": 2}, {("best_of", "approximated"), ("n", "dropped")}),
     (
-        text(best_of=2, sampling=SamplingParams(seed=1), want=NO_USAGE),
+        text(best_of=2, sampling=SamplingParams(seed=1), response_options=NO_USAGE),
         {"seed": 1},
         {("best_of", "dropped")},
     ),
     (
-        text(best_of=2, sampling=SamplingParams(temperature=0), want=NO_USAGE),
+        text(best_of=2, sampling=SamplingParams(temperature=0), response_options=NO_USAGE),
         {"do_sample": False},
         {("best_of", "dropped")},
     ),
@@ -193,7 +193,10 @@ def test_what_a_stream_can_not_tell_is_asked_for_whole(
 
 
 def test_a_stream_without_usage_stays_a_stream() -> None:
-    assert TGI().encode_request(text(stream=True, want=NO_USAGE)).path == "/generate_stream"
+    assert (
+        TGI().encode_request(text(stream=True, response_options=NO_USAGE)).path
+        == "/generate_stream"
+    )
 
 
 def test_token_ids_are_refused() -> None:
@@ -233,7 +236,10 @@ CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
         set(),
     ),
     (
-        chat(stopping=StopConditions(max_tokens=3), given=frozenset({"max_completion_tokens"})),
+        chat(
+            stopping=StopConditions(max_tokens=3),
+            provided_fields=frozenset({"max_completion_tokens"}),
+        ),
         {"max_tokens": 3},
         set(),
     ),
@@ -298,7 +304,7 @@ CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
     ),
     (chat(tools=(F,), parallel_tools=True), {"tools": [F_SAID]}, {("parallel_tools", "dropped")}),
     (chat(extra={"top_a": Raw(b"1")}, labels={"user": "u"}), {}, {("top_a", "dropped")}),
-    (chat(want=ResponseOptions(token_ids=True)), {}, {("return_token_ids", "dropped")}),
+    (chat(response_options=ResponseOptions(token_ids=True)), {}, {("return_token_ids", "dropped")}),
     (
         GenerationRequest(
             model="m", kind="completion", prompts=("hi",), templating=PromptOptions(mode="server")

@@ -104,7 +104,7 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
     "no newline at the end": (text(), STREAM.rstrip(), [*SAID, *ENDED]),
     "something after the end": (text(), STREAM + b"data: [DONE]\n\ndata: x\n\n", [*SAID, *ENDED]),
     "token ids": (
-        text(want=IDS),
+        text(response_options=IDS),
         STREAM,
         [
             TextDelta("Hello", token_ids=(15043,)),
@@ -157,7 +157,7 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         [TextDelta(" a"), TextDelta("b"), ChoiceEnd("unknown"), StreamEnd()],
     ),
     "several ids at a time, and none": (
-        text(want=IDS),
+        text(response_options=IDS),
         (
             b'data:{"token":{"id":[3,4],"text":"a"}}\n\ndata:{"token":{"text":null}}\n\n'
             b'data:{"details":{"finish_reason":"new"}}\n\n'
@@ -203,7 +203,7 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         [ChoiceEnd("eos"), Usage(4, 1), StreamEnd()],
     ),
     "a whole answer in full": (
-        text(want=IDS, logprobs=LogprobsOptions(1, prompt=1), echo=True),
+        text(response_options=IDS, logprobs=LogprobsOptions(1, prompt=1), echo=True),
         WHOLE,
         [
             PromptEcho(0, "a b", (TokenLogprob("a", -2.5, (), 5), TokenLogprob(" b", -3.5, (), 6))),
@@ -365,7 +365,7 @@ def test_an_answer_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @given(data=st.binary(max_size=200), framed=st.booleans())
 def test_whatever_comes_is_an_answer_or_an_error(data: bytes, framed: bool) -> None:
     wire = b"data:" + data + b"\n\n" if framed else data
-    for request in (text(logprobs=LogprobsOptions(1), want=IDS, echo=True), chat()):
+    for request in (text(logprobs=LogprobsOptions(1), response_options=IDS, echo=True), chat()):
         seen: Sequence[Event] = []
         try:
             seen = read(request, wire)
@@ -411,7 +411,7 @@ def test_whatever_resembles_an_answer_reads_the_same_in_any_packets(
 ) -> None:
     encoded = [msgspec.json.encode(body) for body in bodies]
     wire = b"".join(b"data:" + one + b"\n\n" for one in encoded) if framed else b"".join(encoded)
-    request = text(logprobs=LogprobsOptions(1), want=IDS, echo=True)
+    request = text(logprobs=LogprobsOptions(1), response_options=IDS, echo=True)
     cut = [wire[i : i + size] for i in range(0, len(wire), size)]
     assert outcome(request, [wire]) == outcome(request, cut)
 

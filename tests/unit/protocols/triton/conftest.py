@@ -102,7 +102,7 @@ class Client:
             return Said(reply.status, _kind(reply.headers), reply.body, dict(reply.headers))
 
     def _generate(self, call: ClientRequest) -> Said:
-        envelope = self.dialect.peek(call)
+        envelope = self.dialect.read_routing_info(call)
         self.catalog.find_model(envelope.model, envelope.version)
         request = self.dialect.decode_request(call)
         assert isinstance(request, GenerationRequest)

@@ -163,7 +163,7 @@ def test_when_a_stream_is_one(
 @pytest.mark.parametrize("body", [b"", b"{", b'{"stream":', b"[]", b'{"parameters":5,"stream":9}'])
 def test_to_peek_is_not_to_complain(client: Any, body: bytes) -> None:
     call = client.call("/v2/models/nope/generate_stream", body, method="POST")
-    assert client.dialect.peek(call).model == "nope"
+    assert client.dialect.read_routing_info(call).model == "nope"
 
 
 GUIDES = [
@@ -246,7 +246,7 @@ def test_the_rest_is_kept_as_it_was_sent(client: Any) -> None:
         "big": b"1e3",
         "image": b'["aGk="]',
     }
-    assert request.given == {
+    assert request.provided_fields == {
         "text_input", "foo", "bar", "baz", "big", "image", "return_finish_reason"
     }  # fmt: skip
 
@@ -256,7 +256,7 @@ def test_a_flag_for_an_output_is_no_business_of_a_worker_s(client: Any, *, asked
     request = client.decode({"text_input": "a", "return_finish_reason": asked})
 
     assert request.extra == {}
-    assert ("return_finish_reason" in request.given) is asked
+    assert ("return_finish_reason" in request.provided_fields) is asked
 
 
 def test_of_two_equal_parameters_the_first_counts(client: Any) -> None:
@@ -288,7 +288,7 @@ WANT = [
 
 @pytest.mark.parametrize(("body", "usage", "details"), WANT)
 def test_what_the_client_wants_told(client: Any, body: Any, usage: str, details: bool) -> None:
-    want = client.decode({"text_input": "a", **body}).want
+    want = client.decode({"text_input": "a", **body}).response_options
     assert (want.usage, want.details) == (usage, details)
 
 
@@ -373,7 +373,7 @@ def test_a_flag_counts_however_its_name_is_spelt(client: Any, flag: str, more: s
         body = f'{{"text_input": "a", "{name}": {flag}{more}}}'.encode()
         call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
 
-        assert client.dialect.peek(call).stream is (flag == "true")
+        assert client.dialect.read_routing_info(call).stream is (flag == "true")
         assert client.dialect.decode_request(call).stream is (flag == "true")
 
 
@@ -384,4 +384,4 @@ def test_parameters_may_stand_in_their_own_object(client: Any) -> None:
 
     assert found.stopping.max_tokens == 5
     assert found.stream
-    assert found.given == {"text_input", "stream", "max_tokens", "top_k"}
+    assert found.provided_fields == {"text_input", "stream", "max_tokens", "top_k"}

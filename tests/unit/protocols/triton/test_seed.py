@@ -37,7 +37,7 @@ def test_the_example_request(
     assert request.client_id == "42"
     assert request.stream is False
     assert request.extra == {}
-    assert request.given == {"text_input", "stream", "temperature"}
+    assert request.provided_fields == {"text_input", "stream", "temperature"}
 
 
 @pytest.mark.parametrize("variant", ["generate", "generate_stream"])

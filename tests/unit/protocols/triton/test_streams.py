@@ -74,7 +74,11 @@ EVENTS = st.one_of(
     st.lists(EVENTS, max_size=14),
     st.lists(st.integers(0, 900), max_size=5),
     st.sampled_from(
-        [STREAMED, replace(STREAMED, n=2), replace(STREAMED, want=ResponseOptions(usage="each"))]
+        [
+            STREAMED,
+            replace(STREAMED, n=2),
+            replace(STREAMED, response_options=ResponseOptions(usage="each")),
+        ]
     ),
 )
 def test_a_stream_means_the_same_however_it_is_cut(

@@ -283,7 +283,10 @@ def test_vectors_are_not_made(profile: str) -> None:
             {("prompt", "dropped"), ("top", "dropped")},
         ),
         (
-            {"want": ResponseOptions(token_ids=True), "stopping": StopConditions(max_tokens=1)},
+            {
+                "response_options": ResponseOptions(token_ids=True),
+                "stopping": StopConditions(max_tokens=1),
+            },
             *[{("return_token_ids", "dropped")}] * 4,
         ),
         (

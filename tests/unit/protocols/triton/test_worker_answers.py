@@ -216,7 +216,7 @@ def test_what_stopped_it(reason: str, stop: str, end: ChoiceEnd) -> None:
 
 
 def test_running_usage() -> None:
-    request = asked(STREAM, want=ResponseOptions(usage="each"))
+    request = asked(STREAM, response_options=ResponseOptions(usage="each"))
     wire = sse(told("a", num_input_tokens=3), told("b", "length", 2, num_input_tokens=3))
 
     assert read(wire, request) == [
