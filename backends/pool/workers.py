@@ -208,7 +208,7 @@ def get_error_kind(error: GatewayError) -> str:
         case DeadlineExceeded(phase=which):
             return which
         case StreamBroken():
-            return "cut"
+            return "disconnect"
         case RateLimitExceeded():
             return "429"
         case WorkerFailed(status=int() as status):
@@ -216,7 +216,7 @@ def get_error_kind(error: GatewayError) -> str:
         case Overloaded():
             return "503"
         case _:
-            return "garbage"
+            return "invalid_response"
 
 
 DEFAULT_PRIORITY: Final = 128

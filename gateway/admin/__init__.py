@@ -3,7 +3,7 @@
 GET     /-/live                         200 for as long as the process answers
 GET     /-/ready                        503 while it drains, or while nobody could answer
 GET     /metrics                        what all exchanges came to, for Prometheus
-GET     /-/status                       models, figures, workers, build: see ``status``
+GET     /-/status                       models, stats, workers, build: see ``status``
 GET     /-/config                       what is served, its secrets masked, and what its file holds
 GET     /-/requests                     the exchanges that run: never a word of them
 POST    /-/requests/{id}/cancel         200 with ``{"cancelled"}``, how many have this id; 404
@@ -12,10 +12,10 @@ DELETE  /-/drain                        and not any more
 GET     /-/workers                      what is known of each backend's workers
 POST    /-/workers                      ``{"backend", "url", "weight"?, "max_concurrency"?}``
 DELETE  /-/workers?backend=B&url=U
-POST    /-/reload                       200 with the new ``{"hash"}``; 422 with ``{"complaints"}``
+POST    /-/reload                       200 with the new ``{"hash"}``; 422 with ``{"issues"}``
 POST    /-/explain                      what would become of a request; its body is a Question
 GET     /-/explain/{id}                 what became of one of the last that asked to be explained
-ANY     /-/play/{listener}/{path}       a listener's own answer; it is named by its place, from 0
+ANY     /-/playground/{listener}/{path} a listener's own answer; it is named by its place, from 0
 GET     /-/ui/                          the page for people; ``/`` leads there
 
 What it refuses it tells as ``{"error": {"message": "...", "field": "..." or null}}``. The first two

@@ -576,7 +576,7 @@ def _add_status_routes(paths: web.UrlDispatcher, overview: StatusService) -> Non
     paths.add_post("/-/drain", partial(_set_draining, overview, on=True))
     paths.add_delete("/-/drain", partial(_set_draining, overview, on=False))
     paths.add_route(
-        "*", r"/-/play/{listener:\d{1,4}}/{path:.*}", partial(serve_playground, overview)
+        "*", r"/-/playground/{listener:\d{1,4}}/{path:.*}", partial(serve_playground, overview)
     )
 
 
@@ -616,7 +616,7 @@ async def _reload_config(
         return json_response(HTTPStatus.OK, {"hash": told.hash})
     message = f"{told.filename} is wrong; the configuration stays as it was"
     wrong = {"message": message, "field": None}
-    given = {"error": wrong, "complaints": told.issues, "hash": told.hash}
+    given = {"error": wrong, "issues": told.issues, "hash": told.hash}
     return json_response(HTTPStatus.UNPROCESSABLE_ENTITY, given)
 
 

@@ -37,7 +37,7 @@ class ListenerStatus(Struct, frozen=True):
     """Where clients may ask."""
 
     url: str
-    dialects: Sequence[ListenerProtocolStatus]
+    protocols: Sequence[ListenerProtocolStatus]
 
 
 class VersionStatus(Struct, frozen=True):
@@ -45,7 +45,7 @@ class VersionStatus(Struct, frozen=True):
 
     name: str
     backend: str
-    served_model: str
+    backend_model: str
     share: int
     ready: bool
 
@@ -91,17 +91,17 @@ class GatewayStatus(Struct, frozen=True, kw_only=True):
 
     version: str
     python: str
-    config: str
+    config_hash: str
     uptime: float
     """Seconds; of several processes, of the one that runs longest."""
     processes: int = 1
     draining: bool
     running: int
     """Exchanges, now."""
-    recent: float
+    recent_seconds: float
     listeners: Sequence[ListenerStatus]
     models: Sequence[ModelStatus]
-    figures: Sequence[VersionStats]
+    stats: Sequence[VersionStats]
     backends: Mapping[str, bool]
     """Whether each could answer now, as far as is known."""
     workers: Mapping[str, Any]
@@ -121,8 +121,8 @@ def merge_statuses(told: Sequence[GatewayStatus], workers: Mapping[str, Any]) ->
         processes=len(told),
         draining=all(one.draining for one in told),
         running=sum(one.running for one in told),
-        recent=max(one.recent for one in told),
-        figures=_merge_stats([figures for one in told for figures in one.figures]),
+        recent_seconds=max(one.recent_seconds for one in told),
+        stats=_merge_stats([figures for one in told for figures in one.stats]),
         backends={
             name: any(one.backends.get(name, False) for one in told) for name in first.backends
         },
@@ -298,7 +298,7 @@ class RunningRequest(Struct, frozen=True):
     id: str
     age: float
     phase: str
-    dialect: str
+    protocol: str
     model: str
     version: str
     backend: str
@@ -334,14 +334,14 @@ class StatusReporter:
         return GatewayStatus(
             version=__version__,
             python=platform.python_version(),
-            config=now.config_hash,
+            config_hash=now.config_hash,
             uptime=self._clock() - self._started_at,
             draining=not now.router.ready,
             running=len(self._collect_running()),
-            recent=seconds,
+            recent_seconds=seconds,
             listeners=[*self._list_listeners()],
             models=[*_list_models(now)],
-            figures=figures,
+            stats=figures,
             backends={name: one.ready for name, one in now.backends.items()},
             workers={
                 name: one.report_workers()
@@ -445,7 +445,7 @@ def _describe_request(exchange: Responder, *, queued: bool) -> RunningRequest:
         record.id,
         exchange.age,
         "streaming" if exchange.started else "queued" if queued else "waiting",
-        record.dialect,
+        record.protocol,
         record.model,
         record.version,
         record.backend,

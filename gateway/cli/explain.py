@@ -74,7 +74,7 @@ def explain_command(source: str, *, as_json: bool, **told: Any) -> None:
         key=told["key"],
         peer=told["peer"],
         listener=told["listener"],
-        draw=told["draw"],
+        random=told["draw"],
     )
     if _ADMIN_URL.fullmatch(source):
         found = _query_admin(source.rstrip("/"), question, wish, told["id_"], told["admin_key"])
@@ -86,7 +86,7 @@ def explain_command(source: str, *, as_json: bool, **told: Any) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(found)))
     else:
         click.echo(format_explanation(found), nl=False)
-    sys.exit(1 if found.dry and found.answer is not None and found.answer.error else 0)
+    sys.exit(1 if found.dry_run and found.answer is not None and found.answer.error else 0)
 
 
 def _parse_header(said: str) -> tuple[str, str]:
@@ -114,7 +114,7 @@ def _explain_offline(config: Config, question: ExplainRequest, wish: PartialRequ
         clock=lambda: 0.0,
         wall_clock=lambda: 0.0,
         new_id=lambda: "explained",
-        draw=lambda: question.draw,
+        draw=lambda: question.random,
         observe_request=ignore_record,
         shadow_manager=ShadowManager(lambda: 0.0),
         counter_registry=CounterRegistry(lambda: 0.0, lambda: 0.0),

@@ -48,7 +48,7 @@ _STAT_COLUMNS = ("requests", "errors", "cancelled", "prompt tokens", "completion
     metavar="NAMES",
     default="key,model",
     show_default=True,
-    help="What to sum by: of key, model, version, split, backend, dialect, outcome, source, day.",
+    help="What to sum by: of key, model, version, split, backend, protocol, outcome, source, day.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the sums as JSON, a line for each.")
 def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:

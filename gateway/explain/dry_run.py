@@ -125,10 +125,15 @@ async def run_dry(
     address, server, found = find_endpoint(question, servers)
     path, _, query = question.path.partition("?")
     told = Explanation(
-        id="", dry=True, listener=address, method=question.method, path=path, key=question.key or ""
+        id="",
+        dry_run=True,
+        listener=address,
+        method=question.method,
+        path=path,
+        key=question.key or "",
     )
     if found is not None and found.endpoint.task in _UNEXPLAINED_TASKS:
-        told.dialect = found.mount.adapter.name
+        told.protocol = found.mount.adapter.name
         told.endpoint, told.task = found.endpoint.path, found.endpoint.task
         return told
     headers = {name.lower(): text for name, text in question.headers.items()}
@@ -138,7 +143,7 @@ async def run_dry(
     http = _DryRequest(
         question.method, path, query, headers | {EXPLAIN_HEADER: "1"}, question.peer, content
     )
-    sink, dry = _DryRunSink(), _DryRunRecorder(clock, question.draw)
+    sink, dry = _DryRunSink(), _DryRunRecorder(clock, question.random)
     try:
         server = server.for_dry_run(question.key, dry, dry.record_request)
     except KeyError:
@@ -146,7 +151,7 @@ async def run_dry(
     await server.handle(http, sink)
     if dry.recorder is not None:
         told = replace(dry.recorder.build_explanation(), listener=address)
-    told.dialect = dry.record.dialect
+    told.protocol = dry.record.protocol
     told.answer = (
         None if dry.record.error == DryRunComplete.__name__ else _explain_answer(dry.record, sink)
     )

@@ -59,16 +59,16 @@ def explain_rule(rule: RouteRule, unmet: str, match: RuleMatch | None) -> Explai
     when = rule.conditions
     if match is None:
         return ExplainedRule(
-            name=rule.name, followed=False, unmet=unmet, wanted=_get_expected_value(when, unmet)
+            name=rule.name, followed=False, mismatch=unmet, wanted=_get_expected_value(when, unmet)
         )
     return ExplainedRule(
         name=rule.name,
         followed=match.is_selected,
-        unmet="" if match.is_selected else "share",
+        mismatch="" if match.is_selected else "share",
         share=when.share,
         sticky=match.sticky,
         bucket=match.bucket,
-        lies=match.position,
+        position=match.position,
         model=rule.to,
         version=rule.version,
     )
@@ -164,10 +164,10 @@ def explain_attempt(asking: PlannedAttempt) -> ExplainedAttempt:
     plan = answering.plan if isinstance(answering, TranslationStrategy) else None
     return ExplainedAttempt(
         target=explain_target(route),
-        relayed=plan is None,
+        passed_through=plan is None,
         on_loss=route.model.on_loss,
         defaults=explain_defaults(asking),
-        losses=() if plan is None else plan.unsupported_parameters,
+        unsupported_parameters=() if plan is None else plan.unsupported_parameters,
         limits=ExplainedLimits(
             asking.max_body,
             info.context_length,
@@ -245,7 +245,7 @@ class ExplainRecorder:
         self._bucket: int | None = None
         self._stage_started_at = clock()
         self._stage_seconds: dict[str, float] = {}
-        self._explanation = Explanation(id=record.id, dry=dry)
+        self._explanation = Explanation(id=record.id, dry_run=dry)
         self._explained_rules: list[ExplainedRule] = []
         self._attempts: list[ExplainedAttempt] = []
         self._attempt_count = 0
@@ -263,7 +263,7 @@ class ExplainRecorder:
         """The whole request is here."""
         self._end_stage("read")
         told = self._explanation
-        told.dialect, told.peer = dialect.name, peer
+        told.protocol, told.peer = dialect.name, peer
         told.method, told.path = call.endpoint.method, call.path
         told.endpoint, told.task = call.endpoint.path, call.endpoint.task
         if principal is not None:
@@ -279,11 +279,11 @@ class ExplainRecorder:
         """A target was found for it."""
         self._end_stage("route")
         told = self._explanation
-        told.asked, told.stream = envelope.model, envelope.stream
+        told.requested_model, told.stream = envelope.model, envelope.stream
         known = {info.name for info in router.list_models()}
         told.model = route.requested_model if route.requested_model in known else CATCH_ALL_MODEL
         if route.pinned:
-            told.pin = "name" if envelope.version is None else "path"
+            told.pinned_version = "name" if envelope.version is None else "path"
         told.split = explain_split(route, traits, self._drawn_number)
         if told.split is not None:
             told.sticky = explain_sticky_sources(route.model.sticky, traits, said=self.dry_run)
@@ -339,15 +339,19 @@ class ExplainRecorder:
         self._end_stage("first_byte")
         told, record = self._explanation, self._record
         found: dict[str, Any] = {
-            "dialect": told.dialect,
+            "protocol": told.protocol,
             "model": _sanitize_text(record.model),
             "version": _sanitize_text(record.version),
             "rule": record.rule,
             "sticky": record.sticky,
             "bucket": self._bucket,
-            "pinned": bool(told.pin),
-            "fell_back": [_sanitize_text(one) for one in record.fell_back[:_MAX_RECORDED_REQUESTS]],
-            "losses": _sanitize_text(loss.format_loss_header(record.losses), 1000),
+            "pinned": bool(told.pinned_version),
+            "failed_attempts": [
+                _sanitize_text(one) for one in record.failed_attempts[:_MAX_RECORDED_REQUESTS]
+            ],
+            "unsupported_parameters": _sanitize_text(
+                loss.format_loss_header(record.unsupported_parameters), 1000
+            ),
             "worker": _sanitize_text(self._worker_url, 200),
             "attempts": self._attempt_count,
             "seconds": {name: round(long, 6) for name, long in self._stage_seconds.items()},
@@ -360,8 +364,8 @@ class ExplainRecorder:
         return replace(
             self._explanation,
             rules=tuple(self._explained_rules),
-            fell_back=record.fell_back,
-            tries=tuple(self._attempts),
+            failed_attempts=record.failed_attempts,
+            attempts=tuple(self._attempts),
             seconds={} if self.dry_run else self._stage_seconds,
             answer=None if self.dry_run or not record.duration else _explain_response(record),
         )

@@ -14,30 +14,30 @@ from protocols.core.loss import UnsupportedParameter
 class ExplainedRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rule that was tried.
 
-    ``unmet`` is what of it does not hold: ``dialect``, ``key``, ``tag``, ``header:NAME``,
+    ``mismatch`` is what of it does not hold: ``protocol``, ``key``, ``tag``, ``header:NAME``,
     ``body:FIELD``, or ``share``; ``wanted`` what the rule has there. ``sticky`` told who asks for
-    the share, ``bucket`` is their hash, and where ``lies`` is below ``share`` they are of it.
+    the share, ``bucket`` is their hash, and where ``position`` is below ``share`` they are of it.
     """
 
     name: str
     followed: bool
-    unmet: str = ""
+    mismatch: str = ""
     wanted: str | int | float | bool | None = None
     share: float = 1.0
     sticky: str = ""
     bucket: int | None = None
-    lies: float = 0.0
+    position: float = 0.0
     model: str | None = None
     """Where it leads, as is ``version``."""
     version: str | None = None
 
 
 class ExplainedStickySource(Struct, frozen=True, omit_defaults=True):
-    """A source that was looked at for who asks. ``said`` is told of dry explanations alone."""
+    """A source that was looked at for who asks. ``value`` is told of dry explanations alone."""
 
     source: str
     present: bool
-    said: str | None = None
+    value: str | None = None
 
 
 class ExplainedVersion(Struct, frozen=True):
@@ -51,17 +51,17 @@ class ExplainedVersion(Struct, frozen=True):
     share: float
     n: int | None
     score: float | None
-    taken: bool
+    chosen: bool
 
 
 class ExplainedSplit(Struct, frozen=True, omit_defaults=True):
     """How a version was chosen: by what a source said, or by chance, with the number drawn."""
 
     name: str
-    by: str
+    assigned_by: str
     """The source, or ``chance``."""
-    arms: Sequence[ExplainedVersion]
-    drawn: float | None = None
+    versions: Sequence[ExplainedVersion]
+    random: float | None = None
 
 
 class ExplainedTarget(Struct, frozen=True):
@@ -70,14 +70,14 @@ class ExplainedTarget(Struct, frozen=True):
     model: str
     version: str
     backend: str
-    served: str
+    backend_model: str
 
 
 class ExplainedFallback(Struct, frozen=True, omit_defaults=True):
-    """Who would answer in the target's stead, or why it would be ``passed_over``."""
+    """Who would answer in the target's stead, or why it would be skipped, with ``skipped_reason``."""
 
     target: str
-    passed_over: str = ""
+    skipped_reason: str = ""
 
 
 class ExplainedShadow(Struct, frozen=True):
@@ -129,15 +129,15 @@ class ExplainedUpstreamRequest(Struct, kw_only=True, omit_defaults=True):
 class ExplainedAttempt(Struct, kw_only=True, omit_defaults=True):
     """One target that was asked.
 
-    ``relayed``: the client's own bytes are passed on. ``parts`` is how many requests the gateway
+    ``passed_through``: the client's own bytes are passed on. ``parts`` is how many requests the gateway
     makes of the one. ``choices`` and ``sent`` are of its workers, where it has any; of a dry
     explanation, what the likely worker would be sent.
     """
 
     target: ExplainedTarget
-    relayed: bool
+    passed_through: bool
     on_loss: str
-    losses: Sequence[UnsupportedParameter]
+    unsupported_parameters: Sequence[UnsupportedParameter]
     limits: ExplainedLimits
     defaults: Sequence[ExplainedDefault] = ()
     parts: int = 1
@@ -163,15 +163,15 @@ class ExplainedResponse(Struct, frozen=True, omit_defaults=True):
 class Explanation(Struct, kw_only=True, omit_defaults=True):
     """One request: where it goes, and why. What was not come to is left out.
 
-    ``pin`` is ``name`` (``model@version``) or ``path``. ``asked`` is the model as the client calls
+    ``pinned_version`` is ``name`` (``model@version``) or ``path``. ``requested_model`` is the model as the client calls
     it; ``model`` its own name, or the one that stands for every other name.
     """
 
     id: str
-    dry: bool
+    dry_run: bool
     """Nothing was sent."""
     listener: str = ""
-    dialect: str = ""
+    protocol: str = ""
     method: str = ""
     path: str = ""
     endpoint: str = ""
@@ -180,17 +180,17 @@ class Explanation(Struct, kw_only=True, omit_defaults=True):
     tags: Sequence[str] = ()
     peer: str = ""
     stream: bool = False
-    asked: str = ""
+    requested_model: str = ""
     model: str = ""
-    pin: str = ""
+    pinned_version: str = ""
     rules: Sequence[ExplainedRule] = ()
     sticky: Sequence[ExplainedStickySource] = ()
     split: ExplainedSplit | None = None
     target: ExplainedTarget | None = None
     fallbacks: Sequence[ExplainedFallback] = ()
     shadow: ExplainedShadow | None = None
-    fell_back: Sequence[str] = ()
-    tries: Sequence[ExplainedAttempt] = ()
+    failed_attempts: Sequence[str] = ()
+    attempts: Sequence[ExplainedAttempt] = ()
     answer: ExplainedResponse | None = None
     """None as long as it runs, and where a dry request would be sent to its worker."""
     seconds: Mapping[str, float] = {}
@@ -208,8 +208,8 @@ class ExplainRequest(
 
     ``body`` is JSON, or a string that holds the body's text; ``base64`` is one of any bytes, in its
     place. ``key`` is the name of one. ``peer`` is the address that it comes from. ``listener`` is
-    the address where it comes in; left out, the first that has the path. ``draw`` is the luck that
-    it has wherever chance decides.
+    the address where it comes in; left out, the first that has the path. ``random`` is the
+    random number of every random decision.
     """
 
     path: Annotated[str, Meta(pattern=r"^/[!-~]*\Z")]
@@ -220,7 +220,7 @@ class ExplainRequest(
     key: str | None = None
     peer: str = ""
     listener: str | None = None
-    draw: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    random: Annotated[float, Meta(ge=0, lt=1)] = 0.5
 
     @property
     def body_bytes(self) -> bytes:
@@ -261,13 +261,13 @@ def _format_lines(told: Explanation) -> Iterator[LabelledLine]:
     if told.target is not None:
         yield "target", _format_target(told.target)
     for after in told.fallbacks:
-        over = f", passed over: {after.passed_over}" if after.passed_over else ""
+        over = f", passed over: {after.skipped_reason}" if after.skipped_reason else ""
         yield "fallback", f"{after.target}{over}"
     if told.shadow is not None:
         yield "shadow", f"{told.shadow.share:.2%} of such requests are copied to {told.shadow.to}"
-    for one in told.fell_back:
+    for one in told.failed_attempts:
         yield "fell back", one
-    for attempt in told.tries:
+    for attempt in told.attempts:
         yield from _format_attempt(attempt, told)
     if told.answer is not None:
         yield from _format_response(told.answer)
@@ -279,23 +279,25 @@ def _format_request(told: Explanation) -> Iterator[LabelledLine]:
     on = f" on {told.listener}" if told.listener else ""
     yield "request", f"{told.method} {told.path}{on}"
     if told.endpoint:
-        shape = f", {'streamed' if told.stream else 'whole'}" if told.asked else ""
-        yield "dialect", f"{told.dialect}, {told.endpoint} ({told.task}){shape}"
+        shape = f", {'streamed' if told.stream else 'whole'}" if told.requested_model else ""
+        yield "protocol", f"{told.protocol}, {told.endpoint} ({told.task}){shape}"
     if told.key:
         yield "key", told.key + (f" (tags: {', '.join(told.tags)})" if told.tags else "")
     if told.model:
-        named = "" if told.model == told.asked else f", asked for as {told.asked}"
-        pin = f", version pinned by its {told.pin}" if told.pin else ""
+        named = (
+            "" if told.model == told.requested_model else f", asked for as {told.requested_model}"
+        )
+        pin = f", version pinned by its {told.pinned_version}" if told.pinned_version else ""
         yield "model", f"{told.model}{named}{pin}"
 
 
 def _format_rule(rule: ExplainedRule) -> str:
-    if rule.unmet and rule.unmet != "share":
-        return f"not followed, {rule.unmet} is not {rule.wanted!r}"
+    if rule.mismatch and rule.mismatch != "share":
+        return f"not followed, {rule.mismatch} is not {rule.wanted!r}"
     share = ""
     if rule.share < 1:
         by = f"by {rule.sticky} (n {rule.bucket})" if rule.sticky else "by chance"
-        share = f"; it is for {rule.share:.4%} of them, and this lies at {rule.lies:.4%} {by}"
+        share = f"; it is for {rule.share:.4%} of them, and this lies at {rule.position:.4%} {by}"
     if not rule.followed:
         return f"not followed{share}"
     leads = [rule.model or "", f"version {rule.version}" if rule.version else ""]
@@ -303,38 +305,40 @@ def _format_rule(rule: ExplainedRule) -> str:
 
 
 def _format_sticky_source(source: ExplainedStickySource) -> str:
-    if source.said is not None:
-        return repr(source.said)
+    if source.value is not None:
+        return repr(source.value)
     return "present" if source.present else "nothing"
 
 
 def _format_split(split: ExplainedSplit) -> Iterator[LabelledLine]:
-    drawn = "" if split.drawn is None else f", {split.drawn:.4f} drawn"
-    yield "split", f"{split.name}, by {split.by}{drawn}"
-    for arm in split.arms:
+    drawn = "" if split.random is None else f", {split.random:.4f} drawn"
+    yield "split", f"{split.name}, by {split.assigned_by}{drawn}"
+    for arm in split.versions:
         score = "" if arm.score is None else f", n {arm.n}, score {arm.score:.6f}"
-        mark = "taken" if arm.taken else "not taken"
+        mark = "taken" if arm.chosen else "not taken"
         yield "", f"{arm.version}: weight {arm.weight} ({arm.share:.2%}){score}: {mark}"
 
 
 def _format_target(target: ExplainedTarget) -> str:
-    return f"{target.model}@{target.version}: {target.backend}, as {target.served}"
+    return f"{target.model}@{target.version}: {target.backend}, as {target.backend_model}"
 
 
 def _format_attempt(attempt: ExplainedAttempt, told: Explanation) -> Iterator[LabelledLine]:
     if attempt.target != told.target:
         yield "instead", _format_target(attempt.target)
-    yield "way", "passed on as it is" if attempt.relayed else "translated"
+    yield "way", "passed on as it is" if attempt.passed_through else "translated"
     if attempt.parts > 1:
         yield "parts", f"{attempt.parts} requests are made of the one"
-    yield from (("loss", _format_loss(one, attempt.on_loss)) for one in attempt.losses)
+    yield from (
+        ("loss", _format_loss(one, attempt.on_loss)) for one in attempt.unsupported_parameters
+    )
     yield from (("default", _format_default(one)) for one in attempt.defaults)
     yield "limits", _format_limits(attempt.limits)
     for choice in attempt.choices:
         yield from _format_choice(choice)
     for sent in attempt.sent:
         yield from _format_upstream_request(sent)
-    if told.dry and not attempt.choices:
+    if told.dry_run and not attempt.choices:
         yield "upstream", "none, since the backend has no workers"
 
 

@@ -166,7 +166,7 @@ _BODY_TIMEOUT: Final = 10.0
 _RELOAD_TIMEOUT: Final = 600.0
 """How many seconds an answer may take: a reload waits for what is new."""
 _NO_PROCESS_MESSAGE: Final = "no process serves now"
-_PLAYGROUND_PREFIX: Final = "/-/play/"
+_PLAYGROUND_PREFIX: Final = "/-/playground/"
 """Below it the listeners answer, a piece at a time."""
 _REQUEST_HEADERS: Final = (
     hdrs.HOST,

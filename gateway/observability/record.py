@@ -24,9 +24,9 @@ class RequestRecord(Struct, omit_defaults=True):
     """One exchange. Times are in seconds."""
 
     id: str
-    began: float = 0.0
+    started_at: float = 0.0
     """In Unix seconds."""
-    dialect: str = ""
+    protocol: str = ""
     path: str = ""
     model: str = ""
     version: str = ""
@@ -49,7 +49,7 @@ class RequestRecord(Struct, omit_defaults=True):
     usage: Usage | None = None
     tokens: int = 0
     """Of the answer, as far as they were passed on in a stream."""
-    finish: tuple[FinishReason, ...] = ()
+    finish_reasons: tuple[FinishReason, ...] = ()
     """Why each choice ended."""
     rule: str = ""
     """The rule that was followed, by its name."""
@@ -58,16 +58,16 @@ class RequestRecord(Struct, omit_defaults=True):
     ``pinned`` where it named the version."""
     split: str = ""
     """The split that shared it out, by its name; "" where a pin, a rule or nothing had to."""
-    diverted: str = ""
+    fallback_from: str = ""
     """Where it was sent first, if another target answered in its stead: ``model@version``."""
-    fell_back: tuple[str, ...] = ()
+    failed_attempts: tuple[str, ...] = ()
     """The targets that were tried before this one, and why they failed: ``model@version Error``."""
-    losses: tuple[UnsupportedParameter, ...] = ()
-    config: str = ""
+    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
+    config_hash: str = ""
     """What the SHA-256 of the configuration begins with."""
-    trace: str = ""
+    trace_id: str = ""
     """The trace's id where the exchange is part of one that is exported, and its span's."""
-    span: str = ""
+    span_id: str = ""
     reservation: Reservation | None = None
     """What its key's limits let it take; settled, and gone, before anything is told."""
     rate_limit_headers: Headers = ()

@@ -83,12 +83,12 @@ class RequestStats(Generic[DistributionT]):
         self.outcomes = CounterMap()
         """By dialect, backend and outcome."""
         self.errors = CounterMap()
-        self.finishes = CounterMap()
+        self.finish_reasons = CounterMap()
         self.unsupported_parameters = CounterMap()
         """By internal field and reason."""
         self.lossy_requests = 0
         """Exchanges of which something was lost."""
-        self.diversions = 0
+        self.answered_by_fallback = 0
         """Exchanges that were sent here and answered elsewhere; they are no part of the rest."""
         self.tokens = CounterMap()
         """By direction and source; what is cached is part of the input, reasoning of the output."""
@@ -110,12 +110,12 @@ class RequestStats(Generic[DistributionT]):
     def add_records(self, *records: RequestRecord) -> None:
         """Count exchanges. If there are several, they are ``alike``."""
         any_, many = records[0], len(records)
-        self.outcomes[any_.dialect, any_.backend, any_.outcome] += many
-        for reason in any_.finish:
-            self.finishes[reason,] += many
+        self.outcomes[any_.protocol, any_.backend, any_.outcome] += many
+        for reason in any_.finish_reasons:
+            self.finish_reasons[reason,] += many
         if any_.outcome != "ok":
             self._add_failures(records)
-        for losses in [one.losses for one in records if one.losses]:
+        for losses in [one.unsupported_parameters for one in records if one.unsupported_parameters]:
             self._add_losses(losses)
         self.overhead.extend([one.overhead for one in records if one.overhead is not None])
         self.first_token.extend([one.first_token for one in records if one.first_token is not None])
@@ -125,7 +125,7 @@ class RequestStats(Generic[DistributionT]):
     @property
     def routed_requests(self) -> int:
         """Exchanges that were sent here, whoever answered."""
-        return self.outcomes.total() + self.diversions
+        return self.outcomes.total() + self.answered_by_fallback
 
     def _add_usage(self, records: Sequence[RequestRecord]) -> None:
         """Count what was used, and how long that took."""
@@ -142,7 +142,7 @@ class RequestStats(Generic[DistributionT]):
             return
         self.duration.extend([one.duration for one in records])
         self.prompt_tokens.extend(prompts)
-        if records[0].finish:
+        if records[0].finish_reasons:
             self.completion_tokens.extend(said)
             means = [
                 (one.duration - one.first_token) / (tokens - 1)
@@ -174,11 +174,11 @@ def group_by_labels(records: Iterable[RequestRecord]) -> Collection[Sequence[Req
             one.model,
             one.version,
             one.split,
-            one.diverted,
-            one.dialect,
+            one.fallback_from,
+            one.protocol,
             one.backend,
             one.outcome,
-            one.finish,
+            one.finish_reasons,
             None if one.usage is None else one.usage.source,
         ].append(one)
     return found.values()
@@ -186,10 +186,10 @@ def group_by_labels(records: Iterable[RequestRecord]) -> Collection[Sequence[Req
 
 def build_stats_key(record: RequestRecord) -> StatsKey:
     """Where an exchange was answered."""
-    return record.model, record.version, "" if record.diverted else record.split
+    return record.model, record.version, "" if record.fallback_from else record.split
 
 
 def build_diverted_key(record: RequestRecord) -> StatsKey:
     """The arm that a diverted exchange was sent to."""
-    model, _, version = record.diverted.rpartition("@")
+    model, _, version = record.fallback_from.rpartition("@")
     return model, version, record.split

@@ -37,7 +37,6 @@ from gateway.observability.semconv import (
     AttributeValue,
     SemanticConventions,
 )
-from gateway.pipeline.http import HttpRequest
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import Headers
 from protocols.core.request import GenerationRequest, Request
@@ -119,7 +118,7 @@ class RequestTrace(Struct, eq=False):
         record = self.record
         one = AttemptSpan(self.span_id(), url, record.backend, record.model, self.now())
         self.attempts.append(one)
-        told = (("traceparent", f"00-{record.trace}-{one.span_id}-01"),)
+        told = (("traceparent", f"00-{record.trace_id}-{one.span_id}-01"),)
         state = self.parent.tracestate if self.parent is not None else ""
         return (*told, ("tracestate", state)) if state else told
 
@@ -129,6 +128,18 @@ class RequestTrace(Struct, eq=False):
         if not one.ended_at:
             one.ended_at = self.now()
             one.error = "" if error is None else type(error).__name__
+
+
+class TracedRequest(Protocol):
+    """The parts of an HTTP request that a trace reads."""
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers by lower-case name."""
 
 
 class TraceSampler:
@@ -156,7 +167,7 @@ class TraceSampler:
         self._open_traces: dict[str, RequestTrace] = {}
         """By the span's id."""
 
-    def start_trace(self, record: RequestRecord, http: HttpRequest) -> None:
+    def start_trace(self, record: RequestRecord, http: TracedRequest) -> None:
         """See ``gateway.pipeline.handler.Tracer``."""
         if not self._trust_parent:
             if self._draw() >= self._sample_rate:
@@ -166,21 +177,21 @@ class TraceSampler:
             said, followed = None, parse_traceparent(http.headers)
             if not (self._draw() < self._sample_rate if followed is None else followed.sampled):
                 return
-        record.trace = (
+        record.trace_id = (
             self._random(_TRACE_ID_BYTES).hex() if followed is None else followed.trace_id
         )
-        record.span = self._make_span_id()
-        self._open_traces[record.span] = RequestTrace(
+        record.span_id = self._make_span_id()
+        self._open_traces[record.span_id] = RequestTrace(
             record, http.method, self._now, self._make_span_id, said, followed
         )
 
     def get_trace(self, record: RequestRecord) -> RequestTrace | None:
         """See ``gateway.pipeline.handler.Tracer``."""
-        return self._open_traces.get(record.span) if record.span else None
+        return self._open_traces.get(record.span_id) if record.span_id else None
 
     def end_trace(self, record: RequestRecord) -> None:
         """An exchange has ended."""
-        if record.span and (trace := self._open_traces.pop(record.span, None)) is not None:
+        if record.span_id and (trace := self._open_traces.pop(record.span_id, None)) is not None:
             self._export(trace)
 
     def _make_span_id(self) -> str:
@@ -230,15 +241,15 @@ def build_spans(trace: RequestTrace, names: SemanticConventions) -> Iterator[Spa
 def _build_server_span(trace: RequestTrace, told: Mapping[str, AttributeValue | None]) -> Span:
     record, remote = trace.record, trace.parent
     made = Span(
-        trace_id=bytes.fromhex(record.trace),
-        span_id=bytes.fromhex(record.span),
+        trace_id=bytes.fromhex(record.trace_id),
+        span_id=bytes.fromhex(record.span_id),
         trace_state="" if remote is None else remote.tracestate,
         parent_span_id=b"" if remote is None else bytes.fromhex(remote.span_id),
         flags=_SAMPLED_FLAG | (_REMOTE_PARENT_FLAGS if remote else _LOCAL_PARENT_FLAGS),
-        name=_clean_text(f"{trace.method} {record.dialect}"),
+        name=_clean_text(f"{trace.method} {record.protocol}"),
         kind=Span.SPAN_KIND_SERVER,
-        start_time_unix_nano=_to_nanoseconds(record.began),
-        end_time_unix_nano=_to_nanoseconds(record.began + record.duration),
+        start_time_unix_nano=_to_nanoseconds(record.started_at),
+        end_time_unix_nano=_to_nanoseconds(record.started_at + record.duration),
         attributes=encode_attributes(
             {
                 "http.request.method": trace.method,
@@ -246,12 +257,12 @@ def _build_server_span(trace: RequestTrace, told: Mapping[str, AttributeValue | 
                 "http.response.status_code": record.status or None,
                 "error.type": record.error,
                 "interlingua.request.id": record.id,
-                "interlingua.dialect": record.dialect,
+                "interlingua.protocol": record.protocol,
                 "interlingua.model": record.model,
                 "interlingua.version": record.version,
                 "interlingua.backend": record.backend,
                 "interlingua.outcome": record.outcome,
-                "interlingua.diverted": record.diverted,
+                "interlingua.fallback_from": record.fallback_from,
                 **told,
             }
         ),
@@ -268,9 +279,9 @@ def _build_client_span(
     record, url = trace.record, urlsplit(one.url)
     operation = OPERATION_NAMES[record.operation]
     made = Span(
-        trace_id=bytes.fromhex(record.trace),
+        trace_id=bytes.fromhex(record.trace_id),
         span_id=bytes.fromhex(one.span_id),
-        parent_span_id=bytes.fromhex(record.span),
+        parent_span_id=bytes.fromhex(record.span_id),
         flags=_SAMPLED_FLAG | _LOCAL_PARENT_FLAGS,
         name=_clean_text(f"{operation} {one.model}"),
         kind=Span.SPAN_KIND_CLIENT,
@@ -325,7 +336,7 @@ def _build_response_attributes(record: RequestRecord) -> dict[str, AttributeValu
     """What was answered."""
     usage, first = record.usage, record.first_token
     told: dict[str, AttributeValue | None] = {
-        "finishes": tuple(FINISH_REASON_NAMES.get(one, one) for one in record.finish),
+        "finishes": tuple(FINISH_REASON_NAMES.get(one, one) for one in record.finish_reasons),
         "first_token": first,
     }
     if usage is None:

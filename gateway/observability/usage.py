@@ -29,7 +29,7 @@ USAGE_COLUMNS: Final = (
     ("at", "REAL NOT NULL"),
     ("id", "TEXT NOT NULL"),
     ("key", "TEXT NOT NULL"),
-    ("dialect", "TEXT NOT NULL"),
+    ("protocol", "TEXT NOT NULL"),
     ("model", "TEXT NOT NULL"),
     ("version", "TEXT NOT NULL"),
     ("split", "TEXT NOT NULL"),
@@ -207,10 +207,10 @@ def build_usage_row(record: RequestRecord) -> tuple[Any, ...]:
     if usage is not None:
         tokens = usage.prompt_tokens, usage.completion_tokens, usage.source
     return (
-        record.began,
+        record.started_at,
         record.id,
         record.key,
-        record.dialect,
+        record.protocol,
         model,
         version,
         split,
@@ -231,7 +231,7 @@ GROUP_COLUMNS: Final = {
     "version": "version",
     "split": "split",
     "backend": "backend",
-    "dialect": "dialect",
+    "protocol": "protocol",
     "outcome": "outcome",
     "source": "source",
     "day": "date(at, 'unixepoch')",

@@ -208,7 +208,7 @@ class Dispatcher:
         request = answering.request
         if type(answering) is PassthroughStrategy:
             record.stream = request.stream
-        record.losses = answering.unsupported_parameters
+        record.unsupported_parameters = answering.unsupported_parameters
         record.operation = request.kind
         if context.attempt_trace is not None:
             context.attempt_trace.set_request(request)

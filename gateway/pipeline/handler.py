@@ -175,7 +175,7 @@ class RequestHandler:
         clock, config = self._clock, self._settings.config_hash
         began = clock()
         id_ = get_client_request_id(http.headers) or self._new_id()
-        record = RequestRecord(id_, self._wall_clock(), "", http.path[:200], config=config)
+        record = RequestRecord(id_, self._wall_clock(), "", http.path[:200], config_hash=config)
         self.running_count += 1
         try:
             if http.path in self._static_pages:
@@ -201,7 +201,7 @@ class RequestHandler:
             found = self._match_endpoint(http, record)
         except GatewayError as error:
             dialect = self.path_router.find_owner(http.path).adapter
-            record.dialect = dialect.name
+            record.protocol = dialect.name
             self._send_error(dialect, error, None, sink, record)
             return
         if self._tracer is not None:
@@ -246,7 +246,7 @@ class RequestHandler:
         found = self.path_router.find_endpoint(http.method, http.path)
         if found.alternatives:
             found = found.select_protocol(self._list_preferred_protocols(http, found))
-        record.dialect = found.mount.adapter.name
+        record.protocol = found.mount.adapter.name
         return found
 
     def _list_preferred_protocols(self, http: HttpRequest, found: EndpointMatch) -> Iterator[str]:
@@ -403,5 +403,5 @@ def _make_client_request(
         body,
         http.path,
         record.id,
-        record.began,
+        record.started_at,
     )

@@ -233,14 +233,14 @@ class Responder(Struct, eq=False):
                 reasons.append(event.finish_reason)
             elif type(event) is Usage:
                 record.usage = event
-        record.finish = tuple(reasons)
+        record.finish_reasons = tuple(reasons)
         send_reply(self._writer, self._strategy.build_response(said, body), record)
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless all has been said."""
         if not self._is_stream_complete:
             raise StreamBroken(_TRUNCATED_MESSAGE)
-        self._record.finish = tuple(self._finish_reasons)
+        self._record.finish_reasons = tuple(self._finish_reasons)
 
     def _record_events(self, events: Sequence[Event]) -> int:
         """Keep what an exchange is told by; gives how many tokens were said."""

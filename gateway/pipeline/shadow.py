@@ -69,7 +69,7 @@ class ShadowSide(Struct, omit_defaults=True):
     outcome: ShadowOutcome = "ok"
     error: str = ""
     """The class of the error."""
-    finish: tuple[FinishReason, ...] = ()
+    finish_reasons: tuple[FinishReason, ...] = ()
     """Why each choice ended."""
     tokens: int = 0
     length: int = 0
@@ -82,9 +82,9 @@ class ShadowComparison(Struct, omit_defaults=True, tag_field="kind", tag="shadow
 
     id: str
     shadow_id: str
-    main: ShadowSide
+    primary: ShadowSide
     shadow: ShadowSide
-    losses: tuple[UnsupportedParameter, ...] = ()
+    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     """The shadow's."""
     equal: bool | None = None
     """Whether both say the same; None where they need not, or did not come to their end."""
@@ -367,7 +367,7 @@ class ShadowPair:
                 ShadowComparison(
                     self._primary.record.id,
                     self._shadow_id,
-                    losses=self._emulation_plan.unsupported_parameters,
+                    unsupported_parameters=self._emulation_plan.unsupported_parameters,
                     equal=equal,
                     **arms,
                 )

@@ -70,8 +70,8 @@ class FallbackHistory:
 
     def write_record(self, record: RequestRecord, route: Route) -> None:
         """Note how ``route`` came to be the one that answers, or fails last."""
-        record.diverted = "" if route.target_name == self._first_target else self._first_target
-        record.fell_back = tuple(
+        record.fallback_from = "" if route.target_name == self._first_target else self._first_target
+        record.failed_attempts = tuple(
             f"{named} {why}" for named, why in self._reasons.items() if named != route.target_name
         )
 

@@ -29,11 +29,11 @@ class RouteConditions(Struct, frozen=True):
     def find_mismatch(self, traits: RequestAttributes) -> str:
         """What does not hold for a request, its share left aside; "" where all does.
 
-        ``dialect``, ``key``, ``tag``, ``header:NAME`` or ``body:FIELD``: the first of them. The
+        ``protocol``, ``key``, ``tag``, ``header:NAME`` or ``body:FIELD``: the first of them. The
         body comes last.
         """
         if self.protocol not in (None, traits.protocol):
-            return "dialect"
+            return "protocol"
         if self.key not in (None, traits.key):
             return "key"
         if self.tag is not None and self.tag not in traits.tags:

@@ -140,7 +140,7 @@ def _accounts() -> Iterator[tuple[str, Act]]:
     record = RequestRecord(
         "r1", 1_763_690_000.0, "openai", "/v1/chat/completions", "mock", "1", "same"
     )
-    record.usage, record.finish, record.duration = usage, ("stop",), 0.5
+    record.usage, record.finish_reasons, record.duration = usage, ("stop",), 0.5
     figures = RequestStats(Histogram)
     yield "count a record", lambda: figures.add_records(record)
     metrics = MetricsCollector(ignore_record, dict)

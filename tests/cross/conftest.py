@@ -71,7 +71,9 @@ class Floor(Struct):
         answer = await self.ask(client, worker, wish, play)
         assert answer.status_code == 200, answer.text
         told = answer.headers.get("x-interlingua-loss", "").split(",")
-        assert list(filter(None, told)) == [f"{x.field}={x.reason}" for x in self.record.losses]
+        assert list(filter(None, told)) == [
+            f"{x.field}={x.reason}" for x in self.record.unsupported_parameters
+        ]
         return client.hears(answer, wish)
 
     @property
@@ -83,7 +85,7 @@ class Floor(Struct):
     @property
     def lost(self) -> set[tuple[str, str]]:
         """What the gateway says was lost of the one exchange."""
-        return {(one.path or one.field, one.reason) for one in self.record.losses}
+        return {(one.path or one.field, one.reason) for one in self.record.unsupported_parameters}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

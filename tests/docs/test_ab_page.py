@@ -24,12 +24,12 @@ def test_every_metric_of_an_arm_is_told_of() -> None:
         model="chat",
         version="1",
         split="s",
-        diverted="chat@2",
+        fallback_from="chat@2",
         first_token=0.1,
         overhead=0.001,
         usage=Usage(2, 3),
-        finish=("eos",),
-        losses=losses,
+        finish_reasons=("eos",),
+        unsupported_parameters=losses,
     )
     metrics.record_request(good)
     cut = replace(good, outcome="truncated", error="StreamBroken", stream=True, tokens=3)

@@ -38,7 +38,7 @@ async def test_fault_04_a_worker_killed_mid_stream_is_told(serve: Serve) -> None
         assert_broken_off(front, hearings)
         assert {record.error for record in front.records} == {"StreamBroken"}
         [report] = reports(front)
-        assert (report.in_flight, report.error) == (0, "cut")
+        assert (report.in_flight, report.error) == (0, "disconnect")
         assert report.state == "out", f"{len(hearings)} answers were cut"
 
 

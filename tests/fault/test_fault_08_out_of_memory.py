@@ -31,7 +31,7 @@ async def test_fault_08_a_worker_killed_for_its_memory_is_told_and_comes_back_sl
             assert sorted(record.tokens for record in front.records) == heard
             assert {record.outcome for record in front.records} == {"truncated"}
             [report] = reports(front)
-            assert (report.state, report.error, report.in_flight) == ("out", "cut", 0)
+            assert (report.state, report.error, report.in_flight) == ("out", "disconnect", 0)
 
             await worker.start()
             await until(lambda: reports(front)[0].state == "trial")

@@ -122,7 +122,7 @@ async def test_fault_10_a_worker_that_resets_is_replaced_at_once(
     assert {answer.status_code for answer in answers} == {200}
     assert all(b"Hello" in answer.content for answer in answers)
     assert bad.asked == 3, "one more than was asked: a kept connection may have been stale"
-    assert reports(front)[0].error == "cut"
+    assert reports(front)[0].error == "disconnect"
 
 
 # ── 11: half open ───────────────────────────────────────────────────────────────────────────────
@@ -182,7 +182,9 @@ async def test_fault_11_nobody_waits_long_for_a_whole_answer_over_a_broken_line(
             answer = await asked
 
     assert answer.status_code == 200
-    assert reports(front)[0].error in {"cut", "connect"}, "it may have been called again first"
+    assert reports(front)[0].error in {"disconnect", "connect"}, (
+        "it may have been called again first"
+    )
     assert reports(front)[0].in_flight == 0
 
 

@@ -50,7 +50,7 @@ async def test_fault_21_22_a_stream_that_is_cut_is_told(
     assert_told(got, client)
     assert (record.outcome, record.error, record.tokens) == ("truncated", "StreamBroken", 2)
     assert (worker.asked, other.asked) == (1, 0), "what was said is final"
-    assert reports(front)[0].error == "cut"
+    assert reports(front)[0].error == "disconnect"
 
 
 WHOLES: dict[str, Reply] = {

@@ -55,7 +55,7 @@ async def test_fault_25_an_event_that_can_not_be_read_is_told(
 
     assert_told(got, client)
     assert (record.outcome, record.error, record.tokens) == ("truncated", "WorkerFailed", 2)
-    assert report.error == "garbage"
+    assert report.error == "invalid_response"
 
 
 async def test_fault_25_a_worker_that_does_so_again_and_again_is_left(serve: Serve) -> None:

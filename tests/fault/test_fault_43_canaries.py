@@ -107,7 +107,7 @@ async def test_a_word_of_confidence_is_told_nobody_else(tmp_path: Path) -> None:
         assert any(CANARY in request.body.decode() for request in worker.requests)
     assert sum(CANARY in one.text for one in heard) > 50
     assert {200, 400, 401, 500} <= {one.status_code for one in heard}
-    assert len([one for one in gateway.records() if one.dialect]) == sent
+    assert len([one for one in gateway.records() if one.protocol]) == sent
     with closing(sqlite3.connect(file)) as rows:
         usage = "\n".join(rows.iterdump())
     assert usage.count("INSERT") > sent / 2

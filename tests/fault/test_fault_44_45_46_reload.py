@@ -123,7 +123,7 @@ async def test_fault_44_a_bad_file_changes_nothing_and_says_why(tmp_path: Path, 
     assert now['reloads_total{result="failure"}'] == 1
     assert now[SUCCEEDED] == was[SUCCEEDED]
     assert told.status_code == 422
-    assert [one["line"] for one in told.json()["complaints"]] == [line]
+    assert [one["line"] for one in told.json()["issues"]] == [line]
     assert then["last_reload_successful"] == 1
     assert then['reloads_total{result="success"}'] == 1
     assert then[SUCCEEDED] > was[SUCCEEDED]

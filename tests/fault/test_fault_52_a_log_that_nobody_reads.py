@@ -75,7 +75,7 @@ async def test_a_full_pipe_costs_lines_and_no_answers(piped: Piped) -> None:
             answer = await http.post(f"{piped.url}/v1/chat/completions", json=ASKED)
             assert answer.status_code == 200
         page = await http.get(f"{piped.admin}/metrics")
-        [told] = re.findall(r"^interlingua_log_lines_lost_total (\S+)$", page.text, re.MULTILINE)
+        [told] = re.findall(r"^interlingua_log_lines_dropped_total (\S+)$", page.text, re.MULTILINE)
         lost = int(float(told))
         assert 0 < lost < EXCHANGES
         reading = Reading(piped.reads)

@@ -66,7 +66,7 @@ async def answered(gateway: GatewayProcess, times: int) -> None:
 
 async def lost(gateway: GatewayProcess) -> float:
     page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
-    [told] = re.findall(r"^interlingua_traces_lost_total (\S+)$", page.text, re.MULTILINE)
+    [told] = re.findall(r"^interlingua_traces_dropped_total (\S+)$", page.text, re.MULTILINE)
     return float(told)
 
 

@@ -163,7 +163,7 @@ async def test_a_bad_file_changes_nothing_in_any(tmp_path: Path) -> None:
         gateway.put(OTHER.replace('"echo"', '"ohce"'))
         told = await gateway.post()
         assert told.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-        assert told.json()["complaints"]
+        assert told.json()["issues"]
         assert (await gateway.counts())['reloads_total{result="failure"}'] == 1
         assert await afresh(gateway, 20) == {"m"}
 

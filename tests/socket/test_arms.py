@@ -50,14 +50,14 @@ async def test_a_stream_tells_when_it_first_said_something(serve: Serve) -> None
     assert record.first_byte is not None
     assert record.first_token is not None
     assert record.first_byte <= record.first_token < record.duration
-    assert record.finish == ("eos",)
+    assert record.finish_reasons == ("eos",)
 
 
 async def test_an_answer_in_one_piece_has_no_first_token(serve: Serve) -> None:
     record = await ask(await serve(FRONT), "lucky", n=2, max_tokens=2)
 
     assert record.first_token is None
-    assert record.finish == ("length", "length")
+    assert record.finish_reasons == ("length", "length")
 
 
 async def test_what_is_cut_has_no_end(serve: Serve) -> None:
@@ -65,7 +65,7 @@ async def test_what_is_cut_has_no_end(serve: Serve) -> None:
 
     assert record.outcome == "truncated"
     assert record.first_token is not None
-    assert record.finish == ()
+    assert record.finish_reasons == ()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -78,7 +78,7 @@ models: {{lucky: {{backend: w}}}}
 """)
     record = await ask(front, "lucky", stream=stream)
 
-    assert record.finish == ("eos",)
+    assert record.finish_reasons == ("eos",)
     assert (record.first_token is not None) == stream
 
 
@@ -99,7 +99,7 @@ async def test_the_split_is_told_that_sent_it(
     serve: Serve, model: str, headers: dict[str, str], split: str
 ) -> None:
     record = await ask(await serve(FRONT), model, headers)
-    assert (record.split, record.diverted) == (split, "")
+    assert (record.split, record.fallback_from) == (split, "")
 
 
 async def test_who_is_diverted_is_of_the_arm_that_was_left(serve: Serve) -> None:
@@ -107,9 +107,9 @@ async def test_who_is_diverted_is_of_the_arm_that_was_left(serve: Serve) -> None
     own, other = await ask(front, "weak"), await ask(front, "weaker")
 
     assert (own.model, own.version, own.split) == ("weak", "3", "trial")
-    assert own.diverted in ("weak@1", "weak@2")
+    assert own.fallback_from in ("weak@1", "weak@2")
     assert (other.model, other.split) == ("lucky", "weaker")
-    assert other.diverted in ("weaker@1", "weaker@2")
+    assert other.fallback_from in ("weaker@1", "weaker@2")
 
 
 async def test_every_exchange_tells_when_it_began(serve: Serve) -> None:
@@ -118,5 +118,5 @@ async def test_every_exchange_tells_when_it_began(serve: Serve) -> None:
     await asyncio.sleep(0.01)
     two = await ask(front, "nobody")
 
-    assert one.began > 1_700_000_000
-    assert one.began < two.began
+    assert one.started_at > 1_700_000_000
+    assert one.started_at < two.started_at

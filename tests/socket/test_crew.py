@@ -65,7 +65,7 @@ async def test_losses_and_outcomes_are_counted(serve: Serve, mock: Running) -> N
     async with await admin_of(gateway) as admin:
         page = (await admin.get("/metrics")).text
     assert (
-        'interlingua_losses_total{field="sampling.top_k",model="mock",reason="dropped",split="",version="1"}'
+        'interlingua_unsupported_parameters_total{field="sampling.top_k",model="mock",reason="dropped",split="",version="1"}'
         " 1.0" in page
     )
     assert 'outcome="ok"' in page

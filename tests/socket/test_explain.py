@@ -105,14 +105,14 @@ async def test_an_answer_tells_how_it_came_about(serve: Serve, *, stream: bool) 
         seconds = found.pop("seconds")
         bucket = found.pop("bucket")
         assert found == {
-            "dialect": "openai",
+            "protocol": "openai",
             "model": "chat",
             "version": "1",
             "rule": "",
             "sticky": "header:x-user-id",
             "pinned": False,
-            "fell_back": [],
-            "losses": "",
+            "failed_attempts": [],
+            "unsupported_parameters": "",
             "worker": worker.url,
             "attempts": 1,
         }
@@ -134,11 +134,11 @@ async def test_the_whole_explanation_holds_the_very_request_that_the_worker_got(
     assert answer.status_code == 200
     assert missing.status_code == 404
     assert missing.json()["error"]["field"] == "id"
-    assert (found["id"], found["dry"], found["model"]) == ("one/1", False, "chat")
+    assert (found["id"], found["dry_run"], found["model"]) == ("one/1", False, "chat")
     assert found["sticky"] == [{"source": "header:x-user-id", "present": True}]
     assert found["answer"]["usage"]["completion_tokens"] == 1
     assert found["answer"]["duration"] > 0
-    [attempt] = found["tries"]
+    [attempt] = found["attempts"]
     assert attempt["defaults"] == [{"field": "temperature", "value": 0.5, "applied": True}]
     [choice] = attempt["choices"]
     assert choice["likely"] == choice["candidates"][0]["url"] == worker.url
@@ -161,16 +161,18 @@ async def test_workers_that_fail_and_targets_in_a_ones_stead_are_told(serve: Ser
 
     assert answer.json()["choices"][0]["message"]["content"] == "small"
     header = told(answer)
-    assert header["fell_back"] == [f"chat@1 {running.records[0].fell_back[0].split()[1]}"]
+    assert header["failed_attempts"] == [
+        f"chat@1 {running.records[0].failed_attempts[0].split()[1]}"
+    ]
     assert (header["version"], header["attempts"]) == ("2", 2)
     assert list(header["seconds"]) == ["read", "route", "translate", "instead", "first_byte"]
-    first, second = found["tries"]
+    first, second = found["attempts"]
     assert {one["error"] for one in first["sent"]} == {"StreamBroken", "WorkerUnreachable"}
     assert [len(one["candidates"]) for one in first["choices"]] == [2, 2]
     assert [one["can"] for one in first["choices"][1]["candidates"]].count("tried") == 1
     assert second["target"]["backend"] == "small"
     assert "sent" not in second
-    assert found["fell_back"] == header["fell_back"]
+    assert found["failed_attempts"] == header["failed_attempts"]
 
 
 async def test_a_refusal_tells_as_far_as_it_came(serve: Serve) -> None:
@@ -183,7 +185,7 @@ async def test_a_refusal_tells_as_far_as_it_came(serve: Serve) -> None:
     assert answer.status_code == 400
     assert told(answer)["model"] == "chat"
     assert found["answer"]["error"] == "InvalidParameter"
-    assert "tries" not in found
+    assert "attempts" not in found
 
 
 async def test_only_keys_that_may_are_told(serve: Serve) -> None:
@@ -209,7 +211,7 @@ async def test_nothing_is_told_unless_it_is_asked_for(serve: Serve) -> None:
 
     assert "x-interlingua-explain" not in answer.headers
     assert "x-interlingua-explain" not in unasked.headers
-    assert told(asked)["dialect"] == "openai"
+    assert told(asked)["protocol"] == "openai"
 
 
 async def test_the_last_hundred_are_kept(serve: Serve) -> None:
@@ -236,7 +238,7 @@ async def test_a_long_body_is_cut_where_it_is_kept(serve: Serve) -> None:
         async with admin(running) as http:
             found = (await http.get("/-/explain/r")).json()
 
-    [sent] = found["tries"][0]["sent"]
+    [sent] = found["attempts"][0]["sent"]
     [received] = [one for one in worker.requests if one.method == "POST"]
     assert sent["size"] == len(received.body)
     assert 65_000 < len(sent["body"].encode()) <= 65_536
@@ -268,11 +270,11 @@ async def test_a_dry_explanation_meets_the_workers_as_they_are_and_sends_nothing
     assert len([one for one in worker.requests if one.method == "POST"]) == asked
     assert len(running.records) == records
     one, _ = found
-    assert (one["dry"], one["listener"]) == (True, "127.0.0.1:0")
-    assert one["sticky"] == [{"source": "header:x-user-id", "present": True, "said": "u"}]
-    states = {each["url"]: each for each in one["tries"][0]["choices"][0]["candidates"]}
+    assert (one["dry_run"], one["listener"]) == (True, "127.0.0.1:0")
+    assert one["sticky"] == [{"source": "header:x-user-id", "present": True, "value": "u"}]
+    states = {each["url"]: each for each in one["attempts"][0]["choices"][0]["candidates"]}
     assert states["http://127.0.0.1:1"]["state"] != "up"
-    assert {each["tries"][0]["choices"][0]["likely"] for each in found} == {worker.url}
+    assert {each["attempts"][0]["choices"][0]["likely"] for each in found} == {worker.url}
     assert one["fallbacks"] == [{"target": "chat@2"}]
     assert "answer" not in one
 
@@ -317,7 +319,7 @@ async def test_what_is_foretold_is_what_is_sent(
         async with admin(running) as http:
             question = {"path": path, "headers": USER, "body": body}
             found = (await http.post("/-/explain", json=question)).json()
-        foretold = found["tries"][0]["sent"][0]
+        foretold = found["attempts"][0]["sent"][0]
         assert not [one for one in worker.requests if one.method == "POST"]
         await running.http.post(path, json=body, headers=USER)
 

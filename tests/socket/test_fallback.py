@@ -54,7 +54,7 @@ async def test_the_next_in_line_answers(
     assert "fine" in answer.text
     assert f'"model":"{model}"' in answer.text
     assert answer.headers["x-served-model"] == version
-    assert list(front.records[0].fell_back) == tried
+    assert list(front.records[0].failed_attempts) == tried
     assert front.records[0].outcome == "ok"
 
 
@@ -62,7 +62,7 @@ async def test_when_nobody_can_the_last_says_why(serve: Serve) -> None:
     front = await serve(FRONT)
     answer = await front.http.post("/v1/chat/completions", json=ask("lost"))
     assert answer.status_code == 502
-    assert list(front.records[0].fell_back) == ["lost@1 Overloaded"]
+    assert list(front.records[0].failed_attempts) == ["lost@1 Overloaded"]
 
 
 async def test_what_has_begun_is_never_begun_again(serve: Serve) -> None:
@@ -82,7 +82,7 @@ async def test_the_clients_own_fault_goes_no_further(serve: Serve) -> None:
     front = await serve(FRONT)
     answer = await front.http.post("/v1/chat/completions", json=ask("chat") | {"temperature": 9})
     assert answer.status_code == 400
-    assert front.records[0].fell_back == ()
+    assert front.records[0].failed_attempts == ()
 
 
 # --- only those that are able ---------------------------------------------------------------------
@@ -151,8 +151,8 @@ async def test_one_that_lacks_what_is_asked_is_passed_over(
     assert answer.status_code == 200
     assert "fine" in answer.text
     [record] = front.records
-    assert record.fell_back == ("chat@1 Overloaded", f"plain@1 {lacking}")
-    assert (record.model, record.diverted, record.outcome) == ("spare", "chat@1", "ok")
+    assert record.failed_attempts == ("chat@1 Overloaded", f"plain@1 {lacking}")
+    assert (record.model, record.fallback_from, record.outcome) == ("spare", "chat@1", "ok")
 
 
 async def test_when_nobody_is_able_the_first_says_why(serve: Serve) -> None:
@@ -162,9 +162,9 @@ async def test_when_nobody_is_able_the_first_says_why(serve: Serve) -> None:
 
     assert (answer.status_code, plain.status_code) == (503, 404)
     record = front.records[0]
-    assert record.fell_back == ("plain@1 lacks tools",)
+    assert record.failed_attempts == ("plain@1 lacks tools",)
     assert (record.model, record.version, record.error) == ("hopeless", "1", "Overloaded")
-    assert record.diverted == ""
+    assert record.fallback_from == ""
 
 
 async def test_who_was_asked_and_failed_last_says_why(serve: Serve) -> None:
@@ -174,8 +174,8 @@ async def test_who_was_asked_and_failed_last_says_why(serve: Serve) -> None:
     assert answer.status_code == 503
     [record] = front.records
     told = ("worse@1 Overloaded", "plain@1 lacks tools", "plain-too@1 lacks tools")
-    assert record.fell_back == told
-    assert (record.model, record.diverted) == ("also-gone", "worse@1")
+    assert record.failed_attempts == told
+    assert (record.model, record.fallback_from) == ("also-gone", "worse@1")
 
 
 async def test_what_a_target_refuses_by_itself_is_lacking_too(serve: Serve) -> None:
@@ -185,8 +185,8 @@ async def test_what_a_target_refuses_by_itself_is_lacking_too(serve: Serve) -> N
 
     assert answer.status_code == 503
     [record] = front.records
-    assert record.fell_back == ("plain@1 lacks images", "spare@1 Unsupported")
-    assert (record.model, record.error, record.diverted) == ("chat", "Overloaded", "")
+    assert record.failed_attempts == ("plain@1 lacks images", "spare@1 Unsupported")
+    assert (record.model, record.error, record.fallback_from) == ("chat", "Overloaded", "")
 
 
 async def test_a_limit_or_a_rule_of_another_model_is_not_the_clients_fault(serve: Serve) -> None:
@@ -196,7 +196,7 @@ async def test_a_limit_or_a_rule_of_another_model_is_not_the_clients_fault(serve
 
     assert answer.status_code == 200
     told = ("strict@1 Overloaded", "picky@1 Unsupported", "brief@1 InvalidParameter")
-    assert front.records[0].fell_back == told
+    assert front.records[0].failed_attempts == told
 
 
 async def test_vectors_come_from_who_gives_them(serve: Serve) -> None:
@@ -205,7 +205,7 @@ async def test_vectors_come_from_who_gives_them(serve: Serve) -> None:
 
     assert answer.json()["data"][0]["embedding"]
     told = ("vectors@1 Overloaded", "no-vectors@1 Unsupported", "still-none@1 Unsupported")
-    assert front.records[0].fell_back == told
+    assert front.records[0].failed_attempts == told
 
 
 # --- prompts that are too long --------------------------------------------------------------------
@@ -219,7 +219,7 @@ async def test_token_ids_that_do_not_fit_are_not_sent(serve: Serve) -> None:
         assert answer.status_code == 200
         assert front.records[-1].model == model
     told = ("numbers@1 Overloaded", "plain@1 Unsupported", "small@1 lacks context")
-    assert front.records[-1].fell_back == told
+    assert front.records[-1].failed_attempts == told
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -235,7 +235,7 @@ async def test_a_prompt_that_is_too_long_goes_where_more_is_declared(
     assert answer.status_code == 200
     assert "fine" in answer.text
     told = ("full@1 ContextTooLong", "untold@1 lacks context", "small@1 lacks context")
-    assert front.records[0].fell_back == told
+    assert front.records[0].failed_attempts == told
     assert front.records[0].model == "large"
 
 
@@ -246,7 +246,7 @@ async def test_where_no_more_is_declared_the_client_hears_of_its_length(serve: S
 
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert front.records[0].fell_back == ("untold@1 lacks context", "small@1 lacks context")
+    assert front.records[0].failed_attempts == ("untold@1 lacks context", "small@1 lacks context")
 
 
 async def test_one_that_is_too_short_in_its_stead_leads_to_a_longer_one(serve: Serve) -> None:
@@ -256,7 +256,7 @@ async def test_one_that_is_too_short_in_its_stead_leads_to_a_longer_one(serve: S
 
     assert answer.status_code == 200
     told = ("narrow@1 Overloaded", "full-too@1 ContextTooLong", "small@1 lacks context")
-    assert front.records[0].fell_back == told
+    assert front.records[0].failed_attempts == told
     assert front.records[0].model == "large"
 
 

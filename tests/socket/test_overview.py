@@ -131,7 +131,7 @@ async def test_a_status_has_the_same_figures_as_the_metrics(here: House) -> None
     told = (await here.admin.get("/-/status")).json()
     page = (await here.admin.get("/metrics")).text
 
-    figures = {(one["model"], one["version"]): one for one in told["figures"]}
+    figures = {(one["model"], one["version"]): one for one in told["stats"]}
     one = figures["m", "1"]
     assert (one["requests"], one["errors"], one["completion_tokens"]) == (3, 0, 6)
     assert one["first_token_p95"] > 0
@@ -144,26 +144,26 @@ async def test_a_status_has_the_same_figures_as_the_metrics(here: House) -> None
         "task": "chat",
         "aliases": [],
         "versions": [
-            {"name": "1", "backend": "fast", "served_model": "m", "share": 75, "ready": True},
-            {"name": "2", "backend": "slow", "served_model": "m", "share": 25, "ready": True},
+            {"name": "1", "backend": "fast", "backend_model": "m", "share": 75, "ready": True},
+            {"name": "2", "backend": "slow", "backend_model": "m", "share": 25, "ready": True},
         ],
     }
     assert told["listeners"] == [
         {
             "url": here.urls[0],
-            "dialects": [
+            "protocols": [
                 {"name": "openai", "profile": "", "prefix": ""},
                 {"name": "triton", "profile": "trtllm", "prefix": "/t"},
             ],
         },
-        {"url": here.urls[1], "dialects": [{"name": "ovms", "profile": "", "prefix": ""}]},
+        {"url": here.urls[1], "protocols": [{"name": "ovms", "profile": "", "prefix": ""}]},
     ]
     assert told["backends"].keys() == {"fast", "slow", "begun", "cut", "pool"}
     [worker] = told["workers"]["pool"]
     assert (worker["state"], worker["limit"]) == ("up", 1)
     assert (told["processes"], told["running"], told["draining"]) == (1, 0, False)
-    assert told["config"] == here.app.active_snapshots[-1].config_hash
-    assert 0 < told["recent"] <= told["uptime"]
+    assert told["config_hash"] == here.app.active_snapshots[-1].config_hash
+    assert 0 < told["recent_seconds"] <= told["uptime"]
 
 
 async def test_what_runs_is_told_with_how_far_it_is(here: House) -> None:
@@ -186,7 +186,7 @@ async def test_what_runs_is_told_with_how_far_it_is(here: House) -> None:
     assert one.pop("age") > 0
     assert one == {
         "phase": "streaming",
-        "dialect": "openai",
+        "protocol": "openai",
         "model": "begun",
         "version": "1",
         "backend": "begun",
@@ -214,7 +214,7 @@ async def test_a_client_whose_request_is_ended_is_told_in_its_dialect(here: Hous
             assert "the request was stopped" in answer.text
     again = await here.admin.post(f"/-/requests/{quote(ID, safe='')}/cancel")
     assert (again.status_code, again.json()["error"]["field"]) == (404, "id")
-    assert [one.error for one in here.records] == ["ClientGone"] * 2
+    assert [one.error for one in here.records] == ["ClientDisconnected"] * 2
 
 
 async def test_a_request_that_began_before_a_reload_is_still_known(here: House) -> None:
@@ -246,23 +246,25 @@ async def test_a_drain_is_told_kept_over_a_reload_and_taken_back(here: House) ->
 
 async def test_a_listener_answers_by_way_of_the_admins(here: House) -> None:
     key = {"x-api-key": KEY, "Authorization": "Bearer of-the-admin"}
-    played = await here.admin.post("/-/play/0/v1/chat/completions", json=asked("m@1"), headers=key)
+    played = await here.admin.post(
+        "/-/playground/0/v1/chat/completions", json=asked("m@1"), headers=key
+    )
     assert played.json()["choices"][0]["message"]["content"] == "ab"
     assert played.headers["content-security-policy"] == "default-src 'none'; sandbox"
     assert played.headers["x-content-type-options"] == "nosniff"
     assert here.records[-1].key == "ann"
-    unkeyed = await here.admin.post("/-/play/0/v1/chat/completions", json=asked("m@1"))
+    unkeyed = await here.admin.post("/-/playground/0/v1/chat/completions", json=asked("m@1"))
     assert (unkeyed.status_code, "API key" in unkeyed.json()["error"]["message"]) == (401, True)
-    head = await here.admin.head("/-/play/0/v1/models", headers=key)
+    head = await here.admin.head("/-/playground/0/v1/models", headers=key)
     assert (head.status_code, head.content) == (405, b"")
-    described = await here.admin.get("/-/play/1/openapi.json")
+    described = await here.admin.get("/-/playground/1/openapi.json")
     assert "/v3/chat/completions" in described.json()["paths"]
-    nobody = await here.admin.get("/-/play/2/openapi.json")
+    nobody = await here.admin.get("/-/playground/2/openapi.json")
     assert (nobody.status_code, nobody.json()["error"]["field"]) == (404, "listener")
 
 
 async def test_what_is_cut_there_is_cut_here(here: House) -> None:
-    url, key = "/-/play/0/v1/chat/completions", {"x-api-key": KEY}
+    url, key = "/-/playground/0/v1/chat/completions", {"x-api-key": KEY}
     async with here.admin.stream("POST", url, json=asked("cut", stream=True), headers=key) as said:
         lines = [line async for line in said.aiter_lines()]
     assert '"content":"a"' in "".join(lines)
@@ -278,14 +280,14 @@ async def test_a_body_is_bounded_as_there(here: House, *, declared: bool) -> Non
 
     content = b" " * 1536 if declared else pieces()
     headers = {"x-api-key": KEY, "content-type": "application/json"}
-    url = "/-/play/0/v1/chat/completions"
+    url = "/-/playground/0/v1/chat/completions"
     assert (await here.admin.post(url, content=content, headers=headers)).status_code == 413
 
 
 async def test_a_body_that_comes_in_parts_is_none(here: House) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", here.admin.base_url.port)
     writer.write(
-        b"POST /-/play/0/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"POST /-/playground/0/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
         b"X-Api-Key: " + KEY.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"1\r\n{\r\nzz\r\n"
     )
@@ -294,7 +296,7 @@ async def test_a_body_that_comes_in_parts_is_none(here: House) -> None:
 
 
 async def test_who_leaves_there_has_left_here(here: House) -> None:
-    url, key = "/-/play/0/v1/chat/completions", {"x-api-key": KEY}
+    url, key = "/-/playground/0/v1/chat/completions", {"x-api-key": KEY}
     async with here.admin.stream("POST", url, json=asked("begun", stream=True), headers=key):
         await here.until(len)
     await here.until(lambda told: not told)
@@ -313,7 +315,7 @@ async def test_a_bug_is_no_whole_answer(
     served: Callable[..., Awaitable[None]] = begun
     monkeypatch.setattr(here.app.active_snapshots[-1], "get_handler", lambda seat: served)
     with pytest.raises(httpx.RemoteProtocolError):
-        await here.admin.get("/-/play/0/v1/models")
+        await here.admin.get("/-/playground/0/v1/models")
 
 
 # --- the page -------------------------------------------------------------------------------------
@@ -334,7 +336,7 @@ async def test_the_page_is_given_to_everybody_and_is_all_its_own(here: House) ->
 
 
 async def test_a_page_from_elsewhere_can_t_do_anything(here: House) -> None:
-    paths = ("/-/drain", "/-/reload", "/-/requests/x/cancel", "/-/play/0/v1/chat/completions")
+    paths = ("/-/drain", "/-/reload", "/-/requests/x/cancel", "/-/playground/0/v1/chat/completions")
     for path in paths:
         for origin in ("http://evil.example", "null", f"{here.urls[0]}"):
             told = await here.admin.post(path, headers={"Origin": origin})

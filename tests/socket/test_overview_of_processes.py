@@ -85,7 +85,7 @@ async def test_several_processes_tell_and_do_as_one(two: Two) -> None:
     assert (await two.admin.post("/-/requests/r0/cancel")).status_code == 404
 
     status = (await two.admin.get("/-/status")).json()
-    figures = {one["model"]: one for one in status["figures"]}
+    figures = {one["model"]: one for one in status["stats"]}
     assert (figures["m"]["requests"], figures["slow"]["errors"]) == (6, 6)
     assert [one["url"] for one in status["workers"]["pool"]] == ["http://127.0.0.1:9"]
     assert status["listeners"][0]["url"] == two.gateway.urls[0]
@@ -100,10 +100,10 @@ async def test_the_page_and_what_is_played_come_through(two: Two) -> None:
     assert (led.status_code, led.headers["location"]) == (302, "/-/ui/")
     page = await two.admin.get("/-/ui/")
     assert page.headers["content-security-policy"].startswith("default-src 'self'; ")
-    url = "/-/play/0/v1/chat/completions"
+    url = "/-/playground/0/v1/chat/completions"
     whole = await two.admin.post(url, json=asked("m"))
     assert whole.json()["choices"][0]["message"]["content"] == "Hello world"
-    assert (await two.admin.get("/-/play/0/v1/models")).json()["data"][0]["id"] == "m"
+    assert (await two.admin.get("/-/playground/0/v1/models")).json()["data"][0]["id"] == "m"
     elsewhere = await two.admin.post(
         url, json=asked("m"), headers={"Origin": "http://evil.example"}
     )

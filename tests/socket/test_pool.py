@@ -123,7 +123,7 @@ async def test_a_loss_is_reported(serve: Serve, mock: Running) -> None:
     assert answer.status_code == 200
     lost = dict(part.split("=") for part in answer.headers["x-interlingua-loss"].split(","))
     assert lost == {"top_k": "dropped", "repetition_penalty": "dropped"}
-    assert {loss.field for loss in front.records[0].losses} == set(lost)
+    assert {loss.field for loss in front.records[0].unsupported_parameters} == set(lost)
 
 
 async def test_a_worker_that_takes_it_loses_nothing(serve: Serve, mock: Running) -> None:

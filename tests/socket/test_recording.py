@@ -69,7 +69,7 @@ async def test_a_gateway_writes_down_what_is_used(tmp_path: Path) -> None:
     await app.stop()
     [record, _] = records
     assert record.usage is not None
-    [found] = query_sqlite_usage(str(file), ["model"], record.began)
+    [found] = query_sqlite_usage(str(file), ["model"], record.started_at)
     assert (found.requests, found.completion_tokens) == (1, record.usage.completion_tokens)
 
 

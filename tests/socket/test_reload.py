@@ -190,8 +190,8 @@ async def test_each_record_tells_by_which_configuration_it_was_answered(gateway:
     told = await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
     await gateway.says()
     digest = hashlib.sha256(gateway.file.read_bytes()).hexdigest()[:12]
-    assert told.hash == gateway.records[1].config == digest
-    assert gateway.records[0].config not in ("", digest)
+    assert told.hash == gateway.records[1].config_hash == digest
+    assert gateway.records[0].config_hash not in ("", digest)
 
 
 async def test_nothing_is_left_of_configurations_that_are_gone(gateway: Gateway) -> None:
@@ -599,7 +599,7 @@ async def test_the_admin_path_tells_what_is_wrong_in_json(gateway: Gateway) -> N
         answer = await admin.post("/-/reload")
         page = (await admin.get("/metrics")).text
     told = answer.json()
-    [complaint] = told["complaints"]
+    [complaint] = told["issues"]
     assert answer.status_code == 422
     assert told["error"] == {
         "message": f"{gateway.file} is wrong; the configuration stays as it was",

@@ -49,11 +49,11 @@ async def test_both_answers_are_told_of_and_one_is_given(begin: Begin, *, stream
     assert '"d"' not in answer.text
     assert answer.headers["x-served-model"] == "1"
     assert (told.id, told.shadow_id) == ("id-0", "id-0-shadow")
-    main, shadow = told.main, told.shadow
+    main, shadow = told.primary, told.shadow
     assert (main.model, main.version, main.outcome, main.error) == ("chat", "1", "ok", "")
     assert (shadow.model, shadow.version, shadow.outcome, shadow.error) == ("chat", "2", "ok", "")
     for arm in (main, shadow):
-        assert (arm.finish, arm.tokens, arm.length) == (("eos",), 3, 3)
+        assert (arm.finish_reasons, arm.tokens, arm.length) == (("eos",), 3, 3)
         assert arm.first_token is not None
         assert 0 <= arm.first_token <= arm.duration
     assert told.equal is False
@@ -81,7 +81,7 @@ async def test_only_what_has_to_be_the_same_is_compared(
 
     assert answer.status_code == 200
     assert told.equal is equal
-    assert (told.main.outcome, told.shadow.outcome) == ("ok", "ok")
+    assert (told.primary.outcome, told.shadow.outcome) == ("ok", "ok")
 
 
 async def test_vectors_are_not_compared(begin: Begin) -> None:
@@ -177,7 +177,7 @@ async def test_a_worker_of_another_dialect_is_sent_the_translation(begin: Begin)
     assert not {"traceparent", "authorization", "x-interlingua-strict"} & sent.headers.keys()
     assert told.shadow.outcome == "ok"
     assert told.shadow.length == 3
-    assert told.losses
+    assert told.unsupported_parameters
 
 
 async def test_what_is_passed_on_is_compared_by_its_events(begin: Begin) -> None:
@@ -189,7 +189,11 @@ async def test_what_is_passed_on_is_compared_by_its_events(begin: Begin) -> None
 
     assert shown(answers[0]) == shown(answers[1])
     assert answers[0].text.count("data: ") == len(STREAM)
-    assert (told.main.length, told.main.finish, told.main.outcome) == (3, ("eos",), "ok")
+    assert (told.primary.length, told.primary.finish_reasons, told.primary.outcome) == (
+        3,
+        ("eos",),
+        "ok",
+    )
     assert told.equal is True
 
 
@@ -213,8 +217,8 @@ async def test_the_original_is_answered_as_if_it_were_alone(
     assert shown(answers[0]) == shown(answers[1])
     assert shown(answers[2]) == shown(answers[3])
     for one in front.records:
-        assert (one.outcome, one.error, one.fell_back) == ("ok", "", ())
-    assert told.main.outcome == "ok"
+        assert (one.outcome, one.error, one.failed_attempts) == ("ok", "", ())
+    assert told.primary.outcome == "ok"
     assert (told.shadow.outcome == "ok") is well
     assert bool(told.shadow.error) is not well
 
@@ -226,7 +230,7 @@ async def test_a_client_that_is_refused_is_refused_alike(begin: Begin) -> None:
 
     assert answers[0].status_code == 400
     assert shown(answers[0]) == shown(answers[1])
-    for arm in (told.main, told.shadow):
+    for arm in (told.primary, told.shadow):
         assert (arm.outcome, arm.error) == ("client_error", "InvalidParameter")
     assert told.equal is None
 
@@ -286,7 +290,7 @@ async def test_a_fault_of_our_own_is_told_as_one(
     told = await front.until_told()
 
     assert answer.status_code == 500
-    assert (told.main.outcome, told.main.error) == ("gateway_error", "InternalError")
+    assert (told.primary.outcome, told.primary.error) == ("gateway_error", "InternalError")
     assert told.shadow.outcome == "ok"
 
 
@@ -299,5 +303,5 @@ async def test_who_answers_in_its_stead_is_compared(begin: Begin) -> None:
     told = await front.until_told()
 
     assert answer.status_code == 200
-    assert (told.main.model, told.main.version, told.main.length) == ("spare", "1", 3)
+    assert (told.primary.model, told.primary.version, told.primary.length) == ("spare", "1", 3)
     assert told.equal is True

@@ -64,7 +64,7 @@ async def test_no_more_than_so_many_run_at_a_time(begin: Begin) -> None:
         assert [one.shadow.outcome for one in front.told] == ["dropped"] * 3
         await front.shadows.aclose()
         told = await front.until_told(5)
-        assert (told.shadow.outcome, told.main.outcome) == ("cancelled", "ok")
+        assert (told.shadow.outcome, told.primary.outcome) == ("cancelled", "ok")
         await front.ask()
         await worker.until_asked(3)
 
@@ -81,7 +81,7 @@ async def test_its_time_is_its_own(begin: Begin) -> None:
 
     assert answer.status_code == 200
     assert (told.shadow.outcome, told.shadow.error) == ("gateway_error", "DeadlineExceeded")
-    assert told.main.outcome == "ok"
+    assert told.primary.outcome == "ok"
 
 
 async def test_it_ends_with_a_client_that_leaves(begin: Begin) -> None:
@@ -96,7 +96,7 @@ async def test_it_ends_with_a_client_that_leaves(begin: Begin) -> None:
         await worker.until_left()
         told = await front.until_told()
 
-    assert (told.main.outcome, told.shadow.outcome) == ("cancelled", "cancelled")
+    assert (told.primary.outcome, told.shadow.outcome) == ("cancelled", "cancelled")
 
 
 @pytest.mark.parametrize("what", ["generate", "generate_stream"])
@@ -115,7 +115,7 @@ async def test_it_ends_with_a_request_that_is_stopped(begin: Begin, what: str) -
 
     assert stopped.status_code == 200
     assert b"a1" not in worker.requests[0].body
-    assert told.main.error == "ClientGone"
+    assert told.primary.error == "ClientDisconnected"
     assert told.shadow.outcome == "cancelled"
 
 
@@ -135,7 +135,7 @@ async def test_it_ends_with_a_client_that_does_not_read(
         await worker.until_left()
         told = await front.until_told()
 
-    assert (told.main.outcome, told.shadow.outcome) == ("cancelled", "cancelled")
+    assert (told.primary.outcome, told.shadow.outcome) == ("cancelled", "cancelled")
 
 
 async def test_an_original_that_fails_does_not_end_it(begin: Begin) -> None:
@@ -150,8 +150,8 @@ async def test_an_original_that_fails_does_not_end_it(begin: Begin) -> None:
             go.set()
             told = await front.until_told(1 + stream)
             assert told.shadow.outcome == "ok"
-            assert told.main.error == "StreamBroken"
-            assert told.main.outcome == ("truncated" if stream else "worker_error")
+            assert told.primary.error == "StreamBroken"
+            assert told.primary.outcome == ("truncated" if stream else "worker_error")
             assert told.equal is None
 
 

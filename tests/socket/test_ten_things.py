@@ -227,7 +227,7 @@ async def test_every_exchange_is_labelled(mock: Running) -> None:
     await mock.http.post(path, content=body, headers=JSON)
 
     [record] = mock.records
-    assert (record.dialect, record.model, record.backend) == ("openai", "ep-ab", "mock")
+    assert (record.protocol, record.model, record.backend) == ("openai", "ep-ab", "mock")
     assert record.version in {"m-a", "m-b"}
     assert (record.outcome, record.status) == ("ok", 200)
     assert record.usage is not None

@@ -112,7 +112,10 @@ async def test_an_exchange_is_a_span_and_each_worker_another(tmp_path: Path) -> 
     [link] = server.links
     assert (link.trace_id.hex(), link.span_id.hex()) == (TRACE, PARENT)
     assert server.trace_id.hex() != TRACE
-    assert (records[0].trace, records[0].span) == (server.trace_id.hex(), server.span_id.hex())
+    assert (records[0].trace_id, records[0].span_id) == (
+        server.trace_id.hex(),
+        server.span_id.hex(),
+    )
     facts = told(server.attributes)
     assert facts["http.request.method"] == "POST"
     assert facts["url.path"] == "/v1/chat/completions"

@@ -55,7 +55,7 @@ async def test_the_dialect_is_the_headers_the_keys_the_models_or_the_first(
     gateway = await serve(SHARED)
 
     assert await spoken(gateway, model, key, **headers) == dialect
-    assert gateway.records[0].dialect == dialect
+    assert gateway.records[0].protocol == dialect
 
 
 async def test_a_header_names_no_dialect_where_it_is_not_allowed(serve: Serve) -> None:

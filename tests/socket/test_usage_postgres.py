@@ -91,7 +91,7 @@ def wait(ready: Any) -> None:
 
 
 def test_a_row_is_what_it_is_in_a_file_and_is_written_once(server: PostgresServer) -> None:
-    cancelled = replace(RECORD, id="s", began=NOW, usage=None, first_token=None)
+    cancelled = replace(RECORD, id="s", started_at=NOW, usage=None, first_token=None)
     cancelled.outcome = "cancelled"
     assert write(server, RECORD, cancelled, RequestRecord("none", NOW)).count_dropped() == 0
     assert write(server, RECORD, replace(RECORD, id="t")).count_dropped() == 0
@@ -125,7 +125,7 @@ def test_without_rows_nobody_is_asked(tmp_path: Path) -> None:
 
 
 def test_old_rows_are_removed(server: PostgresServer) -> None:
-    write(server, replace(RECORD, id="old", began=NOW - 200))
+    write(server, replace(RECORD, id="old", started_at=NOW - 200))
     write(server, RECORD, keep=100)
     assert [one["id"] for one in rows(server)] == ["r"]
 

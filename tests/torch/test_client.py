@@ -144,9 +144,14 @@ async def test_figures_come_with_the_heartbeat(backend: TorchBackend) -> None:
     await until(lambda: backend.read_stats()["prompt_tokens"] == read)
     after = backend.read_stats()
     assert after["completion_tokens"] == before["completion_tokens"] + 8
-    assert after["prefix_hits"] == before["prefix_hits"] + 32
-    assert after["kv_blocks"] == 16 * 4
-    assert (after["running"], after["waiting"], after["kv_usage"], after["batch"]) == (0, 0, 0, 0)
+    assert after["prefix_cache_hit_tokens"] == before["prefix_cache_hit_tokens"] + 32
+    assert after["kv_cache_blocks"] == 16 * 4
+    assert (after["running"], after["waiting"], after["kv_cache_usage"], after["batch_size"]) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert after["step_seconds"] > before["step_seconds"]
 
 

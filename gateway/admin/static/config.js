@@ -20,7 +20,7 @@ export function config() {
       await act(path, method);
       say(trouble, done);
     } catch (error) {
-      const places = (error.told?.complaints ?? []).map((one) => `${one.line}:${one.column}: ${one.message}`);
+      const places = (error.told?.issues ?? []).map((one) => `${one.line}:${one.column}: ${one.message}`);
       trouble.className = "bad";
       say(trouble, [error.message, ...places].join("\n"));
     }

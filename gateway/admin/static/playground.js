@@ -1,7 +1,7 @@
-// One prompt, in any dialect that a listener mounts, to one target or to two side by side.
+// One prompt, in any protocol that a listener mounts, to one target or to two side by side.
 
-import { arm } from "./arm.js";
-import { WAYS } from "./dialects.js";
+import { responsePanel } from "./response_panel.js";
+import { WAYS } from "./protocols.js";
 import { choice, el, field } from "./dom.js";
 
 const NAMES = "models";
@@ -9,12 +9,12 @@ const NAMES = "models";
 /** Every way to ask that the listeners have: [its place as text, what it is]. */
 function ways(told) {
   return told.listeners.flatMap((listener, number) =>
-    listener.dialects.flatMap((one) =>
+    listener.protocols.flatMap((one) =>
       (WAYS[one.name]?.(one.profile) ?? []).map((way) => ({
         way,
         prefix: one.prefix,
         url: reachable(listener.url),
-        play: `/-/play/${number}`,
+        play: `/-/playground/${number}`,
         text: [one.name, one.profile, way.label, one.prefix && `below ${one.prefix}`].filter(Boolean).join(" · ")
           + (told.listeners.length > 1 ? ` at ${listener.url}` : ""),
       })),
@@ -41,7 +41,7 @@ function number(label, given) {
 /** The view. */
 export function playground() {
   const names = el("datalist", { id: NAMES });
-  const dialect = choice([]);
+  const protocol = choice([]);
   const prompt = el("textarea", { "aria-describedby": "enter", required: true }, "Say something in a few words.");
   const stream = el("input", { type: "checkbox", checked: true });
   const two = el("input", { type: "checkbox" });
@@ -55,31 +55,31 @@ export function playground() {
   const go = el("button", { class: "main" }, "Send");
   const stop = el("button", { type: "button", disabled: true }, "Stop");
   const columns = el("div", { class: "columns" });
-  let arms = [];
+  let panels = [];
   let found = [];
   let running = null;
 
   async function run() {
     running?.abort();
     const mine = (running = new AbortController());
-    const where = found[dialect.selectedIndex];
+    const where = found[protocol.selectedIndex];
     const told = { prompt: prompt.value, stream: stream.checked, key: key.value, sampling: said };
     stop.disabled = false;
-    await Promise.all(arms.slice(0, two.checked ? 2 : 1).map((one) => one.ask(where.way, told, where, mine.signal)));
+    await Promise.all(panels.slice(0, two.checked ? 2 : 1).map((one) => one.ask(where.way, told, where, mine.signal)));
     if (running === mine) stop.disabled = true;
   }
-  /** What was typed of the sampling, by the dialect's own names. */
+  /** What was typed of the sampling, by the protocol's own names. */
   function said(wire) {
     const given = Object.entries(sampling).filter(([, one]) => one.input.value !== "");
     return Object.fromEntries(given.map(([name, one]) => [wire[name], Number(one.input.value)]));
   }
   function arrange() {
-    columns.replaceChildren(...arms.slice(0, two.checked ? 2 : 1).map((one) => one.whole));
+    columns.replaceChildren(...panels.slice(0, two.checked ? 2 : 1).map((one) => one.whole));
   }
   const form = el(
     "form",
     { class: "fields", onsubmit: (event) => { event.preventDefault(); void run(); } },
-    field("Dialect", dialect, "wide"),
+    field("Protocol", protocol, "wide"),
     field("Prompt", prompt, "wide"),
     ...Object.values(sampling).map((one) => field(one.label, one.input)),
     field("API key, if the gateway wants one", key),
@@ -99,16 +99,16 @@ export function playground() {
   function update(told) {
     const now = ways(told);
     if (JSON.stringify(now.map((one) => [one.text, one.url])) !== JSON.stringify(found.map((one) => [one.text, one.url]))) {
-      dialect.replaceChildren(...now.map((one) => el("option", {}, one.text)));
+      protocol.replaceChildren(...now.map((one) => el("option", {}, one.text)));
       found = now;
     }
     const known = targets(told);
     if (known.join() !== [...names.children].map((one) => one.value).join()) {
       names.replaceChildren(...known.map((value) => el("option", { value })));
     }
-    if (!arms.length) {
+    if (!panels.length) {
       const pair = known.filter((one) => one.includes("@"));
-      arms = [arm("Model", NAMES, pair[0] ?? known[0] ?? ""), arm("Second model", NAMES, pair[1] ?? known[1] ?? known[0] ?? "")];
+      panels = [responsePanel("Model", NAMES, pair[0] ?? known[0] ?? ""), responsePanel("Second model", NAMES, pair[1] ?? known[1] ?? known[0] ?? "")];
       arrange();
     }
   }

@@ -9,7 +9,7 @@ const LONGEST = 120;
 /** The view. */
 export function api() {
   const listener = choice([]);
-  const sought = el("input", { type: "search", placeholder: "part of a path or a dialect" });
+  const sought = el("input", { type: "search", placeholder: "part of a path or a protocol" });
   const list = el("div");
   const trouble = el("p", { class: "bad", role: "alert" });
   let shown = "";
@@ -17,7 +17,7 @@ export function api() {
   async function load() {
     list.replaceChildren();
     say(trouble, "");
-    const answer = await fetch(`/-/play/${listener.selectedIndex}/openapi.json`, { headers: headers() });
+    const answer = await fetch(`/-/playground/${listener.selectedIndex}/openapi.json`, { headers: headers() });
     if (!answer.ok) return say(trouble, `it answers with ${answer.status}`);
     const document = await answer.json();
     list.replaceChildren(...operations(document));

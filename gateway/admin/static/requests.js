@@ -21,7 +21,7 @@ export function requests() {
       { label: "Model", of: (row) => row.model },
       { label: "Version", of: (row) => row.version },
       { label: "Backend", of: (row) => row.backend },
-      { label: "Dialect", of: (row) => row.dialect },
+      { label: "Protocol", of: (row) => row.protocol },
       { label: "Key", of: (row) => row.key || "–" },
       { label: "Phase", of: (row) => row.phase },
       { label: "Age", number: true, of: (row) => time(row.age) },

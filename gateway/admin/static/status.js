@@ -34,7 +34,7 @@ const NONE = {
 };
 
 function rows(told) {
-  const figures = new Map(told.figures.map((one) => [`${one.model}@${one.version}`, one]));
+  const figures = new Map(told.stats.map((one) => [`${one.model}@${one.version}`, one]));
   const known = told.models.flatMap((model) =>
     model.versions.map((one) => {
       const at = `${model.name}@${one.name}`;

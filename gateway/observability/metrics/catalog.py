@@ -7,17 +7,17 @@ from gateway.observability.metrics import requests, system, upstream, vllm_compa
 from gateway.observability.metrics.definition import MetricDefinition
 
 METRIC_GROUPS: Final[Mapping[str, tuple[MetricDefinition, ...]]] = {
-    "Exchanges": requests.REQUEST_METRICS,
-    "Exchanges that are not over": requests.RUNNING_REQUEST_METRICS,
-    "Shadows": system.SHADOW_METRICS,
-    "Pools of workers": upstream.UPSTREAM_METRICS,
-    "Local models": system.ENGINE_METRICS,
-    "Limits": (*system.RATE_LIMIT_METRICS, *system.RATE_LIMIT_STORE_METRICS),
-    "The process": system.PROCESS_METRICS,
-    "What is lost": system.DROPPED_RECORD_METRICS,
-    "The configuration": system.RELOAD_METRICS,
-    "Several processes": system.SUPERVISOR_METRICS,
-    "By vLLM's names": vllm_compat.VLLM_METRICS,
+    "Requests": requests.REQUEST_METRICS,
+    "Running requests": requests.RUNNING_REQUEST_METRICS,
+    "Shadow traffic": system.SHADOW_METRICS,
+    "Workers": upstream.UPSTREAM_METRICS,
+    "Local engines": system.ENGINE_METRICS,
+    "Rate limits": (*system.RATE_LIMIT_METRICS, *system.RATE_LIMIT_STORE_METRICS),
+    "Process": system.PROCESS_METRICS,
+    "Dropped records": system.DROPPED_RECORD_METRICS,
+    "Configuration": system.RELOAD_METRICS,
+    "Serving processes": system.SUPERVISOR_METRICS,
+    "vLLM names": vllm_compat.VLLM_METRICS,
 }
 """By what they are about."""
 METRICS_BY_NAME: Final[Mapping[str, MetricDefinition]] = {

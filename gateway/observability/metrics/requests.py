@@ -64,81 +64,90 @@ def _define_histogram(
 _REQUEST_COUNTERS: Final = (
     _define_counter(
         "requests",
-        "Exchanges, by how they ended.",
+        "Requests, by outcome.",
         lambda one: one.outcomes,
-        *("dialect", "backend", "outcome"),
+        *("protocol", "backend", "outcome"),
     ),
     _define_counter(
         "errors",
-        "Exchanges that failed, by the class of the error.",
+        "Failed requests, by error class.",
         lambda one: one.errors,
         "error",
     ),
     _define_counter(
-        "losses",
-        "What targets could not honour, by the internal field.",
+        "unsupported_parameters",
+        "Parameters that the target does not support, by internal field and reason.",
         lambda one: one.unsupported_parameters,
         *("field", "reason"),
     ),
     _define_counter(
         "lossy_requests",
-        "Exchanges of which something was lost.",
+        "Requests with at least one unsupported parameter.",
         lambda one: {(): one.lossy_requests},
     ),
     _define_counter(
         "tokens",
-        "Tokens, and who counted them: cached ones are part of the input, reasoning of the output.",
+        "Tokens, and who counted them. Cached tokens are included in input, reasoning tokens in output.",
         lambda one: one.tokens,
         *("direction", "source"),
     ),
     _define_counter(
         "wasted_tokens",
-        "Tokens passed on of streams that did not come to their end.",
+        "Tokens sent to clients in streams that ended early.",
         lambda one: {(): one.wasted_tokens},
     ),
-    _define_counter("finishes", "Why choices ended.", lambda one: one.finishes, "reason"),
+    _define_counter(
+        "finish_reasons",
+        "Finished choices, by finish reason.",
+        lambda one: one.finish_reasons,
+        "reason",
+    ),
     _define_counter(
         "stream_aborts",
-        "Streams that did not come to their end: client, worker or gateway, and the error's class.",
+        "Streams that ended early, by the side that caused it (client, worker, gateway) and error class.",
         lambda one: one.aborts,
         *("side", "reason"),
     ),
     _define_counter(
-        "diversions", "Exchanges that another target answered.", lambda one: {(): one.diversions}
+        "requests_answered_by_fallback",
+        "Requests sent to this target that a fallback answered.",
+        lambda one: {(): one.answered_by_fallback},
     ),
 )
 _REQUEST_HISTOGRAMS: Final = (
     _define_histogram(
         "time_to_first_token_seconds",
-        "Of streams, until something was said.",
+        "Time from the request to the first token of a stream.",
         lambda one: one.first_token,
     ),
     _define_histogram(
         "request_duration_seconds",
-        "Of answers that came to their end.",
+        "Duration of requests that ended successfully.",
         lambda one: one.duration,
     ),
     _define_histogram(
         "time_per_output_token_seconds",
-        "Of streams, after their first token: one mean for each.",
+        "Mean time per token after the first, one value per stream.",
         lambda one: one.per_token,
     ),
     _define_histogram(
         "overhead_seconds",
-        "The gateway's own time on a request, until a worker, or a place at one, was asked for.",
+        "Time the gateway itself takes before it asks for a worker or a queue slot.",
         lambda one: one.overhead,
     ),
     _define_histogram(
-        "prompt_tokens", "The length of prompts that were answered.", lambda one: one.prompt_tokens
+        "prompt_tokens", "Prompt tokens per successful request.", lambda one: one.prompt_tokens
     ),
     _define_histogram(
-        "completion_tokens", "The length of answers.", lambda one: one.completion_tokens
+        "completion_tokens",
+        "Completion tokens per successful request.",
+        lambda one: one.completion_tokens,
     ),
 )
 _FALLBACK_COUNTER: Final = MetricDefinition(
     "interlingua_fallbacks",
     "counter",
-    "Targets in whose stead another was asked.",
+    "Targets that were skipped or failed so that a fallback was tried, by error.",
     ("target", "error"),
 )
 REQUEST_METRICS: Final = (
@@ -221,10 +230,10 @@ class MetricsCollector(Collector):
         for records in group_by_labels(waiting):
             any_ = records[0]
             self._get_stats(build_stats_key(any_)).add_records(*records)
-            if any_.diverted:
-                self._get_stats(build_diverted_key(any_)).diversions += len(records)
+            if any_.fallback_from:
+                self._get_stats(build_diverted_key(any_)).answered_by_fallback += len(records)
         for record in waiting:
-            for told in record.fell_back:
+            for told in record.failed_attempts:
                 model, _, rest = told.rpartition("@")
                 version, _, why = rest.partition(" ")
                 self._count_fallback(f"{model}@{version}", why)
@@ -248,7 +257,7 @@ class MetricsCollector(Collector):
 REQUESTS_IN_FLIGHT: Final = MetricDefinition(
     "interlingua_requests_in_flight",
     "gauge",
-    "Exchanges that are not over: queued for a worker, waiting for their answer, or streaming it.",
+    "Running requests, by phase: queued for a worker, waiting for the response, or streaming it.",
     ("model", "phase"),
 )
 RUNNING_REQUEST_METRICS: Final = (REQUESTS_IN_FLIGHT,)

@@ -5,7 +5,7 @@ import os
 import platform
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -18,9 +18,6 @@ from backends.histogram import Histogram
 from gateway import __version__
 from gateway.observability.metrics import definition
 from gateway.observability.metrics.definition import MetricDefinition
-from gateway.pipeline.shadow import ShadowComparison
-from gateway.ratelimit.limiter import RateLimiter
-from gateway.runtime.reload import ReloadResult
 
 _LAG_CHECK_INTERVAL: Final = 0.25
 """Seconds between two looks at how late the loop is."""
@@ -31,29 +28,33 @@ _STATM_FILE: Final = Path("/proc/self/statm")
 EVENT_LOOP_LAG: Final = MetricDefinition(
     "interlingua_event_loop_lag_seconds",
     "histogram",
-    f"How much later than it was to the event loop came to a timer, {1 / _LAG_CHECK_INTERVAL:g} times a second.",
+    f"Delay of a timer in the event loop, measured {1 / _LAG_CHECK_INTERVAL:g} times a second.",
 )
 OPEN_CLIENT_CONNECTIONS: Final = MetricDefinition(
-    "interlingua_open_client_connections", "gauge", "Connections of clients.", ("listener",)
+    "interlingua_open_client_connections", "gauge", "Open client connections.", ("listener",)
 )
 MALFORMED_REQUESTS: Final = MetricDefinition(
     "interlingua_malformed_requests",
     "counter",
-    "What came to a listener and was no request that can be served, by what was wrong with it.",
+    "Input at a listener that is not a valid HTTP request, by kind of error.",
     ("listener", "kind"),
 )
-OPEN_FDS: Final = MetricDefinition(
-    "interlingua_open_fds", "gauge", "File descriptors that are open."
-)
+OPEN_FDS: Final = MetricDefinition("interlingua_open_fds", "gauge", "Open file descriptors.")
 MAX_FDS: Final = MetricDefinition(
-    "interlingua_max_fds", "gauge", "File descriptors that may be open."
+    "interlingua_max_fds", "gauge", "Maximum number of open file descriptors."
 )
-MEMORY_BYTES: Final = MetricDefinition("interlingua_memory_bytes", "gauge", "Resident memory.")
+MEMORY_BYTES: Final = MetricDefinition(
+    "interlingua_memory_bytes", "gauge", "Resident memory in bytes."
+)
 CPU_SECONDS: Final = MetricDefinition(
-    "interlingua_cpu_seconds", "counter", "Processor time, of all threads."
+    "interlingua_cpu_seconds", "counter", "CPU time of all threads."
 )
 BUILD_INFO: Final = MetricDefinition(
-    "interlingua_build_info", "gauge", "What runs: always 1.", ("version", "python"), "largest"
+    "interlingua_build_info",
+    "gauge",
+    "Version of the gateway and of Python; always 1.",
+    ("version", "python"),
+    "largest",
 )
 PROCESS_METRICS: Final = (
     *(
@@ -69,11 +70,11 @@ PROCESS_METRICS: Final = (
 )
 
 _MALFORMED_KINDS: Final[Mapping[int, str]] = {
-    HTTPStatus.BAD_REQUEST: "not_http",
-    HTTPStatus.REQUEST_TIMEOUT: "slow_head",
-    HTTPStatus.REQUEST_URI_TOO_LONG: "long_target",
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "large_head",
-    HTTPStatus.HTTP_VERSION_NOT_SUPPORTED: "other_version",
+    HTTPStatus.BAD_REQUEST: "invalid_http",
+    HTTPStatus.REQUEST_TIMEOUT: "header_timeout",
+    HTTPStatus.REQUEST_URI_TOO_LONG: "uri_too_long",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "headers_too_large",
+    HTTPStatus.HTTP_VERSION_NOT_SUPPORTED: "unsupported_version",
 }
 
 
@@ -146,12 +147,12 @@ class ProcessCollector(Collector):
 # What the supervisor tells of its processes, for Prometheus.
 
 SERVING_PROCESSES: Final = MetricDefinition(
-    "interlingua_processes", "gauge", "Processes that serve.", merge_mode="supervisor"
+    "interlingua_processes", "gauge", "Running serving processes.", merge_mode="supervisor"
 )
 PROCESS_RESTARTS: Final = MetricDefinition(
     "interlingua_process_restarts",
     "counter",
-    "Processes that were started in the place of one that ended.",
+    "Restarts of serving processes that ended unexpectedly.",
     merge_mode="supervisor",
 )
 SUPERVISOR_METRICS: Final = (SERVING_PROCESSES, PROCESS_RESTARTS)
@@ -162,47 +163,60 @@ SUPERVISOR_METRICS: Final = (SERVING_PROCESSES, PROCESS_RESTARTS)
 CONFIG_RELOADS: Final = definition.MetricDefinition(
     "interlingua_config_reloads",
     "counter",
-    "Reloads, by how they ended.",
+    "Configuration reloads, by result.",
     ("result",),
     "supervisor",
 )
 LAST_RELOAD_SUCCESSFUL: Final = definition.MetricDefinition(
     "interlingua_config_last_reload_successful",
     "gauge",
-    "Whether what was read last is served.",
+    "1 if the last reload succeeded.",
     merge_mode="supervisor",
 )
 LAST_RELOAD_TIMESTAMP: Final = definition.MetricDefinition(
     "interlingua_config_last_reload_success_timestamp_seconds",
     "gauge",
-    "When what is served was read.",
+    "Unix time of the last successful reload.",
     merge_mode="supervisor",
 )
 CONFIG_INFO: Final = definition.MetricDefinition(
     "interlingua_config_info",
     "gauge",
-    "The configuration that is served.",
+    "Hash of the current configuration; always 1.",
     ("hash",),
     "supervisor",
 )
 RELOAD_METRICS: Final = (CONFIG_RELOADS, LAST_RELOAD_SUCCESSFUL, LAST_RELOAD_TIMESTAMP, CONFIG_INFO)
 
 
-class ReloadCollector(Collector):
-    """Counts them. The gateway's start counts as one that went well, and not in the total."""
+class ReloadOutcome(Protocol):
+    """The result of a reload."""
 
-    def __init__(self, digest: str, now: Callable[[], float]) -> None:
-        """``digest`` is what is served at first; ``now`` gives Unix seconds."""
+    @property
+    def hash(self) -> str:
+        """The hash of the configuration in effect after it."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the new configuration is in effect."""
+
+
+class ReloadCollector(Collector):
+    """Counts reloads. The start of the gateway counts as a success, but not in the total."""
+
+    def __init__(self, config_hash: str, now: Callable[[], float]) -> None:
+        """``config_hash`` is that of the first configuration; ``now`` gives Unix seconds."""
         self._now = now
-        self._last_result = ReloadResult(digest)
+        self._config_hash = config_hash
+        self._last_ok = True
         self._succeeded_at = now()
         self._results = Counter({"success": 0, "failure": 0})
 
-    def record_reload(self, told: ReloadResult) -> None:
-        """One has ended."""
-        self._last_result = told
-        self._results["success" if told.is_ok else "failure"] += 1
-        if told.is_ok:
+    def record_reload(self, outcome: ReloadOutcome) -> None:
+        """Count a reload that has ended."""
+        self._config_hash, self._last_ok = outcome.hash, outcome.is_ok
+        self._results["success" if outcome.is_ok else "failure"] += 1
+        if outcome.is_ok:
             self._succeeded_at = self._now()
 
     def collect(self) -> Iterator[Metric]:
@@ -210,9 +224,9 @@ class ReloadCollector(Collector):
         yield CONFIG_RELOADS.build_family(
             ((result,), count) for result, count in self._results.items()
         )
-        yield LAST_RELOAD_SUCCESSFUL.build_family([((), float(self._last_result.is_ok))])
+        yield LAST_RELOAD_SUCCESSFUL.build_family([((), float(self._last_ok))])
         yield LAST_RELOAD_TIMESTAMP.build_family([((), self._succeeded_at)])
-        yield CONFIG_INFO.build_family([((self._last_result.hash,), 1)])
+        yield CONFIG_INFO.build_family([((self._config_hash,), 1)])
 
 
 # What the engines of local models hold and do, for Prometheus.
@@ -220,23 +234,23 @@ class ReloadCollector(Collector):
 # All but the restarts are the engine's own figures, a second old at most, and begin anew with it.
 
 _ENGINE_GAUGES = {
-    "running": "Rows and prompts in work.",
-    "waiting": "Prompts, and samples of prompts, that have no place.",
-    "batch": "Rows and prompts in the last step.",
-    "kv_usage": "The share of the memory for keys and values that is in use, 0 to 1.",
-    "kv_blocks": "Blocks of that memory.",
+    "running": "Sequences and prompts being processed.",
+    "waiting": "Prompts, and samples of prompts, waiting for a slot.",
+    "batch_size": "Sequences and prompts in the last step.",
+    "kv_cache_usage": "Used fraction of the KV cache, 0 to 1.",
+    "kv_cache_blocks": "Blocks in the KV cache.",
 }
 _ENGINE_COUNTERS = {
-    "prompt_tokens": "Prompt tokens that went through the model.",
-    "completion_tokens": "Tokens made.",
-    "prefix_hits": "Prompt tokens whose keys and values were known, so that they were not read.",
-    "preemptions": "Rows and prompts that gave up their memory, to be read again.",
-    "steps": "Passes of the model.",
-    "step_seconds": "Time in steps.",
-    "queue_seconds": "Of all finished requests, how long they waited.",
-    "prefill_seconds": "Of all finished requests, how long their prompts were read.",
-    "decode_seconds": "Of all finished requests, how long their answers were made.",
-    "restarts": "Starts of a new engine in the place of one that died or hung.",
+    "prompt_tokens": "Prompt tokens processed by the model.",
+    "completion_tokens": "Generated tokens.",
+    "prefix_cache_hit_tokens": "Prompt tokens found in the prefix cache.",
+    "preemptions": "Sequences and prompts that released their KV cache and are recomputed.",
+    "steps": "Forward passes of the model.",
+    "step_seconds": "Time in forward passes.",
+    "queue_seconds": "Queue time of finished requests, in total.",
+    "prefill_seconds": "Prefill time of finished requests, in total.",
+    "decode_seconds": "Decode time of finished requests, in total.",
+    "restarts": "Restarts of an engine that died or hung.",
 }
 _ENGINE_DEFINITIONS: Final = {
     name: MetricDefinition(
@@ -280,10 +294,10 @@ _SHADOW_LABELS: Final = ("model", "version")
 _SHADOW_COUNTERS: Final = {
     name: MetricDefinition(f"interlingua_shadow_{name}", "counter", help_, labels)
     for name, help_, labels in (
-        ("requests", "Shadows, by how they ended.", (*_SHADOW_LABELS, "outcome")),
-        ("errors", "Shadows that failed, by the class of the error.", (*_SHADOW_LABELS, "error")),
-        ("compared", "Answers that had to be the same as their shadows'.", _SHADOW_LABELS),
-        ("equal", "Those that were.", _SHADOW_LABELS),
+        ("requests", "Shadow requests, by outcome.", (*_SHADOW_LABELS, "outcome")),
+        ("errors", "Failed shadow requests, by error class.", (*_SHADOW_LABELS, "error")),
+        ("compared", "Shadow responses compared with the primary response.", _SHADOW_LABELS),
+        ("equal", "Shadow responses equal to the primary response.", _SHADOW_LABELS),
     )
 }
 SHADOW_METRICS: Final = (*_SHADOW_COUNTERS.values(),)
@@ -293,13 +307,45 @@ _MAX_LABEL_SETS: Final = 1000
 """The entries of each table."""
 
 
+class ShadowResult(Protocol):
+    """How one shadow request ended."""
+
+    @property
+    def model(self) -> str:
+        """The model that it was sent to."""
+
+    @property
+    def version(self) -> str:
+        """The version of that model."""
+
+    @property
+    def outcome(self) -> str:
+        """How it ended."""
+
+    @property
+    def error(self) -> str:
+        """The class of the error, or ""."""
+
+
+class ShadowPair(Protocol):
+    """A client's request and its shadow, both ended."""
+
+    @property
+    def shadow(self) -> ShadowResult:
+        """The shadow's result."""
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether both responses are equal; None if they were not compared."""
+
+
 class ShadowCollector(Collector):
-    """Counts them."""
+    """Counts shadow requests and comparisons."""
 
     def __init__(self) -> None:
         self._counts = {name: Counter[tuple[str, ...]]() for name in _SHADOW_COUNTERS}
 
-    def record_shadow(self, shadowed: ShadowComparison) -> None:
+    def record_shadow(self, shadowed: ShadowPair) -> None:
         """One has ended, and so has its original."""
         shadow = shadowed.shadow
         arm = shadow.model, shadow.version
@@ -330,32 +376,74 @@ class ShadowCollector(Collector):
 RATELIMIT_DECISIONS: Final = MetricDefinition(
     "interlingua_ratelimit_decisions",
     "counter",
-    "Requests that were held to a limit, by the limit's scope.",
+    "Requests checked against a limit, by scope and decision.",
     ("scope", "decision"),
 )
 BUDGET_TOKENS: Final = MetricDefinition(
-    "interlingua_budget_tokens", "gauge", "What a key may use a day.", ("key", "model")
+    "interlingua_budget_tokens", "gauge", "Daily token budget of a key.", ("key", "model")
 )
 BUDGET_SPENT_TOKENS: Final = MetricDefinition(
     "interlingua_budget_spent_tokens",
     "gauge",
-    "What is used of it today, with what running requests may use.",
+    "Tokens used of the daily budget, including reservations of running requests.",
     ("key", "model"),
 )
 RATE_LIMIT_METRICS: Final = (RATELIMIT_DECISIONS, BUDGET_TOKENS, BUDGET_SPENT_TOKENS)
 
 
-class RateLimitCollector(Collector):
-    """Counts them. ``limiter`` gives that of the configuration which is served, if it has one."""
+class BudgetStats(Protocol):
+    """The daily token budget of a key."""
 
-    def __init__(self, limiter: Callable[[], RateLimiter | None]) -> None:
+    @property
+    def amount(self) -> int:
+        """Tokens per day."""
+
+    @property
+    def spent_today(self) -> int:
+        """Tokens used or reserved today."""
+
+
+class ScopeCounts(Protocol):
+    """Numbers of requests by the scope of a limit."""
+
+    def items(self) -> Iterable[tuple[str, int]]:
+        """Each scope with its number."""
+
+
+class DecisionStats(Protocol):
+    """Counts of the requests that were checked against limits."""
+
+    @property
+    def rejections(self) -> ScopeCounts:
+        """Rejected requests."""
+
+    def count_admitted(self) -> ScopeCounts:
+        """Admitted requests."""
+
+
+class RateLimitStats(Protocol):
+    """The rate limiter of a configuration."""
+
+    @property
+    def registry(self) -> DecisionStats:
+        """The decisions."""
+
+    @property
+    def daily_budgets(self) -> Mapping[tuple[str, str], BudgetStats]:
+        """The daily budgets by key and model."""
+
+
+class RateLimitCollector(Collector):
+    """Reads them. ``limiter`` gives the limiter of the current configuration, if it has one."""
+
+    def __init__(self, limiter: Callable[[], RateLimitStats | None]) -> None:
         self._get_limiter = limiter
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         limiter = self._get_limiter()
-        admitted = {} if limiter is None else limiter.registry.count_admitted()
-        refused = {} if limiter is None else limiter.registry.rejections
+        admitted: ScopeCounts = {} if limiter is None else limiter.registry.count_admitted()
+        refused: ScopeCounts = {} if limiter is None else limiter.registry.rejections
         days = {} if limiter is None else limiter.daily_budgets
         yield RATELIMIT_DECISIONS.build_family(
             ((scope, decision), count)
@@ -373,12 +461,12 @@ class RateLimitCollector(Collector):
 RATELIMIT_STORE_ERRORS: Final = MetricDefinition(
     "interlingua_ratelimit_store_errors",
     "counter",
-    "Times that the Redis of shared limits was asked in vain.",
+    "Failed calls to the Redis server of shared limits.",
 )
 RATELIMIT_STORE_UP: Final = MetricDefinition(
     "interlingua_ratelimit_store_up",
     "gauge",
-    "Whether limits are shared: 0 while the policy for failures holds.",
+    "1 if limits are shared, 0 while the failure policy applies.",
     merge_mode="smallest",
 )
 RATE_LIMIT_STORE_METRICS: Final = (RATELIMIT_STORE_ERRORS, RATELIMIT_STORE_UP)
@@ -406,11 +494,11 @@ class RateLimitStoreCollector(Collector):
 # What was to be kept of exchanges and is lost, counted for Prometheus.
 
 _DROPPED_COUNTERS: Final = {
-    name: MetricDefinition(f"interlingua_{name}_lost", "counter", help_)
+    name: MetricDefinition(f"interlingua_{name}_dropped", "counter", help_)
     for name, help_ in (
-        ("log_lines", "Lines of the log that were not written: nobody took them."),
-        ("usage_rows", "Exchanges without a row of usage: it could not be written."),
-        ("traces", "Exchanges that were to be traced and are not: no collector took them in time."),
+        ("log_lines", "Log lines dropped because the reader was too slow."),
+        ("usage_rows", "Usage rows dropped because they could not be written."),
+        ("traces", "Traces dropped because no collector took them in time."),
     )
 }
 DROPPED_RECORD_METRICS: Final = (*_DROPPED_COUNTERS.values(),)

@@ -117,7 +117,7 @@ class VllmCollector(Collector):
         found = Counter[tuple[str, str, str]]()
         for model, every in self._group_by_model().items():
             for figures in every:
-                for (reason,), count in figures.finishes.items():
+                for (reason,), count in figures.finish_reasons.items():
                     found[model, _ENGINE_INDEX, _FINISH_REASONS.get(reason, reason)] += count
         return found
 

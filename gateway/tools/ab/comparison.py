@@ -154,13 +154,14 @@ class _VersionPair(Struct, frozen=True):
                 name, [(_count_outcomes(one, outcomes), one.routed_requests) for one in both]
             )
         yield self._share(
-            "answered by fallback", [(one.diversions, one.routed_requests) for one in both]
+            "answered by fallback",
+            [(one.answered_by_fallback, one.routed_requests) for one in both],
         )
         yield self._share(
             "with a loss", [(one.lossy_requests, one.outcomes.total()) for one in both]
         )
-        for reason in sorted({reason for one in both for (reason,) in one.finishes}):
-            ended = [(one.finishes[reason,], one.finishes.total()) for one in both]
+        for reason in sorted({reason for one in both for (reason,) in one.finish_reasons}):
+            ended = [(one.finish_reasons[reason,], one.finish_reasons.total()) for one in both]
             yield self._share(f"ended by {reason}", ended)
 
     def samples(self) -> Iterator[ComparisonRow]:

@@ -22,12 +22,15 @@ _BATCH: Final = 500
 """Records that are counted together."""
 _PREFIX: Final = "interlingua_"
 _COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "requests_total": ("outcomes", ("dialect", "backend", "outcome")),
-    "finishes_total": ("finishes", ("reason",)),
+    "requests_total": ("outcomes", ("protocol", "backend", "outcome")),
+    "finish_reasons_total": ("finish_reasons", ("reason",)),
     "tokens_total": ("tokens", ("direction", "source")),
 }
 """Counters by name: the attribute of RequestStats, and the labels that it is counted by."""
-_TOTALS: Final = {"lossy_requests_total": "lossy_requests", "diversions_total": "diversions"}
+_TOTALS: Final = {
+    "lossy_requests_total": "lossy_requests",
+    "requests_answered_by_fallback_total": "answered_by_fallback",
+}
 _HISTOGRAMS: Final = {
     "time_to_first_token_seconds": "first_token",
     "request_duration_seconds": "duration",
@@ -125,7 +128,7 @@ def _read_records(
         record = _parse_record(line)
         if record is None:
             evidence.skipped += 1
-        elif record.began < query.since:
+        elif record.started_at < query.since:
             evidence.early += 1
         else:
             yield record
@@ -152,14 +155,14 @@ def _count_group(evidence: Evidence, records: Sequence[RequestRecord], query: Us
             evidence.excluded.update(map(_exclusion_reason, records))
         if key[2] or query.everything:
             _stats_of(evidence, key, query).add_records(*records)
-    if first.diverted:
+    if first.fallback_from:
         key = diverted_key(first)
         if key[0] == query.model and (key[2] or query.everything):
-            _stats_of(evidence, key, query).diversions += len(records)
+            _stats_of(evidence, key, query).answered_by_fallback += len(records)
 
 
 def _exclusion_reason(record: RequestRecord) -> str:
-    if record.diverted:
+    if record.fallback_from:
         return "answered by a fallback"
     if record.sticky == "pinned":
         return "pinned by the client"

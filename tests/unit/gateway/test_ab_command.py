@@ -27,7 +27,7 @@ RECORD = RequestRecord(
     duration=1.0,
     first_token=0.1,
     usage=Usage(3, 5),
-    finish=("eos",),
+    finish_reasons=("eos",),
 )
 RECORDS = [*[RECORD] * 40, *[replace(RECORD, version="2")] * 10]
 CONFIG = """\
@@ -147,8 +147,8 @@ NOW = datetime.now(UTC)
 )
 def test_a_log_is_looked_at_from_a_time_on(log: Path, since: str, early: int) -> None:
     began = NOW.timestamp()
-    records = [replace(record, began=began) for record in RECORDS]
-    log.write_bytes(lines([replace(RECORD, began=began - 7200), *records]))
+    records = [replace(record, started_at=began) for record in RECORDS]
+    log.write_bytes(lines([replace(RECORD, started_at=began - 7200), *records]))
     found = run(log, "--since", since)
     assert ("1 of 51 lines are of requests before --since." in found.stdout) == bool(early)
 

@@ -88,14 +88,14 @@ FIRST = Told(
 STATUS = GatewayStatus(
     version="1",
     python="3",
-    config="abc",
+    config_hash="abc",
     uptime=5.0,
     draining=True,
     running=1,
-    recent=30.0,
+    recent_seconds=30.0,
     listeners=(),
     models=(),
-    figures=[FIRST],
+    stats=[FIRST],
     backends={"a": False, "b": False},
     workers={},
 )
@@ -109,17 +109,17 @@ def test_several_processes_are_as_one() -> None:
         uptime=7.0,
         draining=False,
         running=2,
-        recent=20.0,
-        figures=[second, third],
+        recent_seconds=20.0,
+        stats=[second, third],
         backends={"a": True},
     )
     told = merge_statuses([STATUS, other], {"pool": []})
 
-    assert (told.uptime, told.draining, told.running, told.recent) == (7.0, False, 3, 30.0)
+    assert (told.uptime, told.draining, told.running, told.recent_seconds) == (7.0, False, 3, 30.0)
     assert told.processes == 2
     assert told.backends == {"a": True, "b": False}
     assert told.workers == {"pool": []}
-    one, two = told.figures
+    one, two = told.stats
     assert (one.requests, one.errors, one.completion_tokens) == (5, 2, 40)
     assert (one.requests_per_second, one.tokens_per_second) == (1.0, 4.0)
     assert one.first_token_p50 == pytest.approx(0.001)

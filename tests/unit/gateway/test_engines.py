@@ -34,7 +34,7 @@ def test_each_engine_by_its_backend() -> None:
 
     assert len(found) == 2 * (len(_ENGINE_GAUGES) + len(_ENGINE_COUNTERS))
     assert found["interlingua_engine_running", "large"] == 100
-    assert found["interlingua_engine_kv_usage", "tiny"] == 3
+    assert found["interlingua_engine_kv_cache_usage", "tiny"] == 3
     assert found["interlingua_engine_prompt_tokens_total", "tiny"] == len(_ENGINE_GAUGES)
 
 

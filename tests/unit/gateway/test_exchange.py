@@ -154,7 +154,7 @@ async def test_the_first_token_is_not_the_heading(
     await Responder(answer, context, Sink(), record, lookout(clock)).run(set(), stream=True)
 
     assert (record.first_byte, record.first_token) == (first_byte, first_token)
-    assert record.finish == ("stop", "length")
+    assert record.finish_reasons == ("stop", "length")
     assert record.usage == Usage(1, 2)
 
 
@@ -190,4 +190,4 @@ async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(h
     await task
 
     assert sink.finished == 1
-    assert (record.outcome, record.error, record.finish) == ("ok", "", ("stop",))
+    assert (record.outcome, record.error, record.finish_reasons) == ("ok", "", ("stop",))

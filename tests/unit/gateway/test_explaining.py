@@ -85,8 +85,8 @@ async def test_what_would_do_something_is_not_tried() -> None:
     assert {task for task, _ in paths} == {"stop", "tokenize"}
     for (task, path), name in paths.items():
         told = await dry(ExplainRequest(path=path, body=Raw(b"{}")), made)
-        assert (told.task, told.dialect, told.answer) == (task, name, None)
-        assert not told.asked
+        assert (told.task, told.protocol, told.answer) == (task, name, None)
+        assert not told.requested_model
 
 
 async def test_a_body_over_the_limit_is_refused_as_it_would_be() -> None:
@@ -237,15 +237,15 @@ def watch(record: RequestRecord) -> ExplainRecorder:
 def test_a_header_is_short_and_ascii_whatever_there_is_to_tell() -> None:
     odd = '"\\é😀' * 1000
     record = RequestRecord("r", model=odd, version=odd, rule="r", sticky="header:" + "x" * 100)
-    record.fell_back = (odd,) * 50
-    record.losses = tuple(UnsupportedParameter(odd, "dropped") for _ in range(500))
+    record.failed_attempts = (odd,) * 50
+    record.unsupported_parameters = tuple(UnsupportedParameter(odd, "dropped") for _ in range(500))
 
     text = watch(record).format_header()
 
     assert text.isascii()
     assert len(text) <= 4096
     assert "\n" not in text
-    assert len(json.loads(text)["fell_back"]) == 8
+    assert len(json.loads(text)["failed_attempts"]) == 8
 
 
 CHOICE = WorkerSelection(
@@ -267,7 +267,7 @@ WIRE = UpstreamRequest("/p", b"{}")
 async def test_of_many_workers_the_first_few_are_kept_and_all_are_counted() -> None:
     found = watch(RequestRecord("r"))
     told = await dry(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
-    found._attempts = list(told.tries)
+    found._attempts = list(told.attempts)
 
     for number in range(20):
         found.on_selection(_choice(number), WIRE)
@@ -275,7 +275,7 @@ async def test_of_many_workers_the_first_few_are_kept_and_all_are_counted() -> N
         found.on_failure("http://a", WorkerUnreachable("gone"))
     found.on_failure("http://b", WorkerUnreachable("gone"))
 
-    [one] = found.build_explanation().tries
+    [one] = found.build_explanation().attempts
     assert len(one.choices) == len(one.sent) == 8
     assert {each.error for each in one.sent} == {"WorkerUnreachable"}
     assert json.loads(found.format_header())["attempts"] == 20
@@ -300,16 +300,16 @@ def test_of_many_candidates_the_likely_one_is_kept() -> None:
 
     found.on_selection(replace(CHOICE, candidates=many, expected_url="http://999"), WIRE)
 
-    [choice] = found.build_explanation().tries[0].choices
+    [choice] = found.build_explanation().attempts[0].choices
     assert [one.url for one in choice.candidates[:2]] == ["http://999", "http://0"]
     assert len(choice.candidates) == 50
 
 
 TRY = ExplainedAttempt(
     target=ExplainedTarget("m", "1", "gpu", "m"),
-    relayed=True,
+    passed_through=True,
     on_loss="report",
-    losses=(),
+    unsupported_parameters=(),
     limits=ExplainedLimits(1, None, None, 1.0, 1.0, 1.0, 1.0),
 )
 ASKED = b'{"model":"mock","prompt":"a","max_tokens":5}'
@@ -332,9 +332,9 @@ def lines(told: Explanation) -> Mapping[str, str]:
 async def test_what_became_of_a_request_is_told_in_lines() -> None:
     told = await dry(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
     record = RequestRecord("r", status=200, duration=1.5)
-    record.fell_back = ("chat@1 WorkerUnreachable",)
+    record.failed_attempts = ("chat@1 WorkerUnreachable",)
     live = watch(record)
-    live._attempts = list(told.tries)
+    live._attempts = list(told.attempts)
     live.on_selection(CHOICE, WIRE)
     live.on_send("http://a", UpstreamRequest("/p", b"\xff"))
     live.on_failure("http://a", WorkerUnreachable("gone"))
@@ -353,6 +353,6 @@ async def test_what_became_of_a_request_is_told_in_lines() -> None:
 def test_tokens_are_told_by_who_counted_them() -> None:
     answer = ExplainedResponse(200, "ok", usage=Usage(3, 4, source="counted"))
 
-    told = lines(Explanation(id="r", dry=False, answer=answer))
+    told = lines(Explanation(id="r", dry_run=False, answer=answer))
 
     assert told["tokens"] == "3 of the prompt, 4 of the answer (counted)"

@@ -23,7 +23,9 @@ from gateway.observability.stats import (
 from protocols.core.events import Usage
 from protocols.core.loss import UnsupportedParameter
 
-STREAM = RequestRecord("r", first_token=0.5, duration=2.5, usage=Usage(3, 5), finish=("eos",))
+STREAM = RequestRecord(
+    "r", first_token=0.5, duration=2.5, usage=Usage(3, 5), finish_reasons=("eos",)
+)
 
 
 def counted(record: RequestRecord) -> tuple[int, int, int, int]:
@@ -47,7 +49,9 @@ def counted(record: RequestRecord) -> tuple[int, int, int, int]:
         pytest.param(replace(STREAM, outcome="cancelled"), (1, 0, 0, 0), id="left in its midst"),
         pytest.param(replace(STREAM, first_token=None), (0, 1, 0, 1), id="in one piece"),
         pytest.param(replace(STREAM, usage=Usage(3, 1)), (1, 1, 0, 1), id="a single token"),
-        pytest.param(replace(STREAM, first_token=None, finish=()), (0, 1, 0, 0), id="vectors"),
+        pytest.param(
+            replace(STREAM, first_token=None, finish_reasons=()), (0, 1, 0, 0), id="vectors"
+        ),
         pytest.param(RequestRecord("r", duration=1.0), (0, 0, 0, 0), id="no answer of a model"),
     ],
 )
@@ -69,7 +73,7 @@ RECORDS = st.lists(
     st.builds(
         RequestRecord,
         id=st.just("r"),
-        dialect=st.sampled_from(["openai", "triton"]),
+        protocol=st.sampled_from(["openai", "triton"]),
         version=st.sampled_from("12"),
         backend=st.sampled_from(["", "gpu"]),
         stream=st.booleans(),
@@ -88,10 +92,10 @@ RECORDS = st.lists(
             st.sampled_from(["worker", "counted"]),
         ),
         tokens=TOKENS,
-        finish=st.sampled_from([(), ("eos",), ("eos", "length")]),
+        finish_reasons=st.sampled_from([(), ("eos",), ("eos", "length")]),
         split=st.sampled_from(["", "rollout"]),
-        diverted=st.sampled_from(["", "m@3"]),
-        losses=st.sampled_from([(), (UnsupportedParameter("top_k", "dropped"),)]),
+        fallback_from=st.sampled_from(["", "m@3"]),
+        unsupported_parameters=st.sampled_from([(), (UnsupportedParameter("top_k", "dropped"),)]),
     ),
     max_size=30,
 )

@@ -60,7 +60,7 @@ def test_only_what_is_not_the_clients_fault_leads_on(
 def told(trail: FallbackHistory, at: Route) -> tuple[tuple[str, ...], str]:
     record = RequestRecord("r")
     trail.write_record(record, at)
-    return record.fell_back, record.diverted
+    return record.failed_attempts, record.fallback_from
 
 
 def test_the_way_is_told_in_its_order_without_its_end() -> None:
@@ -133,7 +133,7 @@ def test_too_long_for_nobody_knows_what_leaves_who_declares_something() -> None:
 def test_who_was_passed_over_is_counted_by_what_was_lacking() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     lacked = ("chat@1 Overloaded", "my model@1 lacks tools, images")
-    metrics.record_request(RequestRecord("r", model="spare", version="1", fell_back=lacked))
+    metrics.record_request(RequestRecord("r", model="spare", version="1", failed_attempts=lacked))
     page = metrics.render_page().decode()
 
     for target, why in (("chat@1", "Overloaded"), ("my model@1", "lacks tools, images")):

@@ -35,7 +35,7 @@ def samples(metrics: MetricsCollector) -> dict[tuple[str, ...], float]:
 
 RECORD = RequestRecord(
     "r",
-    dialect="openai",
+    protocol="openai",
     model="chat",
     version="2",
     split="rollout",
@@ -43,8 +43,8 @@ RECORD = RequestRecord(
     first_token=0.1,
     duration=1.0,
     usage=Usage(3, 5, source="counted"),
-    finish=("eos", "length"),
-    losses=(
+    finish_reasons=("eos", "length"),
+    unsupported_parameters=(
         UnsupportedParameter("top_k", "dropped", path="sampling.top_k"),
         UnsupportedParameter("never heard of", "dropped"),
     ),
@@ -56,7 +56,7 @@ def test_an_exchange_is_counted_by_its_labels() -> None:
     metrics = MetricsCollector(seen.append, dict)
     metrics.record_request(RECORD)
     metrics.record_request(RECORD)
-    cut = replace(RECORD, outcome="truncated", error="StreamBroken", losses=())
+    cut = replace(RECORD, outcome="truncated", error="StreamBroken", unsupported_parameters=())
     metrics.record_request(cut)
 
     found = samples(metrics)
@@ -65,16 +65,16 @@ def test_an_exchange_is_counted_by_its_labels() -> None:
         every = {"model": "chat", "split": "rollout", "version": "2"} | labels
         return found[f"interlingua_{name}", *(every[label] for label in sorted(every))]
 
-    asked = {"dialect": "openai", "backend": "gpu"}
+    asked = {"protocol": "openai", "backend": "gpu"}
     assert one("requests_total", **asked, outcome="ok") == 2
     assert one("requests_total", **asked, outcome="truncated") == 1
     assert one("errors_total", error="StreamBroken") == 1
-    assert one("losses_total", field="sampling.top_k", reason="dropped") == 2
-    assert one("losses_total", field="_unknown", reason="dropped") == 2
+    assert one("unsupported_parameters_total", field="sampling.top_k", reason="dropped") == 2
+    assert one("unsupported_parameters_total", field="_unknown", reason="dropped") == 2
     assert one("lossy_requests_total") == 2
     assert one("tokens_total", direction="input", source="counted") == 9
     assert one("tokens_total", direction="output", source="counted") == 15
-    assert one("finishes_total", reason="length") == 3
+    assert one("finish_reasons_total", reason="length") == 3
     assert "never heard of" not in metrics.render_page().decode()
     assert seen == [RECORD, RECORD, cut]
 
@@ -109,13 +109,15 @@ def test_what_is_measured_lies_up_to_its_edge(
 def test_who_was_diverted_is_no_sample_of_either_arm() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(
-        replace(RECORD, version="1", diverted="chat@2", fell_back=("chat@2 WorkerFailed",))
+        replace(
+            RECORD, version="1", fallback_from="chat@2", failed_attempts=("chat@2 WorkerFailed",)
+        )
     )
 
     found = samples(metrics)
 
-    assert found["interlingua_diversions_total", "chat", "rollout", "2"] == 1
-    assert found["interlingua_requests_total", "gpu", "openai", "chat", "ok", "", "1"] == 1
+    assert found["interlingua_requests_answered_by_fallback_total", "chat", "rollout", "2"] == 1
+    assert found["interlingua_requests_total", "gpu", "chat", "ok", "openai", "", "1"] == 1
     assert found["interlingua_fallbacks_total", "WorkerFailed", "chat@2"] == 1
     assert (
         "interlingua_requests_total",
@@ -139,15 +141,15 @@ def test_whoever_asks_sees_all_of_them_however_many_wait(count: int) -> None:
     metrics.register(VllmCollector(metrics.collect_stats, dict))
     for n in range(count):
         metrics.record_request(
-            replace(RECORD, diverted="chat@1", fell_back=("chat@1 WorkerFailed",))
+            replace(RECORD, fallback_from="chat@1", failed_attempts=("chat@1 WorkerFailed",))
         )
         assert len(seen) == n + 1
     assert metrics.collect_stats()["chat", "2", ""].outcomes.total() == count
     metrics.record_request(RECORD)
     found = samples(metrics)
-    requests = ("interlingua_requests_total", "gpu", "openai", "chat", "ok")
+    requests = ("interlingua_requests_total", "gpu", "chat", "ok", "openai")
     assert (found[*requests, "", "2"], found[*requests, "rollout", "2"]) == (count, 1)
-    assert found["interlingua_diversions_total", "chat", "rollout", "1"] == count
+    assert found["interlingua_requests_answered_by_fallback_total", "chat", "rollout", "1"] == count
     assert found["interlingua_fallbacks_total", "WorkerFailed", "chat@1"] == count
     assert found["vllm:prompt_tokens_total", "0", "chat"] == 3 * (count + 1)
 
@@ -158,13 +160,13 @@ def test_names_without_end_do_not_fill_the_memory() -> None:
         metrics.record_request(RequestRecord("r", model=f"m{n}"))
     found = samples(metrics)
     assert len(found) == 501
-    assert found["interlingua_requests_total", "", "", "_other", "ok", "_other", "_other"] == 50
+    assert found["interlingua_requests_total", "", "_other", "ok", "", "_other", "_other"] == 50
 
 
 def test_fallbacks_without_end_do_not_fill_the_memory() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for n in range(10_050):
-        metrics.record_request(RequestRecord("r", fell_back=(f"m{n}@1 WorkerFailed",)))
+        metrics.record_request(RequestRecord("r", failed_attempts=(f"m{n}@1 WorkerFailed",)))
     assert samples(metrics)["interlingua_fallbacks_total", "_other", "_other"] == 50
 
 
@@ -195,7 +197,7 @@ class Pool:
     def __init__(self) -> None:
         tally = self.metrics = PoolMetrics(exhausted=2, abandoned=6)
         tally.retries["connect"] += 4
-        tally.failures["cut"] += 5
+        tally.failures["disconnect"] += 5
         tally.shed["queue_full"] += 8
         tally.queue_times.add(0.02)
 
@@ -215,12 +217,12 @@ def test_workers_are_told_of_as_they_are_now() -> None:
         ("interlingua_worker_latency_seconds", "gpu", "http://a:1"): 0.25,
         ("interlingua_backend_panic", "gpu"): 1,
         ("interlingua_queue_length", "gpu"): 2,
-        ("interlingua_upstream_connections", "gpu", "busy"): 3,
-        ("interlingua_upstream_connections", "gpu", "resting"): 2,
-        ("interlingua_upstream_connects_total", "gpu", "made"): 7,
+        ("interlingua_upstream_connections", "gpu", "active"): 3,
+        ("interlingua_upstream_connections", "gpu", "idle"): 2,
+        ("interlingua_upstream_connects_total", "gpu", "established"): 7,
         ("interlingua_upstream_connects_total", "gpu", "failed"): 1,
-        ("interlingua_upstream_failures_total", "gpu", "cut"): 5,
-        ("interlingua_cancelled_upstream_total", "gpu"): 6,
+        ("interlingua_upstream_failures_total", "gpu", "disconnect"): 5,
+        ("interlingua_upstream_cancellations_total", "gpu"): 6,
         ("interlingua_retries_total", "gpu", "connect"): 4,
         ("interlingua_retry_budget_exhausted_total", "gpu"): 2,
         ("interlingua_shed_total", "gpu", "queue_full"): 8,
@@ -235,7 +237,7 @@ def test_workers_are_told_of_as_they_are_now() -> None:
 @pytest.mark.parametrize(
     ("changes", "side", "reason"),
     [
-        ({"outcome": "cancelled"}, "client", "ClientGone"),
+        ({"outcome": "cancelled"}, "client", "ClientDisconnected"),
         ({"outcome": "truncated", "error": "StreamBroken"}, "worker", "StreamBroken"),
         ({"outcome": "truncated", "error": "DeadlineExceeded"}, "gateway", "DeadlineExceeded"),
         ({"outcome": "cancelled", "stream": False}, "", ""),
@@ -321,7 +323,7 @@ async def test_the_process_tells_of_itself() -> None:
     process.stop()
     assert found["interlingua_event_loop_lag_seconds_bucket", "+Inf"] >= 1
     assert found["interlingua_open_client_connections", "127.0.0.1:8000"] == 3
-    for kind, count in {"not_http": 2, "large_head": 1, "418": 5}.items():
+    for kind, count in {"invalid_http": 2, "headers_too_large": 1, "418": 5}.items():
         assert found["interlingua_malformed_requests_total", kind, "127.0.0.1:8000"] == count
     assert 0 < found["interlingua_open_fds",] < found["interlingua_max_fds",]
     assert found["interlingua_memory_bytes",] > 1 << 20

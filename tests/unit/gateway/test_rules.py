@@ -52,7 +52,9 @@ def test_all_of_it_has_to_hold(when: RouteConditions, *, holds: bool) -> None:
 def test_the_body_is_read_only_where_the_rest_holds() -> None:
     traits = RequestAttributes(body=b'{"user":"u"}')
 
-    assert RouteConditions(protocol="triton", body={"user": "u"}).find_mismatch(traits) == "dialect"
+    assert (
+        RouteConditions(protocol="triton", body={"user": "u"}).find_mismatch(traits) == "protocol"
+    )
     assert traits.parsed_fields is None
 
 

@@ -18,7 +18,7 @@ RECORD = RequestRecord(
 )
 RECORDS = (
     RECORD,
-    replace(RECORD, id="b", began=1_700_090_000.0, version="2", split="rollout"),
+    replace(RECORD, id="b", started_at=1_700_090_000.0, version="2", split="rollout"),
     replace(RECORD, id="c", outcome="worker_error", error="WorkerFailed", usage=None),
     replace(RECORD, id="d", outcome="cancelled", usage=None, tokens=4, key=""),
 )

@@ -21,7 +21,7 @@ class Gone(Struct, eq=False):
     """A member of whom nobody has heard yet that it is gone."""
 
     admin: str
-    ready: ProcessReady | None = ProcessReady((), ())
+    ready_message: ProcessReady | None = ProcessReady((), ())
 
 
 async def nothing() -> object:
@@ -45,7 +45,7 @@ async def desk(*members: Gone) -> AsyncIterator[httpx.AsyncClient]:
         "/-/workers",
         "/-/status",
         "/-/config",
-        "/-/play/0/v1/models",
+        "/-/playground/0/v1/models",
         "/-/ready",
         "/-/live",
         "/-/explain/x",

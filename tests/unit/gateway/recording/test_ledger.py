@@ -91,7 +91,7 @@ def test_a_row_says_who_asked_what_answered_and_the_tokens(tmp_path: Path) -> No
             "at": 1_700_000_000.25,
             "id": "r",
             "key": "web",
-            "dialect": "openai",
+            "protocol": "openai",
             "model": "chat",
             "version": "1",
             "split": "rollout",
@@ -121,7 +121,7 @@ def test_tokens_that_nobody_counted(tmp_path: Path, tokens: int, told: tuple[obj
 
 def test_what_another_target_answered_is_of_no_split(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    written(file, replace(RECORD, diverted="chat@2"))
+    written(file, replace(RECORD, fallback_from="chat@2"))
     assert [row["split"] for row in rows(file)] == [""]
 
 
@@ -133,7 +133,7 @@ def test_what_came_to_no_model_used_nothing(tmp_path: Path) -> None:
 
 def test_a_row_is_written_once_and_a_name_may_be_used_again(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    later = replace(RECORD, began=1_700_000_001.5)
+    later = replace(RECORD, started_at=1_700_000_001.5)
     written(file, RECORD, later, RECORD)
     written(file, RECORD)
     assert [row["at"] for row in rows(file)] == [1_700_000_000.25, 1_700_000_001.5]
@@ -141,7 +141,7 @@ def test_a_row_is_written_once_and_a_name_may_be_used_again(tmp_path: Path) -> N
 
 def test_old_rows_are_removed(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    old = replace(RECORD, id="old", began=now() - 3601)
+    old = replace(RECORD, id="old", started_at=now() - 3601)
     written(file, old)
     written(file, RECORD, keep=3600)
     assert [row["id"] for row in rows(file)] == ["r"]
@@ -155,7 +155,7 @@ def test_old_rows_are_looked_for_once_an_hour(tmp_path: Path) -> None:
     ledger._write_batch([replace(RECORD, id="s")])
     assert [row["id"] for row in rows(file)] == ["r", "s"]
     moment += 1
-    ledger._write_batch([replace(RECORD, id="t", began=moment)])
+    ledger._write_batch([replace(RECORD, id="t", started_at=moment)])
     assert [row["id"] for row in rows(file)] == ["t"]
     ledger.close(PATIENCE)
 

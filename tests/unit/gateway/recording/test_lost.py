@@ -8,6 +8,6 @@ def test_each_count_is_told() -> None:
     registry.register(DroppedRecordCollector({"log_lines": lambda: 3, "usage_rows": int}))
     page = generate_latest(registry).decode().splitlines()
     assert [line for line in page if not line.startswith("#")] == [
-        "interlingua_log_lines_lost_total 3.0",
-        "interlingua_usage_rows_lost_total 0.0",
+        "interlingua_log_lines_dropped_total 3.0",
+        "interlingua_usage_rows_dropped_total 0.0",
     ]

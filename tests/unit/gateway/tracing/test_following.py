@@ -28,7 +28,7 @@ from tests.collecting import told
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 RECORD = RequestRecord(
     "r",
-    dialect="openai",
+    protocol="openai",
     model="chat",
     backend="gpu",
     operation="chat",
@@ -36,7 +36,7 @@ RECORD = RequestRecord(
     first_token=0.1,
     duration=0.5,
     usage=Usage(3, 5),
-    finish=("eos",),
+    finish_reasons=("eos",),
 )
 
 
@@ -95,7 +95,7 @@ def test_only_who_is_trusted_decides_what_is_sampled(
     found = Traced(share, trust=trust)
     record = found.begin(flags)
     assert (found.follower.get_trace(record) is not None) == traced
-    assert bool(record.span) == traced
+    assert bool(record.span_id) == traced
     found.follower.end_trace(record)
     assert len(found.put) == traced
     assert found.follower.get_trace(record) is None
@@ -122,7 +122,7 @@ def one(record: RequestRecord, *, trust: bool = False, request: Any = None) -> l
         trace.end_attempt(None)
         trace.start_attempt("https://worker.example/base")
         trace.end_attempt(None)
-    trace.record = replace(record, trace=begun.trace, span=begun.span)
+    trace.record = replace(record, trace_id=begun.trace_id, span_id=begun.span_id)
     return [*build_spans(trace, STABLE_CONVENTIONS)]
 
 
@@ -179,7 +179,7 @@ def test_a_trace_that_is_trusted_goes_on() -> None:
 
 def test_vectors_have_their_own_operation() -> None:
     asked = EmbeddingRequest(model="e", inputs=("x",), dimensions=64)
-    record = replace(RECORD, operation="embedding", finish=(), first_token=None, usage=None)
+    record = replace(RECORD, operation="embedding", finish_reasons=(), first_token=None, usage=None)
     facts = told(one(record, request=asked)[-1].attributes)
     assert facts["gen_ai.operation.name"] == "embeddings"
     assert facts["gen_ai.embeddings.dimension.count"] == 64

@@ -30,7 +30,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def traced(number: int) -> RequestTrace:
-    record = RequestRecord(f"r{number}", trace="1" * 32, span=f"{number:016x}")
+    record = RequestRecord(f"r{number}", trace_id="1" * 32, span_id=f"{number:016x}")
     return RequestTrace(record, "POST", lambda: 1.0, lambda: "2" * 16)
 
 

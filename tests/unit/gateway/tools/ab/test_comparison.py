@@ -27,12 +27,12 @@ from protocols.core.loss import UnsupportedParameter
 CHAT = UsageQuery("chat")
 RECORD = RequestRecord(
     "r",
-    began=1.0,
+    started_at=1.0,
     path="/v1/chat/completions",
     model="chat",
     split="rollout",
     usage=Usage(10, 20),
-    finish=("eos",),
+    finish_reasons=("eos",),
     first_token=0.5,
 )
 
@@ -56,11 +56,13 @@ def compared(*records: RequestRecord, confidence: float = 0.95) -> Comparison:
 
 
 def test_shares_are_of_what_was_sent() -> None:
-    failed = replace(RECORD, version="2", outcome="worker_error", finish=(), usage=None)
+    failed = replace(RECORD, version="2", outcome="worker_error", finish_reasons=(), usage=None)
     left = replace(failed, outcome="cancelled")
-    cut = replace(failed, outcome="truncated", finish=("length",))
-    gone = replace(RECORD, version="1", diverted="chat@2")
-    lossy = replace(RECORD, version="2", losses=(UnsupportedParameter("top_k", "dropped"),))
+    cut = replace(failed, outcome="truncated", finish_reasons=("length",))
+    gone = replace(RECORD, version="1", fallback_from="chat@2")
+    lossy = replace(
+        RECORD, version="2", unsupported_parameters=(UnsupportedParameter("top_k", "dropped"),)
+    )
 
     found = rows(compared(*many("1", 10), *many("2", 5), failed, left, cut, gone, lossy))
 
@@ -111,7 +113,7 @@ def test_more_confidence_makes_wider_intervals() -> None:
 
 
 def test_where_there_is_too_little_no_interval_is_made_up() -> None:
-    vectors = replace(RECORD, finish=(), first_token=None)
+    vectors = replace(RECORD, finish_reasons=(), first_token=None)
     found = rows(compared(replace(vectors, version="1"), replace(vectors, version="2")))
 
     assert found["duration, mean"] == ComparisonRow(
@@ -122,7 +124,7 @@ def test_where_there_is_too_little_no_interval_is_made_up() -> None:
 
 
 def test_a_share_of_nothing_is_unknown() -> None:
-    gone = replace(RECORD, version="1", diverted="chat@2")
+    gone = replace(RECORD, version="1", fallback_from="chat@2")
     found = rows(compared(*many("1", 3), gone))
     lost = found["with a loss"]
     assert (lost.a, lost.b, lost.difference) == (0.0, None, None)

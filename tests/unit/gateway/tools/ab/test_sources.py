@@ -25,8 +25,8 @@ Reading = Callable[[Sequence[RequestRecord], UsageQuery], Evidence]
 CHAT = UsageQuery("chat")
 ONE = RequestRecord(
     "r",
-    began=1000.0,
-    dialect="openai",
+    started_at=1000.0,
+    protocol="openai",
     path="/v1/chat/completions",
     model="chat",
     version="1",
@@ -34,23 +34,23 @@ ONE = RequestRecord(
     first_token=0.25,
     duration=2.0,
     usage=Usage(10, 5),
-    finish=("eos",),
+    finish_reasons=("eos",),
     split="rollout",
 )
 TWO = replace(ONE, version="2")
 RECORDS = (
     ONE,
-    replace(ONE, losses=(UnsupportedParameter("top_k", "dropped"),)),
-    replace(ONE, outcome="truncated", error="StreamBroken", finish=(), usage=None),
+    replace(ONE, unsupported_parameters=(UnsupportedParameter("top_k", "dropped"),)),
+    replace(ONE, outcome="truncated", error="StreamBroken", finish_reasons=(), usage=None),
     TWO,
     replace(TWO, duration=4.0),
     replace(TWO, split="", sticky="pinned"),
     replace(TWO, split="", rule="testers"),
     replace(TWO, split=""),
-    replace(ONE, diverted="chat@2", fell_back=("chat@2 WorkerFailed",)),
-    replace(ONE, model="small", diverted="chat@2", fell_back=("chat@2 WorkerFailed",)),
+    replace(ONE, fallback_from="chat@2", failed_attempts=("chat@2 WorkerFailed",)),
+    replace(ONE, model="small", fallback_from="chat@2", failed_attempts=("chat@2 WorkerFailed",)),
     replace(ONE, model="small", split=""),
-    replace(ONE, model="small", version="2", diverted="small@1"),
+    replace(ONE, model="small", version="2", fallback_from="small@1"),
     replace(ONE, model="", version="", split="", outcome="client_error", error="Unauthorized"),
 )
 
@@ -79,10 +79,10 @@ def test_an_arm_is_what_its_split_sent_to_it(reading: Reading) -> None:
     assert seen.splits() == ["rollout"]
     assert seen.models == {"chat", "small"}
     one, two = seen.variants["rollout", "1"], seen.variants["rollout", "2"]
-    assert (one.routed_requests, one.diversions, one.lossy_requests) == (3, 0, 1)
-    assert (two.routed_requests, two.diversions, two.lossy_requests) == (4, 2, 0)
+    assert (one.routed_requests, one.answered_by_fallback, one.lossy_requests) == (3, 0, 1)
+    assert (two.routed_requests, two.answered_by_fallback, two.lossy_requests) == (4, 2, 0)
     assert one.outcomes == {("openai", "gpu", "ok"): 2, ("openai", "gpu", "truncated"): 1}
-    assert one.finishes == {("eos",): 2}
+    assert one.finish_reasons == {("eos",): 2}
     assert two.tokens == {("input", "worker"): 20, ("output", "worker"): 10}
 
 
@@ -93,7 +93,7 @@ def test_all_is_all_that_was_answered_there(reading: Reading) -> None:
     assert set(seen.variants) == {("", "1"), ("", "2")}
     assert seen.variants["", "1"].routed_requests == 4
     assert seen.variants["", "2"].routed_requests == 7
-    assert seen.variants["", "2"].diversions == 2
+    assert seen.variants["", "2"].answered_by_fallback == 2
 
 
 @both
@@ -136,7 +136,7 @@ def test_what_else_is_in_a_log_is_counted() -> None:
 
 
 def test_what_came_before_is_left_out() -> None:
-    seen = as_log([ONE, replace(TWO, began=2000.0)], UsageQuery("chat", since=1500.0))
+    seen = as_log([ONE, replace(TWO, started_at=2000.0)], UsageQuery("chat", since=1500.0))
     assert set(seen.variants) == {("rollout", "2")}
     assert (seen.early, seen.skipped) == (1, 0)
 
@@ -164,7 +164,7 @@ interlingua_shadow_requests_total{model="chat",version="1"} 1
 
 
 ARM = 'model="chat",version="1",split="s"'
-ASKED = f'interlingua_requests_total{{{ARM},dialect="d",backend="b",outcome="ok"}}'
+ASKED = f'interlingua_requests_total{{{ARM},protocol="d",backend="b",outcome="ok"}}'
 
 
 @pytest.mark.parametrize(

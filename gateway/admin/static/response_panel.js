@@ -1,6 +1,6 @@
 // One answer of the playground: its text as it comes, its events as they are, its figures.
 
-import { errorOf, textOf, tokensOf } from "./dialects.js";
+import { errorOf, textOf, tokensOf } from "./protocols.js";
 import { count, el, field, say, time } from "./dom.js";
 import { curl, httpx } from "./snippets.js";
 import { send } from "./stream.js";
@@ -8,7 +8,7 @@ import { send } from "./stream.js";
 const MOST = 2000;
 
 /** A column. `names` is the id of the list of models. */
-export function arm(label, names, first) {
+export function responsePanel(label, names, first) {
   const model = el("input", { list: names, value: first, autocomplete: "off", spellcheck: "false" });
   const answer = el("pre", { class: "answer", tabindex: "0", role: "log", "aria-label": `${label}: answer` });
   const trouble = el("p", { class: "bad", role: "alert" });

@@ -1,4 +1,4 @@
-// How each dialect is asked, and where its answers have their text. One line for each way to ask.
+// How each protocol is asked, and where its answers have their text. One line for each way to ask.
 
 const SAME = { max_tokens: "max_tokens", temperature: "temperature", top_p: "top_p", seed: "seed" };
 const chat = (prompt) => ({ messages: [{ role: "user", content: prompt }] });
@@ -40,7 +40,7 @@ const TRITON = {
 };
 const MINDIE = { ...SAME, max_tokens: "max_new_tokens" };
 
-/** The ways to ask in a dialect, of this profile. */
+/** The ways to ask in a protocol, of this profile. */
 export const WAYS = {
   openai: () => [named("chat", "/v1/chat/completions", chat), named("completion", "/v1/completions", completion)],
   ovms: () => [named("chat", "/v3/chat/completions", chat), named("completion", "/v3/completions", completion)],
