@@ -115,7 +115,7 @@ async def test_it_ends_with_a_request_that_is_stopped(begin: Begin, what: str) -
 
     assert stopped.status_code == 200
     assert b"a1" not in worker.requests[0].body
-    assert told.main.error == "ClientGone"
+    assert told.main.error == "ClientDisconnected"
     assert told.shadow.outcome == "cancelled"
 
 
