@@ -81,9 +81,12 @@ def _get_expected_value(when: RouteConditions, unmet: str) -> Scalar | None:
             return when.headers[name]
         case "body":
             return when.body[name]
+        case "protocol":
+            return when.protocol
+        case "key":
+            return when.key
         case _:
-            found: Scalar | None = getattr(when, kind)
-            return found
+            return when.tag
 
 
 def explain_sticky_sources(

@@ -290,7 +290,7 @@ def read_text_request(
         parameters,
         model=call.path_params["model"],
         stream=stream,
-        want=build_response_options(values, timing=timing),
+        response_options=build_response_options(values, timing=timing),
         client_id=client_id or name,
         **prompt,
     )
@@ -401,7 +401,7 @@ def read_native_request(call: ClientRequest, setup: MindieConfig, model: str) ->
         parameters,
         model=model,
         stream=bool(stream),
-        want=build_response_options(values, token_ids=True, timing=bool(stream)),
+        response_options=build_response_options(values, token_ids=True, timing=bool(stream)),
         client_id=setup.get_request_id(call),
         **prompt,
     )
@@ -454,7 +454,7 @@ def read_tgi_style_request(
         model=model,
         adapter=_read_adapter(parameters, values),
         stream=stream,
-        want=build_response_options(values, token_ids=stream or bool(values.get("asked.details"))),
+        response_options=build_response_options(values, token_ids=stream or bool(values.get("asked.details"))),
         client_id=setup.get_request_id(call),
         **prompt,
     )
@@ -694,7 +694,7 @@ def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationR
         kind="completion",
         prompts=(ids,),
         templating=RAW_PROMPT_OPTIONS,
-        want=build_response_options(values, token_ids=True),
+        response_options=build_response_options(values, token_ids=True),
         client_id=client_id or name,
     )
 

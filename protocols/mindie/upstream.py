@@ -289,7 +289,7 @@ def _adapt_common_fields(
     if request.source != "mindie":
         fit.unsupported += [UnsupportedParameter(name, "dropped") for name in request.extra]
         fit.replace_fields(extra={})
-    fit.replace_fields(given=frozenset())
+    fit.replace_fields(provided_fields=frozenset())
 
 
 def _adapt_prompts(fit: _RequestAdaptation) -> None:

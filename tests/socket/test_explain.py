@@ -141,14 +141,14 @@ async def test_the_whole_explanation_holds_the_very_request_that_the_worker_got(
     [attempt] = found["attempts"]
     assert attempt["defaults"] == [{"field": "temperature", "value": 0.5, "applied": True}]
     [choice] = attempt["choices"]
-    assert choice["likely"] == choice["candidates"][0]["url"] == worker.url
+    assert choice["expected_url"] == choice["candidates"][0]["url"] == worker.url
     [sent] = attempt["sent"]
     [received] = [one for one in worker.requests if one.method == "POST"]
     assert sent["body"].encode() == received.body
     assert (sent["url"], sent["path"]) == (worker.url, received.path)
     assert received.headers["authorization"] == "Bearer canary-of-a-worker"
     masked = received.headers | {"authorization": "***"}
-    assert {name.lowercase(): text for name, text in sent["headers"]}.items() <= masked.items()
+    assert {name.lower(): text for name, text in sent["headers"]}.items() <= masked.items()
     assert "canary" not in json.dumps(found)
 
 
@@ -169,7 +169,7 @@ async def test_workers_that_fail_and_targets_in_a_ones_stead_are_told(serve: Ser
     first, second = found["attempts"]
     assert {one["error"] for one in first["sent"]} == {"StreamBroken", "WorkerUnreachable"}
     assert [len(one["candidates"]) for one in first["choices"]] == [2, 2]
-    assert [one["can"] for one in first["choices"][1]["candidates"]].count("tried") == 1
+    assert [one["availability"] for one in first["choices"][1]["candidates"]].count("tried") == 1
     assert second["target"]["backend"] == "small"
     assert "sent" not in second
     assert found["failed_attempts"] == header["failed_attempts"]
@@ -274,7 +274,7 @@ async def test_a_dry_explanation_meets_the_workers_as_they_are_and_sends_nothing
     assert one["sticky"] == [{"source": "header:x-user-id", "present": True, "value": "u"}]
     states = {each["url"]: each for each in one["attempts"][0]["choices"][0]["candidates"]}
     assert states["http://127.0.0.1:1"]["state"] != "up"
-    assert {each["attempts"][0]["choices"][0]["likely"] for each in found} == {worker.url}
+    assert {each["attempts"][0]["choices"][0]["expected_url"] for each in found} == {worker.url}
     assert one["fallbacks"] == [{"target": "chat@2"}]
     assert "answer" not in one
 

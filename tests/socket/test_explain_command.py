@@ -101,7 +101,7 @@ async def test_a_running_gateway_explains_a_request_that_nobody_sent(serve: Serv
     assert good.exit_code == 0
     assert "target     chat@1: a, as chat\n" in good.output
     assert bad.exit_code == 1
-    assert "answer     400 client_error, Malformed\n" in bad.output
+    assert "answer     400 client_error, MalformedRequest\n" in bad.output
 
 
 async def test_what_the_admin_listener_refuses_is_told(serve: Serve) -> None:

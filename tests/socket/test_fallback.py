@@ -185,7 +185,7 @@ async def test_what_a_target_refuses_by_itself_is_lacking_too(serve: Serve) -> N
 
     assert answer.status_code == 503
     [record] = front.records
-    assert record.failed_attempts == ("plain@1 lacks images", "spare@1 Unsupported")
+    assert record.failed_attempts == ("plain@1 lacks images", "spare@1 UnsupportedFeature")
     assert (record.model, record.error, record.fallback_from) == ("chat", "Overloaded", "")
 
 
@@ -195,7 +195,7 @@ async def test_a_limit_or_a_rule_of_another_model_is_not_the_clients_fault(serve
     answer = await front.http.post("/v1/chat/completions", json=asked)
 
     assert answer.status_code == 200
-    told = ("strict@1 Overloaded", "picky@1 Unsupported", "brief@1 InvalidParameter")
+    told = ("strict@1 Overloaded", "picky@1 UnsupportedFeature", "brief@1 InvalidParameter")
     assert front.records[0].failed_attempts == told
 
 
@@ -204,7 +204,11 @@ async def test_vectors_come_from_who_gives_them(serve: Serve) -> None:
     answer = await front.http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
 
     assert answer.json()["data"][0]["embedding"]
-    told = ("vectors@1 Overloaded", "no-vectors@1 Unsupported", "still-none@1 Unsupported")
+    told = (
+        "vectors@1 Overloaded",
+        "no-vectors@1 UnsupportedFeature",
+        "still-none@1 UnsupportedFeature",
+    )
     assert front.records[0].failed_attempts == told
 
 
@@ -218,7 +222,7 @@ async def test_token_ids_that_do_not_fit_are_not_sent(serve: Serve) -> None:
         answer = await front.http.post("/v1/completions", json=body)
         assert answer.status_code == 200
         assert front.records[-1].model == model
-    told = ("numbers@1 Overloaded", "plain@1 Unsupported", "small@1 lacks context")
+    told = ("numbers@1 Overloaded", "plain@1 UnsupportedFeature", "small@1 lacks context")
     assert front.records[-1].failed_attempts == told
 
 

@@ -145,7 +145,7 @@ async def test_every_dialect_refuses_in_its_own_words(serve: Serve) -> None:
             assert refused.headers.get("retry-after") == {"rate": "3600"}.get(kind)
             told = refused.headers.get("x-should-retry")
             assert told == ("false" if (kind, way.name) == ("quota", "openai") else None)
-    assert {one.error for one in gateway.records} == {"", "RateLimited", "QuotaExceeded"}
+    assert {one.error for one in gateway.records} == {"", "RateLimitExceeded", "QuotaExceeded"}
 
 
 async def test_what_asks_no_model_is_not_limited(serve: Serve) -> None:
@@ -294,7 +294,7 @@ async def test_places_come_back_whatever_clients_do(serve: Serve) -> None:
     await asyncio.gather(*(come_and_go() for _ in range(40)))
     await until(lambda: used(gateway, "web")[0] == 0)
     assert max(running) <= 3
-    assert "RateLimited" in {one.error for one in gateway.records}
+    assert "RateLimitExceeded" in {one.error for one in gateway.records}
     asked = [asyncio.create_task(ask(gateway, "web", "slow")) for _ in range(5)]
     statuses = sorted([(await one).status_code for one in asked])
     assert statuses == [200, 200, 200, 429, 429]

@@ -136,7 +136,7 @@ async def test_a_target_of_another_kind_may_answer_in_its_place(serve: Serve) ->
     assert front.records[0].stream is False
     assert b"closed the connection" in odd.content
     assert front.records[1].error == "StreamBroken"
-    assert front.records[1].failed_attempts == ("spare@1 Malformed",)
+    assert front.records[1].failed_attempts == ("spare@1 MalformedRequest",)
 
 
 async def test_what_the_gateway_has_to_fill_in_goes_the_long_way(serve: Serve) -> None:

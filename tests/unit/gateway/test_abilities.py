@@ -104,7 +104,7 @@ def every_worker() -> Iterator[Any]:
     for name, reference in DIALECTS.items():
         for profile in load_symbol(reference).profiles:
             dialect = build_adapter(name, profile, {})
-            if hasattr(dialect, "encode"):
+            if hasattr(dialect, "encode_request"):
                 yield pytest.param(dialect, id=f"{name}-{profile}")
 
 
@@ -148,7 +148,7 @@ def missing(dialect: Any, request: GenerationRequest) -> tuple[str, ...]:
 def test_what_is_not_sent_is_lacking(dialect: Any, ability: str) -> None:
     request = NEEDED[ability]
     try:
-        body = dialect.encode(request).body
+        body = dialect.encode_request(request).body
     except UnsupportedFeature:
         return
     said = b"logprobs" if ability == "logprobs" else MARK.encode()
@@ -158,4 +158,4 @@ def test_what_is_not_sent_is_lacking(dialect: Any, ability: str) -> None:
 
 @every_worker_dialect
 def test_calls_that_are_not_sent_are_lacking(dialect: Any) -> None:
-    assert MARK.encode() in dialect.encode(CALLED).body or "tools" in missing(dialect, CALLED)
+    assert MARK.encode() in dialect.encode_request(CALLED).body or "tools" in missing(dialect, CALLED)

@@ -99,7 +99,7 @@ models: {chat: {backend: a}}
     told = await dry(ExplainRequest(path="/v1/completions", base64=b"x" * 1025), servers(small))
 
     assert told.answer is not None
-    assert (told.answer.status, told.answer.error) == (413, "TooLarge")
+    assert (told.answer.status, told.answer.error) == (413, "RequestTooLarge")
 
 
 async def test_several_listeners_of_one_address_have_numbers() -> None:

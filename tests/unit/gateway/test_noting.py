@@ -120,19 +120,19 @@ class Answer:
     def __init__(self) -> None:
         self.closed = False
 
-    def encoder(self) -> str:
+    def get_encoder(self) -> str:
         return "encoder"
 
-    def opening(self) -> str:
+    def get_stream_headers(self) -> str:
         return "opening"
 
-    def heard(self, events: Sequence[Event]) -> Sequence[Event]:
+    def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
         return [*events, Usage(0, len(events))]
 
-    def whole(self, *given: object) -> tuple[object, ...]:
+    def build_response(self, *given: object) -> tuple[object, ...]:
         return given
 
-    async def pieces(
+    async def stream(
         self, take: EventSink | None = None
     ) -> AsyncGenerator[tuple[bytes | None, Sequence[Event]], None]:
         try:

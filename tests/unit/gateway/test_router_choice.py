@@ -184,7 +184,7 @@ def test_a_share_by_luck_does_not_use_up_the_luck_of_the_split() -> None:
 
 
 def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
-    anyone = model("*", {"1": 1, "2": 1}, sticky=("key",), fallback=("2", "chat"))
+    anyone = model("*", {"1": 1, "2": 1}, sticky=("key",), fallbacks=("2", "chat"))
     rules = (RouteRule("small", "*", BETA, to="chat"), RouteRule("first", "*", version="1"))
     table = router(anyone, CHAT, rules=rules)
 
@@ -209,7 +209,7 @@ def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
 
 
 def test_who_answers_in_its_stead_is_held_too_and_no_rule_leads_away() -> None:
-    first = model("first", {"1": 1, "2": 0}, fallback=("1", "2", "chat"))
+    first = model("first", {"1": 1, "2": 0}, fallbacks=("1", "2", "chat"))
     rules = (RouteRule("mine", "first", version="1"), RouteRule("away", "chat", to="first"))
     table = router(first, SALTED, rules=rules)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Gone(Struct, eq=False):
     """A member of whom nobody has heard yet that it is gone."""
 
-    admin: str
+    admin_socket: str
     ready_message: ProcessReady | None = ProcessReady((), ())
 
 
