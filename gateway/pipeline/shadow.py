@@ -282,7 +282,7 @@ class ShadowPair:
             raise
         finally:
             self._finish_side(
-                "main", self.primary_summary.build_side((record.model, record.version), how)
+                "primary", self.primary_summary.build_side((record.model, record.version), how)
             )
             if "cancelled" in how or ClientDisconnected.__name__ in how:
                 self.task.cancel()
