@@ -279,7 +279,7 @@ class ExplainRecorder:
         """A target was found for it."""
         self._end_stage("route")
         told = self._explanation
-        told.asked, told.stream = envelope.model, envelope.stream
+        told.requested_model, told.stream = envelope.model, envelope.stream
         known = {info.name for info in router.list_models()}
         told.model = route.requested_model if route.requested_model in known else CATCH_ALL_MODEL
         if route.pinned:

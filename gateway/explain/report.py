@@ -33,11 +33,11 @@ class ExplainedRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ExplainedStickySource(Struct, frozen=True, omit_defaults=True):
-    """A source that was looked at for who asks. ``said`` is told of dry explanations alone."""
+    """A source that was looked at for who asks. ``value`` is set in dry runs only."""
 
     source: str
     present: bool
-    said: str | None = None
+    value: str | None = None
 
 
 class ExplainedVersion(Struct, frozen=True):
@@ -163,8 +163,8 @@ class ExplainedResponse(Struct, frozen=True, omit_defaults=True):
 class Explanation(Struct, kw_only=True, omit_defaults=True):
     """One request: where it goes, and why. What was not come to is left out.
 
-    ``pin`` is ``name`` (``model@version``) or ``path``. ``asked`` is the model as the client calls
-    it; ``model`` its own name, or the one that stands for every other name.
+    ``pin`` is ``name`` (``model@version``) or ``path``. ``requested_model`` is the model as the client
+    calls it; ``model`` its own name, or the one that stands for every other name.
     """
 
     id: str
@@ -180,7 +180,7 @@ class Explanation(Struct, kw_only=True, omit_defaults=True):
     tags: Sequence[str] = ()
     peer: str = ""
     stream: bool = False
-    asked: str = ""
+    requested_model: str = ""
     model: str = ""
     pin: str = ""
     rules: Sequence[ExplainedRule] = ()
@@ -279,12 +279,12 @@ def _format_request(told: Explanation) -> Iterator[LabelledLine]:
     on = f" on {told.listener}" if told.listener else ""
     yield "request", f"{told.method} {told.path}{on}"
     if told.endpoint:
-        shape = f", {'streamed' if told.stream else 'whole'}" if told.asked else ""
+        shape = f", {'streamed' if told.stream else 'whole'}" if told.requested_model else ""
         yield "dialect", f"{told.dialect}, {told.endpoint} ({told.task}){shape}"
     if told.key:
         yield "key", told.key + (f" (tags: {', '.join(told.tags)})" if told.tags else "")
     if told.model:
-        named = "" if told.model == told.asked else f", asked for as {told.asked}"
+        named = "" if told.model == told.requested_model else f", asked for as {told.requested_model}"
         pin = f", version pinned by its {told.pin}" if told.pin else ""
         yield "model", f"{told.model}{named}{pin}"
 
@@ -303,8 +303,8 @@ def _format_rule(rule: ExplainedRule) -> str:
 
 
 def _format_sticky_source(source: ExplainedStickySource) -> str:
-    if source.said is not None:
-        return repr(source.said)
+    if source.value is not None:
+        return repr(source.value)
     return "present" if source.present else "nothing"
 
 

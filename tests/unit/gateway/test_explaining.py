@@ -86,7 +86,7 @@ async def test_what_would_do_something_is_not_tried() -> None:
     for (task, path), name in paths.items():
         told = await dry(ExplainRequest(path=path, body=Raw(b"{}")), made)
         assert (told.task, told.dialect, told.answer) == (task, name, None)
-        assert not told.asked
+        assert not told.requested_model
 
 
 async def test_a_body_over_the_limit_is_refused_as_it_would_be() -> None:
