@@ -33,7 +33,7 @@ class ExplainedRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ExplainedStickySource(Struct, frozen=True, omit_defaults=True):
-    """A source that was looked at for who asks. ``value`` is told of dry explanations alone."""
+    """A source that was looked at. ``value`` is set in dry runs only."""
 
     source: str
     present: bool
@@ -163,8 +163,9 @@ class ExplainedResponse(Struct, frozen=True, omit_defaults=True):
 class Explanation(Struct, kw_only=True, omit_defaults=True):
     """One request: where it goes, and why. What was not come to is left out.
 
-    ``pinned_version`` is ``name`` (``model@version``) or ``path``. ``requested_model`` is the model as the client calls
-    it; ``model`` its own name, or the one that stands for every other name.
+    ``pinned_version`` is ``name`` (``model@version``) or ``path``. ``requested_model`` is the model as the
+    client calls
+    it; ``model`` is its own name, or the wildcard model.
     """
 
     id: str
