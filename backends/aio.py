@@ -117,10 +117,11 @@ class DeadlineTimer:
         )
 
 
-# What is written to many connections in one turn of the loop, sent together. Pure.
+# Write batching: the writes of one turn of the event loop, sent together. Pure.
 #
-# A write wakes who waits for it, which takes the sender longer than the write itself. Where many end
-# at one place, as clients behind a proxy do, and a pool's connections to a worker, it is woken once.
+# A write wakes the reader at the other end, which costs the sender more than the write itself.
+# Where many connections end in one process (clients behind a proxy, a pool's connections to a
+# worker), batching wakes that process once.
 
 _MAX_BATCH: Final = 16
 """Writes that wait at a time: the first waits for as long as the others are made."""

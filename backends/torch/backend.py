@@ -241,7 +241,7 @@ class TorchBackend:
         return self._process
 
     def read_stats(self) -> Mapping[str, float]:
-        """What the engine holds and does, a second ago; see ``gateway.observability.metrics.system``."""
+        """The engine's state of at most a second ago, exported as gauges by the gateway."""
         process = self._process
         if process is None or not self.ready:
             return _build_stats(0, 0, ipc.EngineStats(), self._restarts)

@@ -170,7 +170,7 @@ class TokenBytes:
             int(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()
         }
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._byte_level = backend is not None and "ByteLevel" in repr(backend.create_decoder)
+        self._byte_level = backend is not None and "ByteLevel" in repr(backend.decoder)
         self._byte_by_letter = {letter: byte for byte, letter in enumerate(_build_byte_letters())}
 
     def __call__(self, token: int) -> bytes:

@@ -40,12 +40,12 @@ from backends.torch.model import prepack_linears
 from backends.torch.settings import TorchSettings
 from backends.torch.tokenization import RequestRejectedError, make_too_long_error
 
-# How a model's vectors are made of its last layer, as its sentence-transformers files say.
+# The pooling recipe of a model, read from its sentence-transformers files.
 #
-# ``modules.json`` names the steps: Transformer, Pooling, Normalize, and Dense layers between them.
-# ``1_Pooling/config.json`` says how tokens are pooled, ``sentence_bert_config.json`` how long a text
-# may be, and ``config_sentence_transformers.json`` which prompts there are. Without these files an
-# encoder's vectors are the mean of its tokens, a decoder's that of its last token, both normalised.
+# ``modules.json`` lists the steps: Transformer, Pooling, Dense, Normalize.
+# ``1_Pooling/config.json`` holds the pooling mode, ``sentence_bert_config.json`` the maximum length
+# and ``config_sentence_transformers.json`` the prompts. Without these files, an encoder's vector is
+# the mean of its tokens, a decoder's is its last token; both are normalised.
 # (Source: sentence-transformers 5, ``models/Pooling.py`` and ``SentenceTransformer.py``.)
 
 PoolingMode = Literal["mean", "cls", "max", "last", "root", "weighted"]

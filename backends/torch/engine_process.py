@@ -195,10 +195,10 @@ def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
     """The model, loaded; tells Ready. Imports torch, which takes seconds, now that we listen."""
     import torch  # noqa: PLC0415
 
-    from backends.torch.embeddings import EmbeddingEngine, load_encoder
+    from backends.torch.embeddings import EmbeddingEngine, load_encoder  # noqa: PLC0415
     from backends.torch.engine import TorchEngine  # noqa: PLC0415
     from backends.torch.loaded_model import load_model  # noqa: PLC0415
-    from backends.torch.loader import EngineTask, find_model
+    from backends.torch.loader import EngineTask, find_model  # noqa: PLC0415
     from backends.torch.scheduler import SchedulerConfig  # noqa: PLC0415
 
     if settings.threads:
@@ -235,6 +235,21 @@ def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
     return engine
 
 
+def _try_load_engine(settings: TorchSettings, link: EngineChannel) -> Any | None:
+    """The engine; None, with a LoadFailedEvent queued, if the model or torch is missing."""
+    try:
+        from backends.torch.loader import ModelError  # noqa: PLC0415 - imports torch
+
+        try:
+            return _load_engine(settings, link)
+        except ModelError as error:
+            text = str(error)
+    except ImportError as error:
+        text = f"missing dependency ({error}): pip install 'interlingua[torch]'"
+    link.queue_event(LoadFailedEvent(text))
+    return None
+
+
 def run_engine(arguments: list[str]) -> None:
     """``worker FD SETTINGS``, with the settings as JSON."""
     # The gateway decides when this process ends: a signal to the whole group is meant for it.
@@ -243,21 +258,10 @@ def run_engine(arguments: list[str]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     link = EngineChannel(socket.socket(fileno=int(arguments[0])))
     settings = msgspec.json.decode(arguments[1], type=TorchSettings)
-    from backends.torch.loader import ModelError  # noqa: PLC0415 - imports torch
-
-    try:
-        loop = _load_engine(settings, link)
-    except ModelError as error:
-        link.queue_event(LoadFailedEvent(str(error)))
-        link.send_queued()
-        return
-    except ImportError as error:
-        text = f"a local model needs more than is installed ({error}): "
-        link.queue_event(LoadFailedEvent(text + "pip install 'interlingua[torch]'"))
-        link.send_queued()
-        return
+    engine = _try_load_engine(settings, link)
     link.send_queued()
-    run_loop(link, loop)
+    if engine is not None:
+        run_loop(link, engine)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Weights, configurations and tokenizers, loaded; what does not fit is told before it is tried."""
+"""Find a model, download or convert it, and load its configuration, tokenizer and weights."""
 
 import contextlib
 import fcntl
@@ -17,12 +17,12 @@ import transformers
 from msgspec import Struct
 from safetensors import SafetensorError
 
-# Where a model lies.
+# Locating a model.
 #
-# A model is named by ``package:NAME`` (a Python package that carries the files), by a folder, by a
-# ``.gguf`` file, or by its name on the hub (``OWNER/NAME``, with ``@REVISION`` where not its newest).
-# A GGUF file is converted once, into a folder named after its content; what is loaded afterwards is
-# safetensors, in well under a second. A hub's model is fetched once, and found without the hub after.
+# A model is named by ``package:NAME`` (a Python package with the files), by a folder, by a
+# ``.gguf`` file, or by its name on the Hugging Face hub (``OWNER/NAME``, ``@REVISION`` if wanted).
+# A GGUF file is converted once into a folder named after its content, which holds safetensors and
+# loads in under a second. A model of the hub is downloaded once and then loaded from the cache.
 
 
 class ModelError(Exception):
@@ -60,8 +60,6 @@ def find_model(path: str, report: ProgressReport, task: EngineTask | None = None
     if source is None:
         source = _download_model(path, report)
     if source.suffix == ".gguf":
-        pass  # noqa: PLC0415 - it needs this module
-
         source = convert_gguf(source, get_cache_root() / "models", report)
     return ModelLocation(str(source), task or _detect_task(source))
 
@@ -117,7 +115,7 @@ def _find_in_folder(folder: Path) -> Path | None:
 
 def _download_model(path: str, report: ProgressReport) -> Path:
     """The folder of a hub's model: from the hub's own cache, or else from the hub."""
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - only this needs it
 
     named = _HUB_NAME_PATTERN.fullmatch(path)
     parts = named.groupdict() if named else {"name": path, "revision": None}
@@ -287,7 +285,7 @@ def _list_weight_files(folder: Path) -> list[Path]:
         files = [folder / "model.safetensors"]
     if missing := [file.name for file in files if not file.is_file()]:
         raise ModelError(
-            f"{folder} has no {_format_names(missing)}; weights are read from safetensors files only"
+            f"{folder} has no {_format_names(missing)}; only safetensors weights are supported"
         )
     return files
 
@@ -333,11 +331,11 @@ def _read_cgroup_memory(group: Path = Path("/sys/fs/cgroup")) -> int | None:
     return max(int(most) - used, 0) if most.isdecimal() else None
 
 
-# A GGUF file made a folder that loads in well under a second, once for each content.
+# Conversion of a GGUF file into a folder that loads in under a second, once for each content.
 #
-# The folder is named after the file's content. It is made under another name and renamed when it is
-# whole, so that a crash leaves nothing that is taken for a model; what it did leave is removed by the
-# next who converts. Of several processes that want the same, one converts and the others wait.
+# The folder is named after the file's content. It is written under a temporary name and renamed
+# when complete, so that a crash never leaves a broken model; the next conversion removes leftovers.
+# If several processes need the same model, one converts it and the others wait.
 
 CONVERSION_FORMAT = 1
 """Of a converted folder; a change of it converts anew."""
@@ -404,7 +402,10 @@ def _make_folder(file: Path, folder: Path, report: ProgressReport) -> None:
 
 def _convert_file(file: Path, folder: Path, report: ProgressReport) -> None:
     from gguf import GGUFReader  # noqa: PLC0415 - only this needs it
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import (  # noqa: PLC0415 - only this needs them
+        AutoModelForCausalLM,
+        AutoTokenizer,
+    )
 
     try:
         _check_conversion_memory(

@@ -28,12 +28,12 @@ from backends.torch.loader import (
     pick_dtype,
 )
 
-# Parts of transformers' models made of fewer, larger operations.
+# Fused layers: parts of transformers' models as fewer, larger operations.
 #
-# At one row an engine spends most of its time between operations. Layers that see the same rows are
-# therefore made one: the queries, keys and values of an attention, the two halves of a gated layer.
-# transformers' own code stays what a model is: a part of ours takes a place only where it gives what
-# the one before it gave, held against it at load.
+# With one row an engine spends most of its time between operations. Layers with the same input are
+# therefore fused: the query, key and value projections of an attention, both halves of a gated MLP.
+# transformers' own code stays the reference: a fused layer replaces the original only if both give
+# the same output, which is checked at load.
 
 _CHECK_TOKENS = 3
 """So many are tried."""
@@ -275,12 +275,12 @@ def _make_linear(made: LinearFactory, weight: torch.Tensor, bias: torch.Tensor |
         return made(weight.detach(), None if bias is None else bias.detach().clone())
 
 
-# Linear layers in 8 bits: a scale for each output of the weights, and one for each row.
+# 8-bit linear layers: one scale for each output of the weights and one for each row.
 #
-# A quarter of the memory and of its traffic, at the price of a rounding that answers show: see
-# docs/performance-engine.md for how much. Each row is rounded by its own largest magnitude, never by
-# that of its neighbours, and sums of integers are exact: a row comes out the same, whatever is beside
-# it. (torch's own dynamic quantisation has one scale for a whole batch: there, it does not.)
+# A quarter of the memory and of its traffic, at the cost of a rounding that changes outputs (see
+# docs/performance-engine.md). Each row is rounded by its own largest magnitude, never by that of
+# its neighbours, and sums of integers are exact: a row's result does not depend on the batch.
+# (torch's own dynamic quantisation has one scale for the batch: there, it does.)
 
 _MAX_INT8 = 127
 """The largest magnitude of 8 bits."""

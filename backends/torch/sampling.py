@@ -26,14 +26,14 @@ from torch import Tensor
 
 from backends.torch.ipc import WatermarkSettings
 
-# A watermark that transformers' detector finds: a bias towards tokens that a key picks.
+# A watermark that transformers' detector finds: a bias towards tokens selected by a key.
 #
-# What came before seeds a shuffle of the vocabulary, and the first part of it is "green". The shuffle
-# is torch's own on a CPU, whatever the model runs on: a detector must be told ``device="cpu"``.
+# The preceding tokens seed a shuffle of the vocabulary, and the first part of it is "green". The
+# shuffle is always torch's own on the CPU: a detector needs ``device="cpu"``.
 #
 # Source: transformers 5.23, ``WatermarkLogitsProcessor``; A Watermark for Large Language Models
-# (Kirchenbauer et al.), algorithms 2 (lefthash) and 3 (selfhash). Text Generation Inference marks
-# alike, with the same defaults.
+# (Kirchenbauer et al.), algorithms 2 (lefthash) and 3 (selfhash). Text Generation Inference uses
+# the same scheme and defaults.
 
 _TABLE_SIZE = 1_000_003
 _CANDIDATES = 40
@@ -66,7 +66,7 @@ def _find_self_hash_green(scores: Tensor, how: WatermarkSettings, past: Sequence
         seen = table[torch.cat([before, torch.tensor([token])]) % _TABLE_SIZE] + 1
         # The product is meant to wrap around: so it does there.
         seed = int((how.key * seen * seen[-1]).min())
-        if (_build_green_list(seed, how, scores.shape[0]) == token).has_values():
+        if (_build_green_list(seed, how, scores.shape[0]) == token).any():
             found.append(token)
     return torch.tensor(found, dtype=torch.long)
 

@@ -29,7 +29,7 @@ MAX_CACHED_GRAMMARS: Final = 64
 MAX_GRAMMAR_LENGTH: Final = 1 << 18
 """Characters of a grammar."""
 _MAX_QUOTED: Final = 200
-NO_TOKEN_ALLOWED: Final = (
+NO_CANDIDATES_ERROR: Final = (
     "no token may come that both the form of the answer and the other fields allow"
 )
 _TOO_COMPLEX: Final = "the form of the answer is too complex to be held to"
@@ -76,7 +76,7 @@ class GrammarState:
     def accept_token(self, token: int) -> None:
         """This token came. Raises Refused for one that may not."""
         if not self._matcher.consume_token(token):
-            raise RequestRejectedError("invalid", NO_TOKEN_ALLOWED)
+            raise RequestRejectedError("invalid", NO_CANDIDATES_ERROR)
 
     @property
     def is_finished(self) -> bool:
@@ -125,7 +125,7 @@ class GrammarCompiler:
                 "invalid", f"the form of the answer has more than {MAX_GRAMMAR_LENGTH} characters"
             )
         words = self._get_token_table()
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - only this needs it
 
         try:
             entries = [_build_grammar_entry(LLMatcher, part) for part in source]
@@ -137,7 +137,8 @@ class GrammarCompiler:
         if matcher.is_error():
             raise _make_grammar_error(matcher.get_error())
         guide = GrammarState(matcher, self._vocabulary_size)
-        guide.get_forbidden_tokens()  # the first takes longest, and shows whether it can be followed at all
+        # The first mask takes longest and fails for a grammar that is too complex.
+        guide.get_forbidden_tokens()
         return guide
 
     def _get_token_table(self) -> Any:

@@ -45,7 +45,7 @@ from backends.torch.sequence import (
     TokenSequence,
 )
 from backends.torch.structured_output import (
-    NO_TOKEN_ALLOWED,
+    NO_CANDIDATES_ERROR,
     GrammarCompiler,
     GrammarSource,
     GrammarState,
@@ -226,7 +226,8 @@ def accept_token(row: TokenSequence, token: int) -> bool:
 
 def fail_without_tokens(row: TokenSequence) -> None:
     """No token may come in any of a search's rows."""
-    row.rejection = _add_param(RequestRejectedError("invalid", NO_TOKEN_ALLOWED), row.group.request)
+    error = RequestRejectedError("invalid", NO_CANDIDATES_ERROR)
+    row.rejection = _add_param(error, row.group.request)
 
 
 # Beam search over rows: the beams of a prompt go on together, each in a row of its own.

@@ -186,10 +186,10 @@ def _make_call_id(given: str, family: ToolCallFormat) -> str:
     return plain_id[-family.id_length :].rjust(family.id_length, "0")
 
 
-# What a choice says and what it calls: text as it comes, taken apart.
+# Parsing of a choice's output into text, reasoning and tool calls, as tokens arrive.
 #
-# No letter of the marks around calls is ever sent: text is held back while it may yet become one, as
-# are blanks in front of it.
+# The markers around calls are never sent: text that may become a marker is held back, and so is the
+# white space before it.
 
 
 class ParsedCallStart(NamedTuple):
@@ -384,8 +384,9 @@ def get_response_template(tokenizer: Any) -> Any:
     if found is None:
         return None
     try:
-        # Not every transformers has it.
-        from transformers.utils.chat_parsing.response_templates import load_response_template
+        from transformers.utils.chat_parsing.response_templates import (  # noqa: PLC0415 - some have none
+            load_response_template,
+        )
 
         return load_response_template(found)
     except (ImportError, *_PARSE_ERRORS) as error:

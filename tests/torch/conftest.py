@@ -76,9 +76,9 @@ def tiny_llama(**options: Any) -> Any:
 class Scripted:
     """Stands for a Forward: after a prompt it says the script, whatever was drawn before."""
 
-    context = 512
-    vocabulary = 259
-    token_bytes = 0
+    context_length = 512
+    vocabulary_size = 259
+    cache_bytes_per_token = 0
 
     def __init__(self, script: Sequence[int], prompt: int, most: int = 1 << 30) -> None:
         self._script = script
@@ -97,20 +97,20 @@ class Scripted:
             segment.cache.advance(len(segment.tokens))
             if segment.logit_count:
                 at = segment.cache.length - self._prompt
-                line = torch.zeros(self.vocabulary)
+                line = torch.zeros(self.vocabulary_size)
                 line[self._script[at] if at < len(self._script) else EOS] = 30.0
                 rows.append(line)
-        return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary)
+        return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary_size)
 
 
 class Noise:
     """Stands for a Forward: any token is as likely as any other, by chance and always the same."""
 
-    context = 4096
-    token_bytes = 0
+    context_length = 4096
+    cache_bytes_per_token = 0
 
     def __init__(self, vocabulary: int = 259) -> None:
-        self.vocabulary = vocabulary
+        self.vocabulary_size = vocabulary
 
     def __call__(self, segments: Sequence[BatchSegment]) -> torch.Tensor:
         rows = []
@@ -118,8 +118,8 @@ class Noise:
             segment.cache.advance(len(segment.tokens))
             if segment.logit_count:
                 chance = torch.Generator().manual_seed(segment.cache.length)
-                rows.append(torch.randn(self.vocabulary, generator=chance))
-        return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary)
+                rows.append(torch.randn(self.vocabulary_size, generator=chance))
+        return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary_size)
 
 
 def _job_of(news: Any) -> int:

@@ -137,9 +137,8 @@ def test_arguments_come_as_they_are_made(noisy: Drive) -> None:
 
 def test_what_is_held_back_takes_no_credit(noisy: Drive) -> None:
     """Sixteen begin to call, and all of it is held: nobody could give credit for that."""
-    spec = asked(
-        FunctionChoice(("weather",), required=True, parallel=False), n=16, best_of=16, credit=20
-    )
+    choice = FunctionChoice(("weather",), required=True, parallel=False)
+    spec = asked(choice, n=16, best_of=16, initial_credit=20)
     got = noisy().run(spec)
     assert sum(one.token_count for one in got.of(ToolCallEvent)) > 200
     got.engine.credit(1, 10_000)
@@ -252,12 +251,12 @@ def test_no_mark_that_was_cut_is_text(scripted: Drive) -> None:
 def test_a_form_or_calls(scripted: Drive) -> None:
     form = OutputFormat("json", '{"type":"object","properties":{"a":{"const":"<tool_call>"}},'
                 '"required":["a"],"additionalProperties":false}')  # fmt: skip
-    plain = said(scripted, '{"a": "<tool_call>"}', form=form)
+    plain = said(scripted, '{"a": "<tool_call>"}', output_format=form)
     assert plain.text() == '{"a": "<tool_call>"}'
     assert plain.ended()[0].reason == "eos"
-    other = said(scripted, "no form", form=form)
+    other = said(scripted, "no form", output_format=form)
     assert made(other)
-    calls = said(scripted, HERMES_FORMAT.format_calls([CALLS[1]]), form=form)
+    calls = said(scripted, HERMES_FORMAT.format_calls([CALLS[1]]), output_format=form)
     assert made(calls) == [("weather_now", {})]
 
 

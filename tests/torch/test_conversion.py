@@ -108,12 +108,12 @@ def test_two_at_once_convert_once(cache: Path, file: Path, monkeypatch: pytest.M
 
 def test_a_crash_in_the_middle_leaves_no_model(cache: Path, file: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from backends.torch import conversion\n"
+        "import sys, time; from pathlib import Path; from backends.torch import loader\n"
         "def convert(file, folder, report):\n"
         "    (folder / 'config.json').write_text('half')\n"
         "    print('half', flush=True); time.sleep(60)\n"
-        "conversion._convert = convert\n"
-        "conversion.converted(Path(sys.argv[1]), Path(sys.argv[2]), lambda text: None)\n"
+        "loader._convert_file = convert\n"
+        "loader.convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), lambda text: None)\n"
     )
     one = in_another_process(code, str(file), str(cache), stdout=subprocess.PIPE)
     assert one.stdout is not None
@@ -163,12 +163,12 @@ def test_a_disk_that_fills_up_is_told(tmp_path: Path, file: Path) -> None:
     """A limit on the size of files is as near to a full disk as a test gets without a mount."""
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "from backends.torch import conversion, models\n"
+        "from backends.torch import loader\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try:\n"
-        "    conversion.converted(Path(sys.argv[1]), Path(sys.argv[2]), lambda text: None)\n"
-        "except models.ModelError as error:\n"
+        "    loader.convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), lambda text: None)\n"
+        "except loader.ModelError as error:\n"
         "    Path(sys.argv[3]).write_text(str(error))\n"
     )
     cache, said = tmp_path / "cache", tmp_path / "said"

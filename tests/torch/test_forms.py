@@ -56,7 +56,7 @@ def schema(what: Any, **fields: Any) -> OutputFormat:
 def asked(form: OutputFormat, *, job: int = 1, seed: int = 1, **fields: Any) -> GenerateCommand:
     picking = fields.pop("picking", None) or EngineSamplingParams(temperature=1, seed=seed)
     ending = fields.pop("ending", None) or StopParams(max_tokens=400)
-    fields = {"token_ids": True, "form": form, **fields}
+    fields = {"token_ids": True, "output_format": form, **fields}
     return GenerateCommand(job, PromptInput(prompts=("x",)), picking, ending, **fields)
 
 
@@ -223,8 +223,8 @@ def test_it_holds_with_every_way_to_pick(noisy: Drive, picking: EngineSamplingPa
 
 def test_where_no_token_is_left_the_request_fails(noisy: Drive) -> None:
     form = OutputFormat("regex", "[a-c]{20}")
-    got = noisy().run(asked(form, n=3, best_of=3, picking=EngineSamplingParams(allowed_token_ids=(120, 121))),
-                      asked(form, job=2))  # fmt: skip
+    picking = EngineSamplingParams(allowed_token_ids=(120, 121))
+    got = noisy().run(asked(form, n=3, best_of=3, picking=picking), asked(form, job=2))
     failed = got.failed()
     assert (failed.kind, failed.param) == ("invalid", "response_format")
     assert "no token may come" in failed.message

@@ -37,7 +37,7 @@ class Slow:
         self.go = threading.Event()
         self._inner = GrammarCompiler(tokenizer, 259, frozenset({257}), lambda: None)
 
-    def ask(self, source: Any) -> Any:
+    def compile_grammar(self, source: Any) -> Any:
         return self._inner._threads.submit(self._compile, source)
 
     def _compile(self, source: Any) -> Any:
@@ -46,7 +46,7 @@ class Slow:
 
 
 def slow(got: Any, tokenizer: Any) -> Slow:
-    got.engine._grammar_manager._grammars = found = Slow(tokenizer)
+    got.engine._grammar_manager._compiler = found = Slow(tokenizer)
     return found
 
 

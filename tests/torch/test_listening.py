@@ -137,7 +137,7 @@ def test_a_template_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
 
 def said(scripted: Drive, calling: FunctionChoice, *functions: FunctionDefinition) -> Any:
     got, _ = scripted(ANSWER)
-    got.engine._grammar_manager._template = get_response_template(Own(TEMPLATE))
+    got.engine._grammar_manager._response_template = get_response_template(Own(TEMPLATE))
     given = PromptInput(prompts=("x",), functions=functions)
     ending = StopParams(max_tokens=200)
     return got.run(

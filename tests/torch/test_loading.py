@@ -81,7 +81,7 @@ def test_a_sharded_model_is_the_same(folder: Path, tmp_path_factory: Any) -> Non
 
 def test_weights_in_another_form_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "safetensors files only" in refused(folder)
+    assert "only safetensors weights" in refused(folder)
 
 
 def test_missing_weights_are_told_and_not_made_up(folder: Path) -> None:

@@ -114,10 +114,10 @@ def test_why_the_hub_does_not_give_it(hub: Hub, error: Exception, says: str) -> 
 
 OFFLINE = """
 import sys
-from backends.torch.loader import ModelError, find
+from backends.torch.loader import ModelError, find_model
 for name in sys.argv[1:]:
     try:
-        print(find(name, lambda text: None).source)
+        print(find_model(name, lambda text: None).source)
     except ModelError as error:
         print(error)
 """

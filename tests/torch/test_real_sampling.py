@@ -49,7 +49,7 @@ def chat(text: str, **fields: Any) -> GenerationRequest:
         "kind": "chat",
         "messages": (Message("user", (TextPart(text),)),),
         "stopping": StopConditions(max_tokens=24),
-        "want": ResponseOptions(token_ids=True),
+        "response_options": ResponseOptions(token_ids=True),
         **fields,
     }
     return GenerationRequest(**given)

@@ -105,8 +105,12 @@ def test_pick_draws_by_the_probabilities() -> None:
     line[[7, 3, 250, 0]] = PROBABILITIES.log()
     rows = 20_000
     for rules in (
-        SamplingRules(), SamplingRules(top_k=50), SamplingRules(top_p=0.9999), SamplingRules(min_p=0.01), SamplingRules(typical_p=0.9999)
-    ):  # fmt: skip
+        SamplingRules(),
+        SamplingRules(top_k=50),
+        SamplingRules(top_p=0.9999),
+        SamplingRules(min_p=0.01),
+        SamplingRules(typical_p=0.9999),
+    ):
         chosen = sample_tokens(line.repeat(rows, 1), [drawn(rules, seed) for seed in range(rows)])
         counts = torch.tensor(chosen).bincount(minlength=V)[[7, 3, 250, 0]].float()
         assert chi_square(counts, PROBABILITIES * rows) < LIMIT
@@ -188,9 +192,9 @@ RULES = st.builds(
     typical_p=st.sampled_from([0.2, 0.9, 1.0]),
     repetition_penalty=st.sampled_from([0.7, 1.0, 1.3]),
     bias=st.dictionaries(TOKEN, st.floats(-3, 3), max_size=3),
-    bad=st.lists(st.lists(TOKEN, min_size=1, max_size=3).map(tuple), max_size=2, unique=True).map(
-        tuple
-    ),
+    bad_sequences=st.lists(
+        st.lists(TOKEN, min_size=1, max_size=3).map(tuple), max_size=2, unique=True
+    ).map(tuple),
 )
 ROWS = st.lists(
     st.builds(

@@ -174,7 +174,7 @@ def test_more_choices_than_anyone_may_have(driven: Drive) -> None:
 
 def test_samples_wait_for_credit(scripted: Play) -> None:
     got, _ = scripted("a" * 20, SchedulerConfig(max_sequences=1))
-    got.run(asked(1, n=2, best_of=2, credit=8, max_tokens=8))
+    got.run(asked(1, n=2, best_of=2, initial_credit=8, max_tokens=8))
     assert (got.text(1, 0), got.text(1, 1)) == ("a" * 8, "")
     got.run(asked(2, max_tokens=3))
     assert got.text(2) == "aaa"
@@ -185,7 +185,7 @@ def test_samples_wait_for_credit(scripted: Play) -> None:
 
 def test_who_takes_nothing_gives_way_to_who_waits(scripted: Play) -> None:
     got, _ = scripted("a" * 100, SchedulerConfig(max_sequences=1))
-    got.run(asked(1, credit=10, max_tokens=60))
+    got.run(asked(1, initial_credit=10, max_tokens=60))
     assert len(got.ids(1)) == 10
     got.run(asked(2))
     assert len(got.ids(2)) == 24

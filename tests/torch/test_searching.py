@@ -38,8 +38,8 @@ def asked(
         if one in fields
     }
     given: dict[str, Any] = {
-        "picking": EngineSamplingParams(temperature=0),
-        "ending": StopParams(max_tokens=STEPS, ignore_eos=True),
+        "sampling": EngineSamplingParams(temperature=0),
+        "stopping": StopParams(max_tokens=STEPS, ignore_eos=True),
         "n": width if n is None else n,
         "token_ids": True,
         **fields,
@@ -105,7 +105,7 @@ def test_ends_and_length_penalty_are_those_of_transformers(
         ending = StopParams(
             max_tokens=STEPS, stop_token_ids=ends, ignore_eos=True, include_stop=True
         )
-        got = driven().run(asked(4, ending=ending, length_penalty=penalty))
+        got = driven().run(asked(4, stopping=ending, length_penalty=penalty))
         wanted = theirs(reference, tokenizer, 4, eos_token_id=list(ends), length_penalty=penalty)
         assert found(got) == wanted
         lengths.add(tuple(map(len, wanted)))
@@ -126,7 +126,7 @@ def test_penalties_bias_and_bans_steer_the_search(
         logit_bias={liked: 2.5},
         bad_words=(chr(barred),),
     )
-    got = driven().run(asked(3, picking=picking))
+    got = driven().run(asked(3, sampling=picking))
     assert barred < 128
     assert found(got) != plain
     assert found(got) == theirs(
@@ -138,7 +138,7 @@ def test_penalties_bias_and_bans_steer_the_search(
         bad_words_ids=[[barred], [32, barred]],
     )
     few = driven().run(
-        asked(3, picking=EngineSamplingParams(temperature=0, allowed_token_ids=(65, 66)))
+        asked(3, sampling=EngineSamplingParams(temperature=0, allowed_token_ids=(65, 66)))
     )
     assert {token for text in found(few) for token in text} == {65, 66}
 
@@ -147,7 +147,7 @@ def test_the_watermark_steers_the_search(driven: Drive, reference: Any, tokenize
     from transformers import WatermarkingConfig  # noqa: PLC0415
 
     got = driven().run(
-        asked(3, picking=EngineSamplingParams(temperature=0, watermark=WatermarkSettings()))
+        asked(3, sampling=EngineSamplingParams(temperature=0, watermark=WatermarkSettings()))
     )
     wanted = theirs(reference, tokenizer, 3, watermarking_config=WatermarkingConfig())
     assert found(got) == wanted != theirs(reference, tokenizer, 3)
@@ -198,7 +198,7 @@ def test_n_of_them_are_told_each_in_one_piece(driven: Drive) -> None:
 
 def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: Any) -> None:
     picking = EngineSamplingParams(temperature=0, repetition_penalty=1.5)
-    got = driven().run(asked(3, picking=picking, logprobs=2, n=2))
+    got = driven().run(asked(3, sampling=picking, logprobs=2, n=2))
     prompt = tokenizer.encode("Hello")
     for piece in got.of(TextEvent):
         with torch.inference_mode():
@@ -213,20 +213,21 @@ def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: A
 def test_a_stop_string_ends_a_beam(driven: Drive) -> None:
     plain = driven().run(asked(4)).text()
     stop = plain[3:5]
-    got = driven().run(asked(4, ending=StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,))))
+    ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,))
+    got = driven().run(asked(4, stopping=ending))
     texts = [got.text(choice=i) for i in range(4)]
     assert all(stop not in text for text in texts)
     assert ChoiceEndEvent(1, texts.index(plain[:3]), "stop", stop) in got.ended().values()
     late = StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,), min_tokens=STEPS)
-    assert driven().run(asked(4, ending=late)).text() == plain
+    assert driven().run(asked(4, stopping=late)).text() == plain
 
 
 def test_min_tokens_hold_back_the_end(driven: Drive, tokenizer: Any, reference: Any) -> None:
     first = theirs(reference, tokenizer, 3)[0][0]
     soon = StopParams(max_tokens=STEPS, stop_token_ids=(first,), ignore_eos=True, include_stop=True)
-    assert [first] in found(driven().run(asked(3, ending=soon)))
+    assert [first] in found(driven().run(asked(3, stopping=soon)))
     late = msgspec.structs.replace(soon, min_tokens=6)
-    got = found(driven().run(asked(3, ending=late)))
+    got = found(driven().run(asked(3, stopping=late)))
     assert all(first not in text[:6] for text in got)
 
 
@@ -244,7 +245,7 @@ def test_echo_and_several_prompts(driven: Drive) -> None:
 
 def test_beams_hold_to_a_form_and_repeat_what_few_texts_there_are(driven: Drive) -> None:
     form = OutputFormat("choice", '["yes","no"]')
-    got = driven().run(asked(4, form=form, n=3))
+    got = driven().run(asked(4, output_format=form, n=3))
     texts = [got.text(choice=i) for i in range(3)]
     assert set(texts) == {"yes", "no"}
     assert texts[2] == texts[0]
@@ -254,7 +255,7 @@ def test_beams_hold_to_a_form_and_repeat_what_few_texts_there_are(driven: Drive)
 def test_a_form_that_the_other_parameters_forbid(driven: Drive) -> None:
     form = OutputFormat("choice", '["yes","no"]')
     picking = EngineSamplingParams(temperature=0, allowed_token_ids=(65,))
-    got = driven().run(asked(2, form=form, picking=picking))
+    got = driven().run(asked(2, output_format=form, sampling=picking))
     assert got.failed().kind == "invalid"
     assert got.engine.active_count == 0
 
@@ -333,8 +334,8 @@ def test_short_memory_changes_nothing(driven: Drive, tiny: LoadedModel, blocks: 
     """Beams and others lose their places to one another, and find all they had again."""
     long = StopParams(max_tokens=50, ignore_eos=True)
     specs = [
-        asked(2, job=1, prompt="first", ending=long),
-        asked(2, job=2, prompt="second", ending=long),
+        asked(2, job=1, prompt="first", stopping=long),
+        asked(2, job=2, prompt="second", stopping=long),
         GenerateCommand(
             3,
             PromptInput(prompts=("third",)),
@@ -356,7 +357,7 @@ def test_beams_are_no_longer_than_their_share_of_the_memory(
     driven: Drive, tiny: LoadedModel
 ) -> None:
     got = driven(narrow(tiny, 4)).run(
-        asked(2, ending=StopParams(max_tokens=100, ignore_eos=True), prompt="12345")
+        asked(2, stopping=StopParams(max_tokens=100, ignore_eos=True), prompt="12345")
     )
     assert [len(text) for text in found(got)] == [2 * BLOCK_SIZE - 5] * 2
     refused = driven(narrow(tiny, 4)).run(asked(3, prompt="x" * BLOCK_SIZE))
@@ -380,7 +381,7 @@ def test_a_group_that_is_done_leaves_the_others_to_go_on(driven: Drive) -> None:
     end = plain[0][2]
     ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop_token_ids=(end,), include_stop=True)
     got = driven()
-    got.engine.submit(asked(2, ending=ending, **given))
+    got.engine.submit(asked(2, stopping=ending, **given))
     rows = []
     while got.engine.step():
         rows.append(got.engine.active_count)

@@ -57,9 +57,10 @@ def test_a_requests_takes_the_place_of_both(noisy: Drive) -> None:
     own = "{{ tools[0].function.name }}: {{ messages[0].content }}, {{ mood }}"
     arguments = b'{"mood": "gay", "tools": [], "chat_template": "x"}'
     functions = (FunctionDefinition("f"),)
-    assert text(noisy(), turns=HI, functions=functions, template=own, arguments=arguments) == (
-        "f: hi, gay"
+    got = text(
+        noisy(), turns=HI, functions=functions, template=own, template_arguments=arguments
     )
+    assert got == "f: hi, gay"
 
 
 def test_one_of_several_is_for_functions(noisy: Drive) -> None:
@@ -77,5 +78,5 @@ def test_what_an_assistant_began_goes_on(noisy: Drive) -> None:
 
 
 def test_a_prompt_is_wrapped_or_raw(noisy: Drive) -> None:
-    assert text(noisy(), prompts=("hi",), wrap=True) == "<user>hi<assistant>"
+    assert text(noisy(), prompts=("hi",), as_user_message=True) == "<user>hi<assistant>"
     assert text(noisy(), prompts=("hi",)) == "hi"

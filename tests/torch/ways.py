@@ -111,7 +111,7 @@ def ways() -> Iterator[Way]:
         options = {"model": "m"} if name == "mindie" else {}
         for profile in family.profiles:
             dialect = family(profile, **options)
-            for key, rows in getattr(dialect, "tables", {}).items():
+            for key, rows in getattr(dialect, "param_tables", {}).items():
                 if "embedding" in key or (name, key, rows) in known:
                     continue
                 known.append((name, key, rows))

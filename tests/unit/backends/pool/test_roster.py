@@ -338,7 +338,7 @@ async def test_a_pool_that_closes_tells_those_who_wait() -> None:
 
 async def test_the_whole_pool_has_a_limit_of_its_own() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=3, places=2, most=4)
+    pool = roster(clock, count=3, places=2, max_concurrency=4)
     ask = Asker(pool, clock)
     places = [await ask.take() for _ in range(4)]
     waiting = ask.later()
