@@ -39,7 +39,7 @@ _BUILT_IN: Final = _worker(
 
 STANDS_IN: Final[Mapping[str, str]] = {
     "README.md": _BUILT_IN,
-    "docs/quickstart.md": _BUILT_IN,
+    "docs/tutorial.md": _BUILT_IN,
     "docs/howto/before-mindie.md": _MINDIE,
     "docs/howto/before-ovms.md": _OVMS,
     "docs/howto/before-triton.md": _TRITON,

@@ -32,8 +32,8 @@ NOT_RUN: Final = {
     ("docs/howto/systemd.md", "# python3 -m venv"): "changes the machine, as root",
     ("docs/howto/worker.md", "$ INTERLINGUA_WORKER_KEY"): "wants a model of the reader's",
     ("docs/howto/worker.md", "$ pip install"): "make ray: it takes the machine for itself",
-    ("docs/quickstart.md", "$ make run"): "installs, and downloads what there is not",
-    ("docs/quickstart.md", "$ pip install"): "as above",
+    ("docs/tutorial.md", "$ make run"): "installs, and downloads what there is not",
+    ("docs/tutorial.md", "$ pip install"): "as above",
 }
 """Blocks that are only shown, by their page and how they begin, and why no test runs them."""
 SHOWN: Final = re.compile(r"^```(?:console|py)\n(.*)$", re.MULTILINE)
