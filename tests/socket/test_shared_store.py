@@ -18,7 +18,7 @@ from gateway.limits.shared.store import AT_ONCE, LASTS, REST, WITHIN, Shared, St
 from tests.redis_server import RedisServer, free_port
 
 PEM = Path(__file__).parents[1] / "fault" / "loopback.pem"
-PAGE = (PEM.parents[2] / "docs" / "howto" / "limits-shared.md").read_text("utf-8")
+PAGE = (PEM.parents[2] / "docs" / "howto" / "shared-rate-limits.md").read_text("utf-8")
 CENTURY = 3.2e9
 """A period in which nothing comes back while a test runs."""
 HOUR = 3600.0
