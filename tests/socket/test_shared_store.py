@@ -378,7 +378,7 @@ async def test_tls_by_a_certificate_of_our_own() -> None:
 
 def test_what_the_page_promises() -> None:
     """Every number of it is the one that holds."""
-    _, _, table = PAGE.partition("## What is promised")
+    _, _, table = PAGE.partition("## Guarantees")
     told = re.findall(r"[0-9.]+(?:%| ms| s\b)", table.partition("\n## ")[0])
     rest = [f"{REST / 2:g}", f"{REST:g} s", f"{math.ceil(REST + EVERY * 1.25 + WITHIN)} s"]
     assert told == [
@@ -391,5 +391,5 @@ def test_what_the_page_promises() -> None:
         f"{LASTS:g} s",
     ]
     assert f"{rest[0]} to {rest[1]}" in table
-    assert f"of up to {AT_ONCE} limits" in table
+    assert f"for up to {AT_ONCE} limits" in table
     assert (RATE_PART, "half of `amount / replicas`" in table) == (0.5, True)
