@@ -47,5 +47,5 @@ STANDS_IN: Final[Mapping[str, str]] = {
     "docs/howto/probe.md": _VLLM,
     "docs/howto/migrate-databricks.md": _VLLM,
     "docs/howto/migrate-openai.md": _VLLM,
-    "docs/howto/workers.md": _VLLM,
+    "docs/howto/load-balancing.md": _VLLM,
 }

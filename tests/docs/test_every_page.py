@@ -23,7 +23,7 @@ SLOW: Final = {"docs/howto/forms.md", "docs/howto/worker.md"}
 """They load the built-in model."""
 NOT_RUN: Final = {
     ("README.md", "$ make run"): "installs, and downloads what there is not",
-    ("README.md", "$ interlingua serve http"): "as docs/howto/workers.md has it, on a port in use",
+    ("README.md", "$ interlingua serve http"): "docs/howto/load-balancing.md runs it; port in use",
     ("docs/howto/before-ovms.md", "$ ovms --rest_port"): "wants the model server",
     ("docs/howto/before-vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
     ("docs/howto/kubernetes.md", "$ kubectl -n models"): "wants a cluster",
