@@ -11,7 +11,7 @@ from gateway.commands.worker import worker
 from gateway.config import Pool, Torch, load
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "howto" / "worker.md").read_text("utf-8")
+TEXT = (ROOT / "docs" / "howto" / "serve-a-local-model.md").read_text("utf-8")
 ENV = {"INTERLINGUA_WORKER_KEY": "secret"}
 
 
