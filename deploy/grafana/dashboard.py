@@ -1,7 +1,8 @@
-"""Makes the Grafana board: python deploy/grafana/board.py > deploy/grafana/interlingua.json.
+"""Generates the Grafana dashboard.
 
-A panel is a title, a unit and what it asks Prometheus, each with the name of its lines. Everything
-else is the same for all of them.
+Run: python deploy/grafana/dashboard.py > deploy/grafana/interlingua.json
+
+A panel has a title, a unit and PromQL queries by legend. All panels share the other settings.
 """
 
 import itertools
@@ -14,39 +15,37 @@ import msgspec
 WIDE: Final = 24
 HEIGHT: Final = 8
 SOURCE: Final = {"type": "prometheus", "uid": "${source}"}
-OF: Final = 'job=~"$job",instance=~"$instance"'
-MODEL: Final = f'{OF},model=~"$model"'
-BACKEND: Final = f'{OF},backend=~"$backend"'
+SCOPE: Final = 'job=~"$job",instance=~"$instance"'
+MODEL: Final = f'{SCOPE},model=~"$model"'
+BACKEND: Final = f'{SCOPE},backend=~"$backend"'
 FAILED: Final = 'outcome=~"worker_error|gateway_error|truncated"'
 
 
 class Panel(NamedTuple):
-    """``asks`` gives PromQL by what its lines are called. ``about`` is shown beside the title."""
+    """``queries`` maps legends to PromQL. ``description`` is the tooltip of the title."""
 
     title: str
     unit: str
-    asks: Mapping[str, str]
-    about: str = ""
+    queries: Mapping[str, str]
+    description: str = ""
 
 
 def rate(name: str, where: str, by: str) -> str:
-    """What a counter grows by in a second."""
+    """The rate of a counter per second, summed by these labels."""
     return f"sum by ({by}) (rate(interlingua_{name}{{{where}}}[$__rate_interval]))"
 
 
-def quantiles(name: str, where: str, by: str = "") -> dict[str, str]:
-    """Of a histogram, by what lines are called."""
-    grown = f"rate(interlingua_{name}_bucket{{{where}}}[$__rate_interval])"
-    labels = f"le, {by}" if by else "le"
-    called = f" {{{{{by}}}}}" if by else ""
+def quantiles(name: str, where: str) -> dict[str, str]:
+    """The quantiles of a histogram, by legend."""
+    increase = f"rate(interlingua_{name}_bucket{{{where}}}[$__rate_interval])"
     return {
-        f"p{round(q * 100)}{called}": f"histogram_quantile({q}, sum by ({labels}) ({grown}))"
+        f"p{round(q * 100)}": f"histogram_quantile({q}, sum by (le) ({increase}))"
         for q in (0.5, 0.95, 0.99)
     }
 
 
 ROWS: Final[Mapping[str, Sequence[Panel]]] = {
-    "Exchanges": (
+    "Requests and responses": (
         Panel("Requests", "reqps", {"{{outcome}}": rate("requests_total", MODEL, "outcome")}),
         Panel(
             "Errors",
@@ -55,28 +54,28 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
                 "{{model}}": f"{rate('requests_total', f'{MODEL},{FAILED}', 'model')} / "
                 f"{rate('requests_total', MODEL, 'model')}"
             },
-            "Of all requests, what the gateway or a worker is to blame for.",
+            "Share of requests that fail because of the gateway or a worker.",
         ),
         Panel(
-            "In flight",
+            "Requests in flight",
             "short",
             {"{{phase}}": f"sum by (phase) (interlingua_requests_in_flight{{{MODEL}}})"},
         ),
         Panel("Time to first token", "s", quantiles("time_to_first_token_seconds", MODEL)),
         Panel("Time per output token", "s", quantiles("time_per_output_token_seconds", MODEL)),
-        Panel("Duration", "s", quantiles("request_duration_seconds", MODEL)),
+        Panel("Request duration", "s", quantiles("request_duration_seconds", MODEL)),
         Panel(
             "Tokens",
             "short",
             {"{{direction}}": rate("tokens_total", MODEL, "direction")},
-            "In a second. Cached tokens are part of the input, reasoning of the output.",
+            "Per second. Input includes cached tokens, output includes reasoning tokens.",
         ),
         Panel("Errors by class", "reqps", {"{{error}}": rate("errors_total", MODEL, "error")}),
         Panel(
-            "Streams that were cut",
+            "Aborted streams",
             "reqps",
             {"{{side}} {{reason}}": rate("stream_aborts_total", MODEL, "side, reason")},
-            "By the side that is to blame.",
+            "By the side that caused the abort.",
         ),
     ),
     "Versions": (
@@ -96,139 +95,149 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             "The 95th percentile.",
         ),
         Panel(
-            "Answered elsewhere",
+            "Fallbacks",
             "reqps",
             {
-                "from {{model}}@{{version}}": rate("diversions_total", MODEL, "model, version"),
-                "in the stead of {{target}}": rate("fallbacks_total", OF, "target"),
+                "answered instead of {{model}}@{{version}}": rate(
+                    "requests_answered_by_fallback_total", MODEL, "model, version"
+                ),
+                "after failure of {{target}}": rate("fallbacks_total", SCOPE, "target"),
             },
         ),
         Panel(
-            "Lost in translation",
+            "Unsupported parameters",
             "reqps",
-            {"{{field}} {{reason}}": rate("losses_total", MODEL, "field, reason")},
+            {"{{field}} {{reason}}": rate("unsupported_parameters_total", MODEL, "field, reason")},
         ),
     ),
     "Pools": (
         Panel(
-            "Workers that are asked",
+            "Workers in rotation",
             "percentunit",
             {"{{backend}}": f"avg by (backend) (interlingua_worker_up{{{BACKEND}}})"},
         ),
         Panel(
-            "Requests at workers",
+            "Requests in flight by worker",
             "short",
             {"{{worker}}": f"sum by (worker) (interlingua_worker_in_flight{{{BACKEND}}})"},
         ),
         Panel(
-            "Waiting for a worker",
+            "Queue length",
             "short",
             {"{{backend}}": f"sum by (backend) (interlingua_queue_length{{{BACKEND}}})"},
         ),
-        Panel("Time in the queue", "s", quantiles("queue_wait_seconds", BACKEND)),
+        Panel("Queue wait", "s", quantiles("queue_wait_seconds", BACKEND)),
         Panel(
-            "Sent away",
+            "Shed requests",
             "reqps",
             {"{{backend}} {{reason}}": rate("shed_total", BACKEND, "backend, reason")},
-            "Requests that got no worker.",
+            "Requests rejected because no worker was available.",
         ),
         Panel(
-            "Tried again",
+            "Retries",
             "reqps",
             {
                 "{{reason}}": rate("retries_total", BACKEND, "reason"),
-                "no more": rate("retry_budget_exhausted_total", BACKEND, "backend"),
+                "budget exhausted": rate("retry_budget_exhausted_total", BACKEND, "backend"),
             },
         ),
         Panel(
-            "What workers failed with",
+            "Worker failures",
             "reqps",
             {"{{backend}} {{kind}}": rate("upstream_failures_total", BACKEND, "backend, kind")},
         ),
-        Panel("Time at a worker", "s", quantiles("upstream_request_duration_seconds", BACKEND)),
-        Panel("The longest pause of a stream", "s", quantiles("longest_pause_seconds", BACKEND)),
+        Panel(
+            "Upstream request duration",
+            "s",
+            quantiles("upstream_request_duration_seconds", BACKEND),
+        ),
+        Panel(
+            "Largest gap between chunks of a stream",
+            "s",
+            quantiles("max_inter_chunk_gap_seconds", BACKEND),
+        ),
         Panel(
             "Connections to workers",
             "short",
             {"{{state}}": f"sum by (state) (interlingua_upstream_connections{{{BACKEND}}})"},
         ),
         Panel(
-            "Answers that nobody waited for",
+            "Upstream cancellations",
             "reqps",
-            {"{{backend}}": rate("cancelled_upstream_total", BACKEND, "backend")},
+            {"{{backend}}": rate("upstream_cancellations_total", BACKEND, "backend")},
         ),
     ),
-    "The gateway itself": (
+    "Gateway process": (
         Panel(
-            "Its own time",
+            "Gateway overhead",
             "s",
             quantiles("overhead_seconds", MODEL),
-            "From a whole request until a worker was asked for.",
+            "From the complete client request until a worker is requested.",
         ),
-        Panel("Lag of the event loop", "s", quantiles("event_loop_lag_seconds", OF)),
-        Panel("Processor", "short", {"{{instance}}": rate("cpu_seconds_total", OF, "instance")}),
-        Panel("Memory", "bytes", {"{{instance}}": f"interlingua_memory_bytes{{{OF}}}"}),
+        Panel("Event loop lag", "s", quantiles("event_loop_lag_seconds", SCOPE)),
+        Panel("CPU", "short", {"{{instance}}": rate("cpu_seconds_total", SCOPE, "instance")}),
+        Panel("Memory", "bytes", {"{{instance}}": f"interlingua_memory_bytes{{{SCOPE}}}"}),
         Panel(
             "File descriptors",
             "percentunit",
-            {"{{instance}}": f"interlingua_open_fds{{{OF}}} / interlingua_max_fds{{{OF}}}"},
+            {"{{instance}}": f"interlingua_open_fds{{{SCOPE}}} / interlingua_max_fds{{{SCOPE}}}"},
         ),
         Panel(
-            "Connections of clients",
+            "Client connections",
             "short",
-            {"{{listener}}": f"sum by (listener) (interlingua_open_client_connections{{{OF}}})"},
+            {"{{listener}}": f"sum by (listener) (interlingua_open_client_connections{{{SCOPE}}})"},
         ),
         Panel(
-            "What was no request",
+            "Malformed requests",
             "reqps",
-            {"{{kind}}": rate("malformed_requests_total", OF, "kind")},
+            {"{{kind}}": rate("malformed_requests_total", SCOPE, "kind")},
         ),
         Panel(
-            "What was to be kept and is lost",
+            "Dropped log lines, usage rows and traces",
             "cps",
             {
-                "lines of the log": rate("log_lines_lost_total", OF, "job"),
-                "rows of usage": rate("usage_rows_lost_total", OF, "job"),
-                "traces": rate("traces_lost_total", OF, "job"),
+                "access log lines": rate("log_lines_dropped_total", SCOPE, "job"),
+                "usage rows": rate("usage_rows_dropped_total", SCOPE, "job"),
+                "traces": rate("traces_dropped_total", SCOPE, "job"),
             },
         ),
         Panel(
-            "Configuration",
+            "Configurations",
             "short",
-            {"{{hash}}": f"sum by (hash) (interlingua_config_info{{{OF}}})"},
-            "How many gateways serve each.",
+            {"{{hash}}": f"sum by (hash) (interlingua_config_info{{{SCOPE}}})"},
+            "Gateways by configuration hash.",
         ),
     ),
-    "Limits": (
+    "Rate limits": (
         Panel(
-            "Requests held to limits",
+            "Rate limit decisions",
             "reqps",
-            {"{{scope}} {{decision}}": rate("ratelimit_decisions_total", OF, "scope, decision")},
+            {"{{scope}} {{decision}}": rate("ratelimit_decisions_total", SCOPE, "scope, decision")},
         ),
         Panel(
-            "Budgets",
+            "Daily token budgets",
             "percentunit",
             {
                 "{{key}} {{model}}": "sum by (key, model) "
-                f"(interlingua_budget_spent_tokens{{{OF}}})"
-                f" / sum by (key, model) (interlingua_budget_tokens{{{OF}}})"
+                f"(interlingua_budget_spent_tokens{{{SCOPE}}})"
+                f" / sum by (key, model) (interlingua_budget_tokens{{{SCOPE}}})"
             },
-            "What is used of a day's.",
+            "Used share of the daily budget.",
         ),
         Panel(
-            "The store of shared limits",
+            "Shared rate limit store",
             "short",
             {
-                "up {{instance}}": f"interlingua_ratelimit_store_up{{{OF}}}",
-                "asked in vain {{instance}}": rate("ratelimit_store_errors_total", OF, "instance"),
+                "up {{instance}}": f"interlingua_ratelimit_store_up{{{SCOPE}}}",
+                "errors {{instance}}": rate("ratelimit_store_errors_total", SCOPE, "instance"),
             },
         ),
     ),
 }
 
 
-def panels() -> Iterator[dict[str, Any]]:
-    """All of them, each in its place: three in a line."""
+def build_panels() -> Iterator[dict[str, Any]]:
+    """All rows and panels with their positions, three panels per line."""
     ids = itertools.count(1)
     top, across = 0, WIDE // 3
     for title, row in ROWS.items():
@@ -243,36 +252,36 @@ def panels() -> Iterator[dict[str, Any]]:
         top += 1
         for number, panel in enumerate(row):
             x, y = number % 3 * across, top + number // 3 * HEIGHT
-            yield drawn(panel, next(ids), {"x": x, "y": y, "w": across, "h": HEIGHT})
+            yield build_panel(panel, next(ids), {"x": x, "y": y, "w": across, "h": HEIGHT})
         top += -(-len(row) // 3) * HEIGHT
 
 
-def drawn(panel: Panel, number: int, place: Mapping[str, int]) -> dict[str, Any]:
-    """A panel, as Grafana has it."""
+def build_panel(panel: Panel, number: int, position: Mapping[str, int]) -> dict[str, Any]:
+    """A panel in Grafana's JSON model."""
     targets = [
-        {"refId": chr(ord("A") + n), "datasource": SOURCE, "expr": expr, "legendFormat": called}
-        for n, (called, expr) in enumerate(panel.asks.items())
+        {"refId": chr(ord("A") + n), "datasource": SOURCE, "expr": expr, "legendFormat": legend}
+        for n, (legend, expr) in enumerate(panel.queries.items())
     ]
     return {
         "id": number,
         "type": "timeseries",
         "title": panel.title,
-        "description": panel.about,
+        "description": panel.description,
         "datasource": SOURCE,
-        "gridPos": place,
+        "gridPos": position,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "options": {"legend": {"displayMode": "list"}, "tooltip": {"mode": "multi"}},
         "targets": targets,
     }
 
 
-def variable(name: str, of: str) -> dict[str, Any]:
-    """A choice among the values of the label that is called the same."""
+def variable(name: str, metric: str) -> dict[str, Any]:
+    """A dashboard variable with the values of the label of the same name."""
     return {
         "name": name,
         "type": "query",
         "datasource": SOURCE,
-        "query": {"query": f"label_values({of}, {name})", "refId": name},
+        "query": {"query": f"label_values({metric}, {name})", "refId": name},
         "refresh": 2,
         "includeAll": True,
         "multi": True,
@@ -281,10 +290,10 @@ def variable(name: str, of: str) -> dict[str, Any]:
     }
 
 
-def board() -> dict[str, Any]:
-    """The whole."""
+def build_dashboard() -> dict[str, Any]:
+    """The dashboard in Grafana's JSON model."""
     source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
-    choices = [
+    variables = [
         variable("job", "interlingua_build_info"),
         variable("instance", "interlingua_build_info"),
         variable("model", "interlingua_requests_total"),
@@ -298,11 +307,13 @@ def board() -> dict[str, Any]:
         "editable": True,
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [source, *choices]},
+        "templating": {"list": [source, *variables]},
         "annotations": {"list": []},
-        "panels": [*panels()],
+        "panels": [*build_panels()],
     }
 
 
 if __name__ == "__main__":
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(board()), indent=1).decode() + "\n")
+    sys.stdout.write(
+        msgspec.json.format(msgspec.json.encode(build_dashboard()), indent=1).decode() + "\n"
+    )

@@ -12,7 +12,7 @@ from gateway.config.loader import load_text
 from gateway.config.schema import PoolConfig, TorchConfig
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "howto" / "worker.md").read_text("utf-8")
+TEXT = (ROOT / "docs" / "howto" / "serve-a-local-model.md").read_text("utf-8")
 ENV = {"INTERLINGUA_WORKER_KEY": "secret"}
 
 
