@@ -1,13 +1,13 @@
-"""Our engine under Ray Serve: replicas that are workers of their own, and a list of where they are.
+"""The local engine under Ray Serve: replicas that are workers, and a file with their URLs.
 
-Ray places the replicas, watches them and starts them anew; no request goes through its proxy. Each
-replica listens at a port of its own, as `interlingua worker` does, and a gateway asks it directly.
-``Roster`` writes the URLs of those that live into a file, which the gateway's pool watches::
+Ray places, monitors and restarts the replicas; no request goes through its proxy. Each replica
+listens on its own port, like `interlingua worker`, and gateways send requests to it directly.
+``WorkerList`` writes the URLs of live replicas to a file, which the gateway's pool watches::
 
-    export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0  # this machine alone, on its loopback
+    export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0  # single machine, loopback only
     PYTHONPATH=deploy/ray serve run deploy/ray/serve.yaml
 
-Nothing but this folder knows Ray.
+Nothing outside this folder depends on Ray.
 """
 
 import asyncio
@@ -35,37 +35,37 @@ from gateway.runtime.gateway import Gateway, build_services
 
 log = logging.getLogger("ray.serve")
 
-KEY = "INTERLINGUA_WORKER_KEY"
-"""The environment's name for what gateways must send, here and where they are."""
-EVERY = 1.0
-"""Seconds between signs of life."""
-PATIENCE = 5.0
-"""Seconds without one after which a replica is taken from the list."""
-LOST = 60.0
-"""Seconds without its engine's process, which it starts anew itself, that a replica is left."""
+KEY_VARIABLE = "INTERLINGUA_WORKER_KEY"
+"""The environment variable with the API key of the workers, for replicas and gateways."""
+HEARTBEAT_INTERVAL = 1.0
+"""Seconds between heartbeats of a replica."""
+HEARTBEAT_TIMEOUT = 5.0
+"""Seconds without a heartbeat after which a replica is removed from the list."""
+ENGINE_TIMEOUT = 60.0
+"""Seconds that a replica has to restart its engine process before Ray restarts the replica."""
 
 
-def _stay_home() -> None:
-    """Let this replica's inner port be where its node is, and not at every address there is.
+def _bind_to_node_address() -> None:
+    """Bind this replica's internal gRPC port to the node's address instead of all addresses.
 
-    Ray's own choice is ``[::]``, and whoever reaches that port can make the replica run what he
-    likes. Others ask at the node's address alone. There is no setting for it.
+    Ray binds it to ``[::]``, and anyone who can reach the port can execute code in the replica.
+    Ray itself connects to the node's address only. Ray has no setting for this.
     """
-    replica.add_port_to_grpc_server = _listen
+    replica.add_port_to_grpc_server = _add_port
 
 
-def _listen(server: Any, address: str) -> int:
+def _add_port(server: Any, address: str) -> int:
     host, port = ray.util.get_node_ip_address(), address.rpartition(":")[2]
     bound: int = add_port_to_grpc_server(server, build_address(host, port))
     return bound
 
 
-class Told(Struct, frozen=True, forbid_unknown_fields=True):
-    """The arguments in serve.yaml; those without a word here are `interlingua worker`'s."""
+class Arguments(Struct, frozen=True, forbid_unknown_fields=True):
+    """The arguments in serve.yaml. Undocumented ones are options of `interlingua worker`."""
 
     model: str
     file: str
-    """Where the list is written: on the head's machine, or on a disk that the gateway shares."""
+    """Path of the worker list: on the head node, or on a disk shared with the gateway."""
     replicas: int = 1
     cpus: float = 1.0
     gpus: float = 0.0
@@ -73,7 +73,7 @@ class Told(Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "auto"
     dtype: str = "auto"
     max_concurrency: int = 16
-    memory: str | None = None
+    kv_cache_memory: str | None = None
     threads: int | None = None
     task: str | None = None
 
@@ -81,108 +81,110 @@ class Told(Struct, frozen=True, forbid_unknown_fields=True):
 @serve.deployment(
     ray_actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
     max_ongoing_requests=1000,
-    logging_config={"enable_access_log": False},  # a line for each sign of life
+    logging_config={"enable_access_log": False},  # it would log every heartbeat
 )
-class Roster:
-    """Who lives, by signs of life. What is written is whole, and only where something changed."""
+class WorkerList:
+    """Tracks live replicas by their heartbeats and writes their URLs atomically on each change."""
 
     def __init__(self, file: str, engines: DeploymentHandle) -> None:
-        del engines  # to be started with it is all they have in common
-        _stay_home()
+        del engines  # bound only so that Ray starts both deployments
+        _bind_to_node_address()
         self._file = Path(file)
         self._seen: dict[str, float] = {}
         self._written: list[str] | None = None
-        self._turning = asyncio.get_running_loop().create_task(self._turn())
+        self._expiry = asyncio.get_running_loop().create_task(self._remove_expired())
 
-    async def lives(self, url: str) -> None:
-        """A replica's sign of life."""
+    async def heartbeat(self, url: str) -> None:
+        """Record a replica's heartbeat."""
         self._seen[url] = time.monotonic()
         self._write()
 
-    async def leaves(self, url: str) -> None:
-        """A replica stops, and wants no more requests."""
+    async def remove(self, url: str) -> None:
+        """Remove a replica that shuts down."""
         self._seen.pop(url, None)
         self._write()
 
-    async def _turn(self) -> None:
+    async def _remove_expired(self) -> None:
         while True:
-            await asyncio.sleep(EVERY)
-            late = time.monotonic() - PATIENCE
-            self._seen = {url: seen for url, seen in self._seen.items() if seen > late}
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
+            oldest = time.monotonic() - HEARTBEAT_TIMEOUT
+            self._seen = {url: seen for url, seen in self._seen.items() if seen > oldest}
             self._write()
 
     def _write(self) -> None:
         urls = sorted(self._seen)
         if urls == self._written or not urls:
-            return  # an empty list is no list: the gateway sees for itself who is gone
-        new = self._file.with_name(f".{self._file.name}.new")
-        new.write_bytes(msgspec.json.encode(urls))
-        new.replace(self._file)
+            return  # keep the last list when empty: the gateway detects dead workers itself
+        temporary = self._file.with_name(f".{self._file.name}.new")
+        temporary.write_bytes(msgspec.json.encode(urls))
+        temporary.replace(self._file)
         self._written = urls
 
 
 @serve.deployment(health_check_period_s=5, graceful_shutdown_timeout_s=70)
 class Engine:
-    """One worker: a gateway of one model, within the replica's own process."""
+    """One replica: a gateway with one local model, in the replica's process."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        _stay_home()
-        self._told = told
-        self._seen = float("inf")
-        """When the engine was last seen ready, once it was."""
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        _bind_to_node_address()
+        self._options = options
+        self._last_ready = float("inf")
+        """When the engine was last ready; infinite before the first time."""
         self._app: Gateway | None = None
-        self._living = asyncio.get_running_loop().create_task(self._live())
+        self._running = asyncio.get_running_loop().create_task(self._run())
 
-    async def _live(self) -> None:
-        """Serve, and tell of it until the end."""
+    async def _run(self) -> None:
+        """Serve, and send heartbeats until the replica stops."""
         host = ray.util.get_node_ip_address()
-        text = build_worker_config(**self._told, host=host, port=0, key=os.environ.get(KEY))
+        config = build_worker_config(
+            **self._options, host=host, port=0, key=os.environ.get(KEY_VARIABLE)
+        )
         app = Gateway(
-            load_text(msgspec.json.encode(text).decode(), "<worker>", env={}), build_services()
+            load_text(msgspec.json.encode(config).decode(), "<worker>", env={}), build_services()
         )
         self._app = app
         (url,) = await app.start(warmed=True)
-        log.info("%s serves at %s", self._told["path"], url)
-        roster: DeploymentHandle = serve.get_deployment_handle("Roster")
+        log.info("serving %s at %s", self._options["path"], url)
+        worker_list: DeploymentHandle = serve.get_deployment_handle("WorkerList")
         try:
             while True:
                 if app.backends["engine"].ready:
-                    self._seen = time.monotonic()
-                    await _tell(roster.lives, url)
-                await asyncio.sleep(EVERY)
+                    self._last_ready = time.monotonic()
+                    await _notify(worker_list.heartbeat, url)
+                await asyncio.sleep(HEARTBEAT_INTERVAL)
         finally:
-            await _tell(roster.leaves, url)
+            await _notify(worker_list.remove, url)
 
     async def check_health(self) -> None:
-        """Ray asks this, and starts a replica anew for which it fails."""
-        if self._living.done():
-            self._living.result()
-        if time.monotonic() - self._seen > LOST:
-            raise RuntimeError(f"the engine has been away for {LOST:g} s")
+        """Ray restarts the replica if this fails."""
+        if self._running.done():
+            self._running.result()
+        if time.monotonic() - self._last_ready > ENGINE_TIMEOUT:
+            raise RuntimeError(f"the engine has not been ready for {ENGINE_TIMEOUT:g} s")
 
     async def __del__(self) -> None:
-        """Ray's way to say that the replica is to stop: what runs comes to its end."""
-        self._living.cancel()
-        await asyncio.wait({self._living})
+        """Called by Ray to stop the replica; running requests finish."""
+        self._running.cancel()
+        await asyncio.wait({self._running})
         if self._app is not None:
             await self._app.stop()
 
 
-async def _tell(what: Any, url: str) -> None:
-    """Tell the roster. Where it is away itself, Ray brings it back, and the next sign is heard."""
+async def _notify(method: Any, url: str) -> None:
+    """Call the worker list. If it is down, Ray restarts it and a later heartbeat arrives."""
     try:
-        async with asyncio.timeout(PATIENCE):  # at the end of all it may never come back
-            await what.remote(url)
+        async with asyncio.timeout(HEARTBEAT_TIMEOUT):  # during shutdown it may never return
+            await method.remote(url)
     except (RayError, RayServeException, TimeoutError) as error:
-        log.warning("the roster can't be told of %s: %r", url, error)
+        log.warning("cannot update the worker list for %s: %r", url, error)
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
-    """The application that serve.yaml names. Raises ValidationError for wrong arguments."""
-    told = msgspec.convert(arguments, Told, strict=False)
-    worker = msgspec.structs.asdict(told)
-    file, replicas = worker.pop("file"), worker.pop("replicas")
-    places = {"num_cpus": worker.pop("cpus"), "num_gpus": worker.pop("gpus")}
-    worker["path"] = worker.pop("model")
-    engine = Engine.options(num_replicas=replicas, ray_actor_options=places)
-    return Roster.bind(file, engine.bind(worker))
+    """Build the application named in serve.yaml. Raises ValidationError for invalid arguments."""
+    parsed = msgspec.convert(arguments, Arguments, strict=False)
+    options = msgspec.structs.asdict(parsed)
+    file, replicas = options.pop("file"), options.pop("replicas")
+    resources = {"num_cpus": options.pop("cpus"), "num_gpus": options.pop("gpus")}
+    options["path"] = options.pop("model")
+    engine = Engine.options(num_replicas=replicas, ray_actor_options=resources)
+    return WorkerList.bind(file, engine.bind(options))

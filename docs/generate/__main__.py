@@ -67,7 +67,7 @@ def generate_pages() -> Mapping[str, str]:
     clients = [one for one in every if registry.serves_clients(one.name)]
     tables = worker_tables(clients, {**workers, **_local_backends()})
     return {
-        "dialects.md": parameters_page(clients) + "\n" + tables,
+        "protocols.md": parameters_page(clients) + "\n" + tables,
         "errors.md": errors_page(clients),
         "configuration.md": configuration_page(),
         "metrics.md": metrics_page(METRIC_GROUPS),

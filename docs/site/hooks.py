@@ -1,5 +1,5 @@
-# ruff: noqa: INP001 - MkDocs takes it by its path
-"""What MkDocs can't do by itself: patterns in the nav, and links to what is no page."""
+# ruff: noqa: INP001 - MkDocs loads it by its path
+"""MkDocs hooks: patterns in the nav, and links to files that are not pages."""
 
 import logging
 import re
@@ -13,50 +13,53 @@ _log = logging.getLogger("mkdocs.hooks.links")
 
 
 def on_config(config: Any) -> Any:
-    """Put pages in the place of the nav's patterns. Of two patterns the longer has a page."""
+    """Replace the patterns in the nav by pages. The longest pattern that matches gets a page."""
     docs = Path(config.docs_dir)
     pages = sorted(docs.rglob("*.md"), key=lambda file: file.with_suffix("").as_posix())
-    named = list(_named(config.nav))
-    whose = {page: _best(page, named) for page in (f.relative_to(docs).as_posix() for f in pages)}
-    config.nav = _filled(config.nav, whose)
+    patterns = list(_entries(config.nav))
+    entry_of = {
+        page: _best_match(page, patterns)
+        for page in (f.relative_to(docs).as_posix() for f in pages)
+    }
+    config.nav = _expand(config.nav, entry_of)
     return config
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Name what lies outside of the pages: they are read in a checkout, too, where it is there."""
+    """Replace links to files outside docs/ by their names; in a checkout the links work."""
     here = Path(page.file.abs_src_path).parent
     docs = Path(config.docs_dir).resolve()
 
-    def told(link: re.Match[str]) -> str:
+    def replace(link: re.Match[str]) -> str:
         text, path, name = link.groups()
-        meant = (here / path).resolve()
-        if meant.is_relative_to(docs):
+        target = (here / path).resolve()
+        if target.is_relative_to(docs):
             return link[0]
-        if not meant.exists():
+        if not target.exists():
             _log.warning("%s: there is no %s", page.file.src_uri, path)
         return f"`{name}`" if text.strip("`") == name else f"{text} (`{name}`)"
 
-    return _OUTSIDE.sub(told, markdown)
+    return _OUTSIDE.sub(replace, markdown)
 
 
-def _named(nav: Any) -> Iterator[str]:
+def _entries(nav: Any) -> Iterator[str]:
     if isinstance(nav, str):
         yield nav
     else:
         for one in nav.values() if isinstance(nav, dict) else nav:
-            yield from _named(one)
+            yield from _entries(one)
 
 
-def _best(page: str, named: list[str]) -> str | None:
-    """The longest of the names and patterns that fit."""
-    return max((one for one in named if fnmatch(page, one)), key=len, default=None)
+def _best_match(page: str, patterns: list[str]) -> str | None:
+    """The longest name or pattern that matches."""
+    return max((one for one in patterns if fnmatch(page, one)), key=len, default=None)
 
 
-def _filled(nav: list[Any], whose: dict[str, str | None]) -> list[Any]:
-    filled: list[Any] = []
+def _expand(nav: list[Any], entry_of: dict[str, str | None]) -> list[Any]:
+    expanded: list[Any] = []
     for one in nav:
         if isinstance(one, str):
-            filled += [page for page, name in whose.items() if name == one]
+            expanded += [page for page, name in entry_of.items() if name == one]
         else:
-            filled += [{title: _filled(inner, whose)} for title, inner in one.items()]
-    return filled
+            expanded += [{title: _expand(inner, entry_of)} for title, inner in one.items()]
+    return expanded

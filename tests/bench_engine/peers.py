@@ -103,7 +103,7 @@ PEERS: Mapping[str, Peer] = {
         model=None,
         endless=False,
     ),
-    "vllm": Peer("vLLM for processors, eager", "float32", _vllm, "vllm"),
+    "vllm": Peer("vLLM on CPU, eager", "float32", _vllm, "vllm"),
     "openvino": Peer(
         "OpenVINO GenAI",
         "Q8_0",

@@ -1,4 +1,4 @@
-"""What a run found, as the tables of docs/performance-engine.md."""
+"""Formats the results of a run as the tables of docs/performance-engine.md."""
 
 import statistics
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ BEGIN, END = "<!-- the tables: make bench-engine -->", "<!-- end of the tables -
 
 
 class Bar(NamedTuple):
-    """Our cost by a peer's, at so many requests: what it must not exceed, and what is aimed at."""
+    """Limit (``must``) and goal (``aim``) of our cost / a peer's, at ``at`` concurrent requests."""
 
     ours: str
     peer: str
@@ -31,25 +31,25 @@ BARS = (
     Bar("ours-vectors", "sentence-transformers", 1, 0.8, 0.65),
 )
 BUSY = (0.6, 0.9)
-"""Our speed with the gateway kept busy, by that without: what must be reached, and the aim."""
+"""Our speed with a busy gateway / our speed with an idle one: the limit and the goal."""
 
 
 def tables(report: Report) -> str:
-    """Both tables, with what they were made on."""
+    """Both tables, after a line about the machine."""
     return "\n".join([*_told(report), "", *_costs(report), "", *_bars(report), "", *_gone(report)])
 
 
 def _told(report: Report) -> Iterator[str]:
     before, after = report.load
-    yield f"{report.machine}; load average {before:.1f} before and {after:.1f} after, of which the"
-    yield f"run itself makes about 1. {report.rounds} rounds, {report.tokens} tokens an answer."
+    yield f"{report.machine}; load average {before:.1f} before and {after:.1f} after the run, which"
+    yield f"itself adds about 1. {report.rounds} rounds, {report.tokens} tokens per response."
 
 
 def _costs(report: Report) -> Iterator[str]:
-    """One line a peer: processor milliseconds of each token, and the spread over the rounds."""
+    """One row per peer: CPU milliseconds per token, with the range over the rounds."""
     sizes = sorted({one.at for one in report.measured if not PEERS[one.peer].vectors})
-    heads = "".join(f" {size} at a time |" for size in sizes)
-    yield f"| cpu-ms for each token (or text) | weights |{heads} memory |"
+    heads = "".join(f" {size} concurrent |" for size in sizes)
+    yield f"| CPU ms per token (or embedded text) | weights |{heads} memory |"
     yield "| --- | --- |" + " ---: |" * (len(sizes) + 1)
     for name in dict.fromkeys(one.peer for one in report.measured):
         found = {one.at: one.costs for one in report.measured if one.peer == name}
@@ -63,35 +63,35 @@ def _spread(costs: list[float]) -> str:
 
 
 def _bars(report: Report) -> Iterator[str]:
-    """One line a bar: the median over the rounds of ours by theirs in the same round."""
-    yield "| ours by theirs | at a time | must | aim | found | |"
+    """One row per bar: the median of our cost divided by the peer's cost in the same round."""
+    yield "| CPU of Interlingua / CPU of peer | concurrent | limit | goal | result | |"
     yield "| --- | ---: | ---: | ---: | ---: | --- |"
     costs = {(one.peer, one.at): one.costs for one in report.measured}
     for bar in BARS:
-        said = f"| {PEERS[bar.ours].form} by {PEERS[bar.peer].what}, {PEERS[bar.peer].form} "
+        said = f"| {PEERS[bar.ours].form} / {PEERS[bar.peer].what}, {PEERS[bar.peer].form} "
         goal = f"| {bar.at} | {bar.must} | {bar.aim} "
         ours, theirs = costs.get((bar.ours, bar.at)), costs.get((bar.peer, bar.at))
         if ours is None or theirs is None:
             yield f"{said}{goal}| | not measured |"
             continue
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        met = "aim met" if ratio <= bar.aim else "met" if ratio <= bar.must else "**missed**"
+        met = "goal met" if ratio <= bar.aim else "met" if ratio <= bar.must else "**missed**"
         yield f"{said}{goal}| {ratio:.2f} | {met} |"
     if report.busy:
         ratio, (must, aim) = statistics.median(report.busy), BUSY
-        met = "aim met" if ratio >= aim else "met" if ratio >= must else "**missed**"
-        said = "speed with the gateway kept busy, by that without (more is better)"
+        met = "goal met" if ratio >= aim else "met" if ratio >= must else "**missed**"
+        said = "speed with a busy gateway / speed with an idle one (higher is better)"
         yield f"| {said} | {BESIDE} | {must} | {aim} | {ratio:.2f} | {met} |"
 
 
 def _gone(report: Report) -> Iterator[str]:
-    """Who could not be had, and why."""
+    """Peers that were not measured, and why."""
     for name, why in report.missing.items():
-        yield f"- not had: {PEERS[name].what}: {' '.join(why.split())}"
+        yield f"- not measured: {PEERS[name].what}: {' '.join(why.split())}"
 
 
 def renewed(page: str, report: Report) -> str:
-    """The page with these tables in the place of those it has."""
+    """Replace the tables of the page."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{tables(report).strip()}\n\n{END}{after}"

@@ -220,7 +220,7 @@ def test_the_chart_is_the_base(tmp_path: Path) -> None:
 def test_what_the_values_say_is_there(tmp_path: Path) -> None:
     made, complaint = chart(
         tmp_path,
-        config=SMALL + "limits: {drain: 1.5m, lame_duck: 7s}\n",
+        config=SMALL + "limits: {drain_timeout: 1.5m, shutdown_delay: 7s}\n",
         secretName="others",
         image={"repository": "registry.test/interlingua", "tag": "1"},
         service={"type": "LoadBalancer", "port": 8000, "annotations": {"a": "b"}},
@@ -254,8 +254,8 @@ def test_what_the_values_say_is_there(tmp_path: Path) -> None:
         ({}, "'/config'"),
         ({"config": SMALL, "replicas": 3}, "'replicas' not allowed"),
         ({"config": SMALL, "pod": {"containers": []}}, "'containers'"),
-        ({"config": "a: ["}, "config is no YAML"),
-        ({"config": "limits: {drain: 60}"}, 'limits.drain of config is "60"'),
+        ({"config": "a: ["}, "config is not valid YAML"),
+        ({"config": "limits: {drain_timeout: 60}"}, 'limits.drain_timeout of config is "60"'),
     ],
 )
 def test_wrong_values_are_refused(values: dict[str, Any], said: str, tmp_path: Path) -> None:

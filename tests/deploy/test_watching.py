@@ -35,7 +35,7 @@ def test_what_is_asked_for_is_told_with_these_labels(who: str, expr: str) -> Non
 
 
 def test_the_board_is_what_its_script_makes() -> None:
-    made = runpy.run_path(str(DEPLOY / "grafana" / "board.py"))["board"]()
+    made = runpy.run_path(str(DEPLOY / "grafana" / "dashboard.py"))["build_dashboard"]()
     assert msgspec.json.decode(BOARD.read_bytes()) == made
 
 
@@ -78,8 +78,8 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     (tmp_path / CASES.name).write_text(CASES.read_text("utf-8"))
     said = run("promtool", "test", "rules", tmp_path / CASES.name)
     assert said.returncode
-    assert "InterlinguaLoopLags" in said.stdout + said.stderr
-    assert "InterlinguaPoolHalfDown" in said.stdout + said.stderr
+    assert "InterlinguaEventLoopLag" in said.stdout + said.stderr
+    assert "InterlinguaWorkersDown" in said.stdout + said.stderr
 
 
 def test_each_alert_has_a_case_in_which_it_fires() -> None:

@@ -39,13 +39,13 @@ _BUILT_IN: Final = _worker(
 
 STANDS_IN: Final[Mapping[str, str]] = {
     "README.md": _BUILT_IN,
-    "docs/quickstart.md": _BUILT_IN,
-    "docs/howto/before-mindie.md": _MINDIE,
-    "docs/howto/before-ovms.md": _OVMS,
-    "docs/howto/before-triton.md": _TRITON,
-    "docs/howto/before-vllm.md": _VLLM,
+    "docs/tutorial.md": _BUILT_IN,
+    "docs/howto/mindie.md": _MINDIE,
+    "docs/howto/openvino-model-server.md": _OVMS,
+    "docs/howto/triton.md": _TRITON,
+    "docs/howto/vllm.md": _VLLM,
     "docs/howto/probe.md": _VLLM,
     "docs/howto/migrate-databricks.md": _VLLM,
     "docs/howto/migrate-openai.md": _VLLM,
-    "docs/howto/workers.md": _VLLM,
+    "docs/howto/load-balancing.md": _VLLM,
 }

@@ -1,4 +1,4 @@
-"""The page on A/B tests knows every figure of an arm."""
+"""The page on A/B tests lists every metric of a version."""
 
 import re
 from pathlib import Path
@@ -11,12 +11,12 @@ from protocols.core.events import Usage
 from protocols.core.loss import UnsupportedParameter
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
-_, _, ARMS = (HOWTO / "ab-test.md").read_text("utf-8").partition("## What is counted of an arm")
-ARMS, _, _ = ARMS.partition("\n## ")
+_, _, TABLE = (HOWTO / "ab-test.md").read_text("utf-8").partition("## Metrics per version")
+TABLE, _, _ = TABLE.partition("\n## ")
 
 
-def test_every_metric_of_an_arm_is_told_of() -> None:
-    told = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", ARMS, re.MULTILINE)))
+def test_every_metric_of_a_version_is_listed() -> None:
+    told = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TABLE, re.MULTILINE)))
     metrics = MetricsCollector(ignore_record, dict)
     losses = (UnsupportedParameter("top_k", "dropped"),)
     good = RequestRecord(

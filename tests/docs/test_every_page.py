@@ -19,21 +19,30 @@ PAGES: Final[Mapping[str, str]] = {
 ELSEWHERE: Final = {
     "docs/howto/kubernetes.md": "tests/deploy/test_pages.py runs it in a checkout, with kubectl",
 }
-SLOW: Final = {"docs/howto/forms.md", "docs/howto/worker.md"}
+SLOW: Final = {"docs/howto/structured-output.md", "docs/howto/serve-a-local-model.md"}
 """They load the built-in model."""
 NOT_RUN: Final = {
     ("README.md", "$ make run"): "installs, and downloads what there is not",
-    ("README.md", "$ interlingua serve http"): "as docs/howto/workers.md has it, on a port in use",
-    ("docs/howto/before-ovms.md", "$ ovms --rest_port"): "wants the model server",
-    ("docs/howto/before-vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
+    (
+        "README.md",
+        "$ interlingua serve http",
+    ): "as docs/howto/load-balancing.md has it, on a port in use",
+    ("docs/howto/openvino-model-server.md", "$ ovms --rest_port"): "wants the model server",
+    ("docs/howto/vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
     ("docs/howto/kubernetes.md", "$ kubectl -n models"): "wants a cluster",
-    ("docs/howto/processes.md", "$ PYTHON_CONFIGURE_OPTS"): "builds Python, for minutes",
+    ("docs/howto/multiple-processes.md", "$ PYTHON_CONFIGURE_OPTS"): "builds Python, for minutes",
     ("docs/howto/sampling.md", "from transformers"): "tests/torch/test_watermark.py does the same",
     ("docs/howto/systemd.md", "# python3 -m venv"): "changes the machine, as root",
-    ("docs/howto/worker.md", "$ INTERLINGUA_WORKER_KEY"): "wants a model of the reader's",
-    ("docs/howto/worker.md", "$ pip install"): "make ray: it takes the machine for itself",
-    ("docs/quickstart.md", "$ make run"): "installs, and downloads what there is not",
-    ("docs/quickstart.md", "$ pip install"): "as above",
+    (
+        "docs/howto/serve-a-local-model.md",
+        "$ INTERLINGUA_WORKER_KEY",
+    ): "wants a model of the reader's",
+    (
+        "docs/howto/serve-a-local-model.md",
+        "$ pip install",
+    ): "make ray: it takes the machine for itself",
+    ("docs/tutorial.md", "$ make run"): "installs, and downloads what there is not",
+    ("docs/tutorial.md", "$ pip install"): "as above",
 }
 """Blocks that are only shown, by their page and how they begin, and why no test runs them."""
 SHOWN: Final = re.compile(r"^```(?:console|py)\n(.*)$", re.MULTILINE)

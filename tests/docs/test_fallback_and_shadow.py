@@ -16,7 +16,7 @@ def shown(name: str) -> Config:
 
 
 def test_what_the_pages_show_is_taken() -> None:
-    assert shown("fallback").models["chat"].fallback == ("1", "2", "small")
-    shadow = shown("shadow").models["chat"].shadow
+    assert shown("fallbacks").models["chat"].fallback == ("1", "2", "small")
+    shadow = shown("shadow-traffic").models["chat"].shadow
     assert shadow is not None
     assert (shadow.to, shadow.share, shadow.max_concurrent, shadow.timeout) == ("2", 0.05, 4, 60.0)

@@ -5,7 +5,7 @@ import re
 from tests.docs.named import ROOT, gone, table, told
 
 PAGE = (ROOT / "docs" / "faults.md").read_text("utf-8")
-ROWS = {int(number): rest for number, *rest in table(PAGE, "## The matrix")}
+ROWS = {int(number): rest for number, *rest in table(PAGE, "## Faults and behaviour")}
 WITHOUT = re.compile(r"no test: \w.+")
 
 

@@ -27,7 +27,7 @@ def pages() -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["dialects.md", "errors.md", "configuration.md", "metrics.md", "commands.md"]
+    "name", ["protocols.md", "errors.md", "configuration.md", "metrics.md", "commands.md"]
 )
 def test_the_page_is_fresh(pages: Mapping[str, str], name: str) -> None:
     held = (PAGES / name).read_text("utf-8")
@@ -64,7 +64,7 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     assert (before.exit_code, written.exit_code, fresh.exit_code, stale.exit_code) == (1, 0, 0, 1)
     assert not fresh.output
     assert "errors.md is stale" in stale.output
-    assert "dialects.md" not in stale.output
+    assert "protocols.md" not in stale.output
 
 
 @pytest.mark.parametrize("name", SPOKEN)

@@ -101,7 +101,9 @@ def test_what_the_readme_points_to_is_there() -> None:
 
 def test_what_the_pages_name_of_the_code_is_there() -> None:
     named = re.compile(r"(?<![\w./])((?:gateway|backends|protocols|tests|deploy)/[\w./-]*\w)")
-    pages = [*DOCS.glob("*.md"), *DOCS.glob("howto/*.md"), ROOT / "README.md"]
+    folders = (DOCS, DOCS / "howto", DOCS / "maintainers")
+    pages = [page for folder in folders for page in folder.glob("*.md")]
+    pages += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     found = {(page.name, path) for page in pages for path in named.findall(page.read_text("utf-8"))}
     assert len(found) > 20
     assert {one for one in found if not (ROOT / one[1]).exists()} == set()

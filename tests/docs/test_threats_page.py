@@ -26,7 +26,9 @@ FAULTS = {
     "CVE-2026-48710 Starlette",
     "CVE-2025-8671, slow clients",
 }
-ROWS = {fault: rest for fault, *rest in table(PAGE, "## What happened to others")}
+ROWS = {
+    fault: rest for fault, *rest in table(PAGE, "## Published vulnerabilities of similar software")
+}
 
 
 def test_no_fault_is_missing() -> None:

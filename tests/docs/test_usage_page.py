@@ -1,4 +1,4 @@
-"""The page on usage knows every column and every count."""
+"""The pages on usage and observability list every column and every count of dropped records."""
 
 import re
 from pathlib import Path
@@ -6,21 +6,26 @@ from pathlib import Path
 from gateway.observability.metrics.system import DroppedRecordCollector
 from gateway.observability.usage import GROUP_COLUMNS, USAGE_COLUMNS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "usage.md").read_text("utf-8")
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+PAGE = (HOWTO / "usage.md").read_text("utf-8")
+OBSERVABILITY = (HOWTO / "observability.md").read_text("utf-8")
 
 
-def test_every_column_is_told_of() -> None:
+def test_every_column_is_listed() -> None:
     rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
     assert re.findall(r"`(\w+)`", " ".join(rows)) == [name for name, _ in USAGE_COLUMNS]
 
 
-def test_all_that_it_may_be_summed_by_is_told_of() -> None:
+def test_every_grouping_is_listed() -> None:
     [line] = re.findall(r"^`--by` takes (.*)$", PAGE, re.MULTILINE)
     assert re.findall(r"`(\w+)`", line) == list(GROUP_COLUMNS)
 
 
-def test_every_count_of_what_is_lost_is_told_of() -> None:
+def test_every_count_of_dropped_records_is_listed() -> None:
     counted = [
         one.name for one in DroppedRecordCollector({"log_lines": int, "usage_rows": int}).collect()
     ]
-    assert sorted(set(re.findall(r"`(\w+_lost)_total`", PAGE))) == sorted(counted)
+    listed = set(
+        re.findall(r"`(\w+_(?:log_lines|usage_rows)_dropped)_total`", PAGE + OBSERVABILITY)
+    )
+    assert sorted(listed) == sorted(counted)

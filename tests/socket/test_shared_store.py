@@ -31,7 +31,7 @@ from gateway.ratelimit.redis_limiter import (
 from tests.redis_server import RedisServer, free_port
 
 PEM = Path(__file__).parents[1] / "fault" / "loopback.pem"
-PAGE = (PEM.parents[2] / "docs" / "howto" / "limits-shared.md").read_text("utf-8")
+PAGE = (PEM.parents[2] / "docs" / "howto" / "shared-rate-limits.md").read_text("utf-8")
 CENTURY = 3.2e9
 """A period in which nothing comes back while a test runs."""
 HOUR = 3600.0
@@ -416,7 +416,7 @@ async def test_tls_by_a_certificate_of_our_own() -> None:
 
 def test_what_the_page_promises() -> None:
     """Every number of it is the one that holds."""
-    _, _, table = PAGE.partition("## What is promised")
+    _, _, table = PAGE.partition("## Guarantees")
     told = re.findall(r"[0-9.]+(?:%| ms| s\b)", table.partition("\n## ")[0])
     rest = [
         f"{STORE_RETRY_DELAY / 2:g}",
@@ -433,5 +433,5 @@ def test_what_the_page_promises() -> None:
         f"{LEASE_SECONDS:g} s",
     ]
     assert f"{rest[0]} to {rest[1]}" in table
-    assert f"of up to {MAX_LEASES_PER_CALL} limits" in table
+    assert f"for up to {MAX_LEASES_PER_CALL} limits" in table
     assert (RATE_LEASE_SHARE, "half of `amount / replicas`" in table) == (0.5, True)

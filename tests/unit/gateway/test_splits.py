@@ -34,7 +34,7 @@ def test_the_documented_program_finds_them_too() -> None:
     [program] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     scope: dict[str, object] = {}
     exec(program, scope)  # noqa: S102 - the document's own
-    found = scope["arm"]
+    found = scope["assign_version"]
     assert callable(found)
 
     for who in (f"user-{n}" for n in range(500)):

@@ -1,0 +1,60 @@
+"""The page of the worker: its files are taken, and its options are the command's."""
+
+import re
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from gateway.cli.serve import worker
+from gateway.config.loader import load_text
+from gateway.config.schema import PoolConfig, TorchConfig
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "howto" / "serve-a-local-model.md").read_text("utf-8")
+ENV = {"INTERLINGUA_WORKER_KEY": "secret"}
+
+
+def shown(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+
+
+def test_its_files_are_taken(tmp_path: Path) -> None:
+    front, listed, vectors = shown("yaml")
+    pool = load_text(front, "gateway.yaml", env=ENV).backends["far"]
+    assert isinstance(pool, PoolConfig)
+    assert (pool.profile, pool.workers[0].url) == ("interlingua", "http://10.0.0.21:8001")
+
+    served = msgspec.yaml.decode((ROOT / "deploy" / "ray" / "serve.yaml").read_bytes())
+    file = served["applications"][0]["args"]["file"]
+    assert file in listed
+    (tmp_path / "listed.json").touch()  # it must be there
+    whole = msgspec.yaml.decode(front)
+    whole["backends"]["far"] |= msgspec.yaml.decode(
+        listed.replace(file, str(tmp_path / "listed.json"))
+    )
+    text = msgspec.json.encode(whole).decode()
+    assert isinstance(load_text(text, "gateway.yaml", env=ENV).backends["far"], PoolConfig)
+
+    (tmp_path / "my-embedder").mkdir()
+    text = f"{vectors}\nmodels: {{e: {{backend: vectors}}}}"
+    engine = load_text(text, str(tmp_path / "gateway.yaml"), env={}).backends["vectors"]
+    assert isinstance(engine, TorchConfig)
+    assert engine.matryoshka == (64, 128, 256)
+
+
+def test_its_options_are_the_commands() -> None:
+    commands = "\n".join(shown("(?:sh|console)"))
+    known = {name for one in worker.params for name in one.opts}
+    assert set(re.findall(r"--[a-z-]+", commands)) <= known
+    assert {"--name", "--task"} <= known
+    option = next(one for one in worker.params if one.name == "key")
+    assert isinstance(option, click.Option)
+    assert option.envvar in ENV
+
+
+@pytest.mark.parametrize("file", re.findall(r"\]\(([^)h][^)]*)\)|(deploy/[\w./]+)", TEXT))
+def test_what_it_points_to_is_there(file: tuple[str, str]) -> None:
+    link, path = file
+    assert (ROOT / path if path else ROOT / "docs" / "howto" / link).exists()
