@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.bench import process, running
 from tests.bench.loads import Load
@@ -15,6 +16,7 @@ from tests.bench.targets import OPENAI, Gateway, Seat, Start, always
 
 WHOLE = Load(name="whole", clients=4, count=40, seconds=5.0)
 STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0, pace=100)
+LOADS = [WHOLE, STREAM]
 ABSENT = Gateway(name="absent", start=None, version=lambda: None, get="ask for it")
 
 
@@ -32,7 +34,7 @@ def broken(said: str) -> Callable[[Seat], Start]:
 def plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
     return Plan(
         gateways=gateways,
-        loads=[WHOLE, STREAM],
+        loads=LOADS,
         rounds=rounds,
         seconds=seconds,
         group=2,
@@ -63,10 +65,12 @@ def test_every_gateway_gets_every_load_that_it_can_carry() -> None:
 
 @pytest.mark.slow
 def test_the_gateway_answers_rightly_on_all_its_ways() -> None:
-    found = run(plan(OURS, REFERENCE), lambda _: None)
+    repeated = [replace(load, name=f"repeated {load.name}", repeated=True) for load in LOADS]
+    both = replace(plan(OURS, REFERENCE), loads=[*LOADS, *repeated])
+    found = run(both, lambda _: None)
     assert not found.missing
     keys = found.measured()
-    assert len(keys) == 2 * (len(OURS.ways) + len(REFERENCE.ways))
+    assert len(keys) == 4 * (len(OURS.ways) + len(REFERENCE.ways))
     assert [found.errors(key) for key in keys] == [0] * len(keys)
     assert all(one.memory > 1 and one.after > 1 and one.seconds > 0 for one in found.starts)
     assert len(found.starts) == 2
