@@ -2,8 +2,12 @@
 
 import hashlib
 import platform
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -96,6 +100,33 @@ def _keys() -> Iterator[str]:
     for number, key in enumerate(KEYS):
         digest = hashlib.sha256(key.encode()).hexdigest()
         yield f'  - {{name: bench-{number}, sha256: "{digest}", models: [{models}]}}'
+
+
+@contextmanager
+def at_revision(revision: str) -> Iterator[Gateway]:
+    """The gateway of another revision, in a git worktree that is there meanwhile.
+
+    Raises RuntimeError where there is no such revision.
+    """
+    git = shutil.which("git")
+    if git is None:
+        raise RuntimeError("--against needs git")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        tree = Path(folder) / "tree"
+        add = [git, "-C", str(ROOT), "worktree", "add", "--detach", str(tree), revision]
+        added = subprocess.run(add, capture_output=True, text=True, check=False)
+        if added.returncode:
+            raise RuntimeError(f"--against {revision}: {added.stderr.strip()}")
+        try:
+            yield Gateway(
+                name=f"revision {revision}",
+                start=partial(start, tree=tree),
+                version=always(f"{revision}, with the same Python and libraries"),
+                ways=OURS.ways,
+            )
+        finally:
+            remove = [git, "-C", str(ROOT), "worktree", "remove", "--force", str(tree)]
+            subprocess.run(remove, capture_output=True, check=True)
 
 
 def echo(seat: Seat) -> Start:

@@ -61,6 +61,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """How often a group is measured at most."""
     streams: bool
     """Whether a thousand open streams are tried."""
+    against: str = ""
+    """The gateway that ours is compared with in the end."""
 
 
 class Running(Struct, frozen=True):
@@ -101,6 +103,7 @@ def run(plan: Plan, say: Say) -> Results:
             baseline=round_.baseline,
             versions=round_.versions,
             missing=round_.missing,
+            against=plan.against if plan.against not in round_.missing else "",
             samples=round_.samples,
             starts=round_.starts,
             steps=[],
@@ -229,7 +232,16 @@ class _Round:
         worker.pace(load.pace)
         able = [one for one in running if load.form in one.gateway.forms]
         first = able[0] if able and able[0] is running[0] else None
-        ways = [(one, way) for one in able for way in one.gateway.ways]
+        names = dict.fromkeys(way.name for one in able for way in one.gateway.ways)
+        ways = [
+            (one, way)
+            for name in names
+            for one in able
+            for way in one.gateway.ways
+            if way.name == name
+        ]
+        if number % 2 == 0:
+            ways.reverse()  # whoever is measured first has no advantage
         before = self._baseline(load, first)
         for start in range(0, len(ways), self._plan.group):
             if self._late:

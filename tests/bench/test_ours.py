@@ -1,11 +1,13 @@
-"""The gateway under test: its configuration in each revision's words."""
+"""The gateway under test: its configuration in each revision's words, and another revision."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.bench import ours
+from tests.bench.ours import Keywords
 from tests.bench.targets import Seat
 from tests.bench.traffic import KEYS, MODELS
 
@@ -41,3 +43,39 @@ def test_a_configuration_has_the_words_of_its_revision(
     ours.start(seat, tree)
     [listener] = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))["listeners"]
     assert server not in listener
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    command = ["git", "-C", str(folder), *identity, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_another_revision_has_a_tree_of_its_own(
+    tmp_path: Path, seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    (root / "protocols" / "core").mkdir(parents=True)
+    file = root / "protocols" / "core" / "file"
+    file.write_text("old")
+    git(tmp_path, "init", "--quiet", str(root))
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "first")
+    file.write_text("new")
+    monkeypatch.setattr(ours, "ROOT", root)
+
+    with ours.at_revision("HEAD") as gateway:
+        assert gateway.name == "revision HEAD"
+        assert gateway.start is not None
+        tree = gateway.start(seat).folder
+        assert tree is not None
+        assert (tree / "protocols" / "core" / "file").read_text() == "old"
+        assert ours.keywords(tree) == Keywords()
+    assert not tree.exists()
+    assert len(git(root, "worktree", "list").splitlines()) == 1
+
+    with pytest.raises(RuntimeError, match="--against nothing: "), ours.at_revision("nothing"):
+        pass
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="needs git"), ours.at_revision("HEAD"):
+        pass

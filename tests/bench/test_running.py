@@ -76,6 +76,21 @@ def test_the_gateway_answers_rightly_on_all_its_ways() -> None:
     assert len(found.starts) == 2
 
 
+def test_gateways_take_turns_in_being_measured_first() -> None:
+    """The rounds run to and fro, so that none is always before the other."""
+    other = replace(DIRECT, name="other")
+    found = run(replace(plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
+    order = [(one.round, one.gateway) for one in found.samples if one.load == "whole"]
+    assert order == [(1, DIRECT.name), (1, "other"), (2, "other"), (2, DIRECT.name)]
+    assert found.against == "other"
+
+
+def test_a_gateway_that_does_not_run_is_not_compared_with() -> None:
+    found = run(replace(plan(DIRECT, ABSENT), against="absent"), lambda _: None)
+    assert found.against == ""
+    assert "absent" in found.missing
+
+
 def test_a_gateway_that_answers_wrongly_is_not_measured() -> None:
     told = "HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\n @000"
     script = (
