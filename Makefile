@@ -91,7 +91,7 @@ browser:
 soak: $(VENV)/.dev
 	@$(BIN)/python -m tests.soak --requests 200000 --cancelled 10000
 
-## make bench   what the gateway costs beside others (BENCH="run --quick" for the short form)
+## make bench   CPU of the gateway beside others (BENCH="run --quick": minutes; BENCH="run --quick --against REV")
 bench: $(VENV)/.dev
 	@$(BIN)/python -m tests.bench $(or $(BENCH),run --json .bench/results.json)
 
