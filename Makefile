@@ -128,7 +128,7 @@ browser:
 soak: $(VENV)/.dev
 	@$(BIN)/python -m tests.soak --requests 200000 --cancelled 10000
 
-## make bench   the gateway's overhead beside other gateways (BENCH="run --quick" for the short form)
+## make bench   CPU of the gateway beside others (BENCH="run --quick": minutes; BENCH="run --quick --against REV")
 bench: $(VENV)/.dev
 	@$(BIN)/python -m tests.bench $(or $(BENCH),run --json .bench/results.json)
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -10,7 +10,7 @@ import msgspec
 
 from tests.bench import micro, profiles, report, results, running
 from tests.bench.loads import FULL, QUICK, WHOLE
-from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE, TWO
+from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE, TWO, at_revision
 from tests.bench.peers import ENVIRONMENTS, NGINX, PEERS
 from tests.bench.targets import OPENAI
 
@@ -23,14 +23,16 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--quick", is_flag=True, help="The three loads that matter, in under a minute.")
+@click.option("--quick", is_flag=True, help="The loads that matter, in a few minutes.")
 @click.option("--peers", help="Names with commas between; left out: all, and with --quick nginx.")
-@click.option("--rounds", type=click.IntRange(1, 9), help="3; with --quick 2.")
+@click.option("--against", metavar="REV", help="Compare the CPU with that of this git revision.")
+@click.option("--rounds", type=click.IntRange(1, 9), help="3; with --quick 2, --against 4.")
 @click.option("--streams/--no-streams", default=None, help="A thousand of them; not with --quick.")
-@click.option("--minutes", type=click.IntRange(1, 60), default=30, show_default=True)
+@click.option("--minutes", type=click.IntRange(1, 60), default=45, show_default=True)
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Where to keep the results.")
 def run(
     peers: str | None,
+    against: str | None,
     rounds: int | None,
     minutes: int,
     out: Path | None,
@@ -42,19 +44,23 @@ def run(
     names = peers.split(",") if peers else [NGINX.name] if quick else list(_HERE)
     if unknown := [name for name in names if name not in _HERE]:
         raise click.UsageError(f"--peers: there is no {unknown[0]}; there are {', '.join(_HERE)}")
+    usual = 4 if against else 2 if quick else 3
     others = [_HERE[name] for name in names if name != NGINX.name]
     baseline = [NGINX] if NGINX.name in names else []
     more = [] if quick else [TWO]
-    plan = running.Plan(
-        gateways=[*baseline, ECHO, *([] if quick else [DIRECT]), OURS, REFERENCE, *more, *others],
-        loads=QUICK if quick else FULL,
-        rounds=rounds or (2 if quick else 3),
-        seconds=minutes * 60,
-        group=9 if quick else 3,
-        tries=1 if quick else 2,
-        streams=not quick if streams is None else streams,
-    )
-    with _failing_plainly():
+    with _failing_plainly(), ExitStack() as stack:
+        older = [stack.enter_context(at_revision(against))] if against else []
+        first = [*baseline, ECHO, *([] if quick else [DIRECT])]
+        plan = running.Plan(
+            gateways=[*first, OURS, *older, REFERENCE, *more, *others],
+            loads=QUICK if quick else FULL,
+            rounds=rounds or usual,
+            seconds=minutes * 60,
+            group=9 if quick else 3,
+            tries=1 if quick else 2,
+            streams=not quick if streams is None else streams,
+            against=older[0].name if older else "",
+        )
         found = running.run(plan, click.echo)
     found = msgspec.structs.replace(found, steps=micro.measured(0.01 if quick else 0.1))
     if out is not None:

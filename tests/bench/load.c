@@ -1,13 +1,15 @@
 // Clients that cost next to nothing: many at once, from one epoll loop.
 //
-//   load PORT PATH BODY_FILE NAME=VALUE…      prints one line of JSON
+//   load PORT REQUESTS_FILE NAME=VALUE…      prints one line of JSON
+//
+// The file holds whole HTTP requests, each behind its length and a line feed. They are sent in their
+// order by whichever client is free, and from the first one again when all are sent.
 //
 //   clients=32     how many connections                 count=1000   how many requests at most
 //   seconds=2      how long requests are begun          grace=10     how long the last may then take
 //   tokens=100     how many an answer must have         end=TEXT     what must come behind the last
 //   rate=0         requests a second, whoever waits (an open loop, in which a time begins when its
 //                  request was due); 0: each client asks anew when it is answered (a closed loop)
-//   header=LINE    one more header; may be said again
 //
 // An answer is right when its status is 200, its tokens are 0, 1, 2 … up to exactly as many as
 // wanted, and it came to its end. Whatever else comes is an error, and `why` names the last one.
@@ -33,6 +35,7 @@ enum outcome { ON, COMPLETE, BROKEN };
 
 struct client {
     int fd, connecting, busy, status, closes, tokens, wrong, digits, tail_size;
+    long request;
     enum state state;
     long head_size, left, begun, first, last, value;
     char head[HEAD], tail[TAIL];
@@ -50,8 +53,8 @@ static long begun, completed, errors, all_tokens, count = 1000, opens, until;
 static int port, poller, wanted = 1, clients = 1;
 static double seconds = 2, grace = 10, rate = 0;
 static const char *end = "", *why = "";
-static char *request, extra[4096];
-static long request_size, origin;
+static struct { const char *data; long size; } *requests;
+static long request_count, origin;
 
 static long now(void) {
     struct timespec t;
@@ -102,20 +105,25 @@ static int may_ask(void) {
     return begun < count && now() < until && (!rate || due() <= now());
 }
 
+static void send_request(struct client *c) {
+    const char *data = requests[c->request].data;
+    // a request that is larger than the socket takes is sent by and by, as a blocking one would be
+    for (long sent = 0, size = requests[c->request].size; sent < size;) {
+        long more = send(c->fd, data + sent, size - sent, MSG_NOSIGNAL);
+        if (more > 0) sent += more;
+        else if (errno != EAGAIN) break;
+    }
+}
+
 static void ask(struct client *c) {
     c->begun = rate ? due() : now();
-    begun++;
+    c->request = begun++ % request_count;
     c->busy = 1;
     c->state = HEADING;
     c->head_size = c->tokens = c->wrong = c->tail_size = 0;
     c->digits = -1;
     c->first = c->last = 0;
-    // a request that is larger than the socket takes is sent by and by, as a blocking one would be
-    for (long sent = 0; !c->connecting && sent < request_size;) {
-        long more = send(c->fd, request + sent, request_size - sent, MSG_NOSIGNAL);
-        if (more > 0) sent += more;
-        else if (errno != EAGAIN) break;
-    }
+    if (!c->connecting) send_request(c);
 }
 
 static void fail(const char *what) {
@@ -232,12 +240,7 @@ static void connected(struct client *c) {
     struct epoll_event event = {EPOLLIN, {.ptr = c}};
     epoll_ctl(poller, EPOLL_CTL_MOD, c->fd, &event);
     c->connecting = 0;
-    if (c->busy) {
-        long began = c->begun;
-        begun--;
-        ask(c);
-        c->begun = began;
-    }
+    if (c->busy) send_request(c);
 }
 
 static void readable(struct client *c) {
@@ -300,31 +303,37 @@ static void told(char *word) {
     else if (!strcmp(word, "tokens")) wanted = atoi(value);
     else if (!strcmp(word, "end")) end = value;
     else if (!strcmp(word, "rate")) rate = atof(value);
-    else if (!strcmp(word, "header")) strcat(strncat(extra, value, 1000), "\r\n");
     else exit(2);
 }
 
-static void compose(const char *path, const char *file) {
-    FILE *opened = fopen(file, "rb");
-    if (!opened) exit(2);
-    fseek(opened, 0, SEEK_END);
-    long size = ftell(opened);
-    rewind(opened);
-    request = malloc(size + 8192);
-    request_size = sprintf(request, "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
-        "User-Agent: OpenAI/Python 1.99.0\r\nAccept: application/json\r\n%sContent-Length: %ld\r\n\r\n",
-        path, port, extra, size);
-    if (fread(request + request_size, 1, size, opened) != (size_t)size) exit(2);
-    request_size += size;
-    fclose(opened);
+static void read_requests(const char *name) {
+    FILE *file = fopen(name, "rb");
+    if (!file) exit(2);
+    fseek(file, 0, SEEK_END);
+    long size = ftell(file);
+    rewind(file);
+    char *all = malloc(size + 1), *at = all;
+    if (fread(all, 1, size, file) != (size_t)size) exit(2);
+    all[size] = 0;
+    fclose(file);
+    while (at < all + size) {
+        char *data;
+        long length = strtol(at, &data, 10);
+        at = data + 1 + length;
+        if (*data != '\n' || length <= 0 || at > all + size) exit(2);
+        if (request_count % 1024 == 0) requests = realloc(requests, (request_count + 1024) * sizeof *requests);
+        requests[request_count].data = data + 1;
+        requests[request_count++].size = length;
+    }
+    if (!request_count) exit(2);
 }
 
 int main(int words, char **word) {
-    if (words < 4) return 2;
+    if (words < 3) return 2;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     port = atoi(word[1]);
-    for (int i = 4; i < words; i++) told(word[i]);
-    compose(word[2], word[3]);
+    for (int i = 3; i < words; i++) told(word[i]);
+    read_requests(word[2]);
     alarm((int)(seconds + grace) + 30);
     struct measured *all[] = {&latency, &first_token, &gap, &on_the_way};
     for (int i = 0; i < 4; i++) all[i]->values = malloc(MOST * sizeof(float));

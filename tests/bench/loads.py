@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
 from pathlib import Path
 from typing import Final, Literal
 
@@ -10,6 +10,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from tests.bench import responses
 from tests.bench.building import built
 
 TOKENS: Final = 100
@@ -23,7 +24,8 @@ class Load(Struct, frozen=True, kw_only=True):
 
     ``seconds`` is how long requests are begun, and ``count`` how many at most. ``rate`` is in
     requests a second, whether the ones before are answered or not; 0 lets each client ask anew when
-    it has its answer. ``size`` is about how large the body is, in bytes.
+    it has its answer. A ``repeated`` load sends one request again and again, whose body is about
+    ``size`` bytes; any other sends varied requests (traffic.py).
     """
 
     name: str
@@ -33,6 +35,7 @@ class Load(Struct, frozen=True, kw_only=True):
     seconds: float = 2.0
     pace: int = 0
     rate: int = 0
+    repeated: bool = False
     size: int = 650
 
     @property
@@ -43,44 +46,59 @@ class Load(Struct, frozen=True, kw_only=True):
         return "token" if self.pace else "stream"
 
 
-WHOLE: Final = Load(name="whole, 32 clients")
-BURST: Final = Load(name="burst, 32 clients", form="stream", count=2_000)
+WHOLE: Final = Load(name="non-streaming, 32 clients", count=3_000)
+BURST: Final = Load(name="burst of 100 tokens, 32 clients", form="stream", count=600)
 PACED: Final = Load(
-    name="10 ms a token, 32 clients", form="stream", count=64, pace=10_000, seconds=3.0
+    name="20 tokens a second, 256 clients",
+    form="stream",
+    clients=256,
+    count=256,
+    pace=50_000,
 )
-QUICK: Final = (
-    msgspec.structs.replace(WHOLE, seconds=0.4),
-    msgspec.structs.replace(BURST, seconds=0.4),
-    msgspec.structs.replace(PACED, count=32),
+REPEATED: Final = (
+    msgspec.structs.replace(WHOLE, name=f"repeated: {WHOLE.name}", repeated=True),
+    msgspec.structs.replace(BURST, name=f"repeated: {BURST.name}", repeated=True),
 )
+"""The same bytes each time, for comparison."""
+QUICK: Final = (WHOLE, BURST, *REPEATED, PACED)
 FULL: Final = (
-    Load(name="whole, 1 client", clients=1, seconds=1.5),
     WHOLE,
-    Load(name="whole, 256 clients", clients=256, count=6_000),
-    Load(name="whole, 200 a second", clients=64, rate=200, count=400, seconds=3.0),
-    Load(name="whole, body of 40 kB", clients=8, size=40_000, seconds=1.5),
-    Load(name="whole, body of 1 MB", clients=4, size=1_000_000, seconds=1.5, count=400),
+    Load(name="non-streaming, 1 client", clients=1, count=3_000, seconds=1.5),
+    Load(name="non-streaming, 256 clients", clients=256, count=6_000),
+    Load(name="non-streaming, 200 a second", clients=64, rate=200, count=400, seconds=3.0),
     BURST,
-    PACED,
+    *REPEATED,
     Load(
-        name="10 ms a token, 256 clients",
-        form="stream",
-        clients=256,
-        count=512,
-        pace=10_000,
-        seconds=3.0,
+        name="repeated: body of 40 kB",
+        clients=8,
+        count=20_000,
+        size=40_000,
+        seconds=1.5,
+        repeated=True,
     ),
     Load(
-        name="10 ms a token, 32 a second",
+        name="repeated: body of 1 MB",
+        clients=4,
+        count=400,
+        size=1_000_000,
+        seconds=1.5,
+        repeated=True,
+    ),
+    PACED,
+    Load(
+        name="20 tokens a second, 16 streams a second",
         form="stream",
-        clients=64,
-        rate=32,
-        count=96,
-        pace=10_000,
+        clients=256,
+        rate=16,
+        count=64,
+        pace=50_000,
         seconds=4.0,
     ),
 )
-"""``QUICK`` has the same three for a shorter time, under the same names."""
+"""``QUICK`` has some of them under the same names.
+
+Paced streams come last: right after them, a repeated load was seen to cost two times as much.
+"""
 OPEN: Final = Load(
     name="100 ms a token, 1,000 clients",
     form="stream",
@@ -128,10 +146,14 @@ class Worker:
     """The worker, until closed; it would end by itself after ``seconds``."""
 
     def __init__(self, seconds: int, core: int | None = None) -> None:
-        command = [*pinned(core), str(built("worker")), str(TOKENS), str(seconds)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
+        with tempfile.NamedTemporaryFile(prefix="responses-") as file:
+            file.write(responses.encode())
+            file.flush()
+            numbers = [str(TOKENS), str(seconds)]
+            command = [*pinned(core), str(built("worker")), *numbers, file.name]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+            assert self.process.stdout is not None
+            self.port = int(self.process.stdout.readline())
 
     def pace(self, microseconds: int) -> None:
         """How tokens come from now on."""
@@ -149,12 +171,10 @@ class Worker:
 
 
 class Asked(Struct, frozen=True):
-    """Where requests go: ``end`` is what a stream must have at its end."""
+    """Where requests go, and the file that holds them; ``end`` is what a stream must end with."""
 
     port: int
-    path: str
-    body: Path
-    headers: Sequence[str] = ()
+    requests: Path
     end: str = ""
 
 
@@ -172,10 +192,8 @@ def command(load: Load, asked: Asked, core: int | None = None) -> list[str]:
         *pinned(core),
         str(built("load")),
         str(asked.port),
-        asked.path,
-        str(asked.body),
+        str(asked.requests),
         *[f"{name}={value}" for name, value in told.items()],
-        *[f"header={header}" for header in asked.headers],
     ]
 
 

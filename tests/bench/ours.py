@@ -2,59 +2,131 @@
 
 import hashlib
 import platform
+import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from tests.bench.targets import (
     FROM_TRITON,
-    KEY,
     OPENAI,
     TO_TRITON,
+    TRITON_PREFIX,
     Gateway,
     Seat,
     Start,
     always,
 )
+from tests.bench.traffic import KEYS, MODELS
 
+ROOT: Final = Path(__file__).parents[2]
 _CONFIG: Final = """
 listeners:
-  - {{address: "127.0.0.1:{port}", dialects: [openai, {{name: triton, profile: vllm}}]{front}}}
+  - {{address: "127.0.0.1:{port}", {protocols}: [openai, {{name: triton, profile: vllm}}]{server}}}
 admin: {{address: "127.0.0.1:0"}}
-limits: {{body: 8MiB, lame_duck: 0s, drain: 1s}}
+limits: {{body: 8MiB}}
 backends:
-  same: {{dialect: openai, workers: ["http://127.0.0.1:{worker}"]}}
+  same: {{{protocol}: openai, workers: ["http://127.0.0.1:{worker}"]}}
   other:
-    dialect: triton
+    {protocol}: triton
     profile: vllm
     template: "{template}"
     workers: ["http://127.0.0.1:{worker}"]
 models:
-  mock: {{backend: same}}
-  triton-mock: {{backend: other, model: mock}}
+{models}
 keys:
-  - {{name: bench, sha256: "{digest}", models: [mock, triton-mock]}}
+{keys}
 """
 _TEMPLATE: Final = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+_NAMES: Final = (OPENAI.model, *MODELS)
 
 
-def start(seat: Seat, front: str = "", processes: int = 1) -> Start:
+class Keywords(Struct, frozen=True):
+    """Keys and values of the configuration that not every revision calls the same."""
+
+    protocols: str = "protocols"
+    protocol: str = "protocol"
+    aiohttp_server: str = "http_server: aiohttp"
+
+
+def keywords(tree: Path) -> Keywords:
+    """Those of the gateway in this folder."""
+    if (tree / "protocols" / "core").is_dir():
+        return Keywords()
+    return Keywords("dialects", "dialect", "front: reference")
+
+
+def start(seat: Seat, tree: Path = ROOT, *, processes: int = 1, aiohttp: bool = False) -> Start:
     """``interlingua serve`` with keys, limits, retries, metrics and a log line for each request.
 
-    ``front`` is what the listener says of it; nothing leaves the one that everybody gets.
+    ``tree`` is the folder whose gateway it is. ``aiohttp`` chooses aiohttp's HTTP server.
     """
     template = seat.folder / "chat.jinja"
     template.write_text(_TEMPLATE, "utf-8")
     file = seat.folder / "gateway.yaml"
-    digest = hashlib.sha256(KEY.encode()).hexdigest()
-    told = _CONFIG.format(
-        port=seat.port, worker=seat.worker, template=template, digest=digest, front=front
+    words = keywords(tree)
+    config = _CONFIG.format(
+        port=seat.port,
+        worker=seat.worker,
+        template=template,
+        protocols=words.protocols,
+        protocol=words.protocol,
+        server=f", {words.aiohttp_server}" if aiohttp else "",
+        models="\n".join(_models()),
+        keys="\n".join(_keys()),
     )
-    file.write_text(told, "utf-8")
+    file.write_text(config, "utf-8")
     more = ["--processes", str(processes)] if processes > 1 else []
-    return Start([sys.executable, "-m", "gateway", "serve", str(file), *more])
+    command = [sys.executable, "-m", "gateway", "serve", str(file), *more]
+    return Start(command, {"PYTHONPATH": str(tree)}, tree)
+
+
+def _models() -> Iterator[str]:
+    for name in _NAMES:
+        yield f"  {name}: {{backend: same}}"
+        yield f"  {TRITON_PREFIX}{name}: {{backend: other, model: {name}}}"
+
+
+def _keys() -> Iterator[str]:
+    models = ", ".join([*_NAMES, *(TRITON_PREFIX + name for name in _NAMES)])
+    for number, key in enumerate(KEYS):
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        yield f'  - {{name: bench-{number}, sha256: "{digest}", models: [{models}]}}'
+
+
+@contextmanager
+def at_revision(revision: str) -> Iterator[Gateway]:
+    """The gateway of another revision, in a git worktree that is there meanwhile.
+
+    Raises RuntimeError where there is no such revision.
+    """
+    git = shutil.which("git")
+    if git is None:
+        raise RuntimeError("--against needs git")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        tree = Path(folder) / "tree"
+        add = [git, "-C", str(ROOT), "worktree", "add", "--detach", str(tree), revision]
+        added = subprocess.run(add, capture_output=True, text=True, check=False)
+        if added.returncode:
+            raise RuntimeError(f"--against {revision}: {added.stderr.strip()}")
+        try:
+            yield Gateway(
+                name=f"revision {revision}",
+                start=partial(start, tree=tree),
+                version=always(f"{revision}, with the same Python and libraries"),
+                ways=OURS.ways,
+            )
+        finally:
+            remove = [git, "-C", str(ROOT), "worktree", "remove", "--force", str(tree)]
+            subprocess.run(remove, capture_output=True, check=True)
 
 
 def echo(seat: Seat) -> Start:
@@ -73,7 +145,7 @@ OURS: Final = Gateway(
 )
 REFERENCE: Final = Gateway(
     name="interlingua, reference front",
-    start=partial(start, front=", front: reference"),
+    start=partial(start, aiohttp=True),
     version=always(f"aiohttp {version('aiohttp')} in the place of our own listener"),
     ways=(OPENAI,),
 )

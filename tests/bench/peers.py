@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from tests.bench.building import CACHE
 from tests.bench.targets import KEY, OPENAI, Gateway, Seat, Start, said
+from tests.bench.traffic import MODELS
 
 _NGINX: Final = """
 daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
@@ -82,10 +83,12 @@ static_resources:
 """  # noqa: E501 - a type's name is as long as it is
 _LITELLM: Final = """
 model_list:
-  - model_name: mock
+{models}general_settings: {{master_key: {key}}}
+"""
+_LITELLM_MODEL: Final = """\
+  - model_name: {name}
     litellm_params:
-      {{model: openai/mock, api_base: "http://127.0.0.1:{worker}/v1", api_key: none}}
-general_settings: {{master_key: {key}}}
+      {{model: openai/{name}, api_base: "http://127.0.0.1:{worker}/v1", api_key: none}}
 """
 
 
@@ -139,9 +142,9 @@ _LITELLM_HOME: Final = Environment("litellm", ("litellm[proxy]==1.106.2",))
 ENVIRONMENTS: Final = (_ENVOY_HOME, _VLLM, _SGLANG, _PORTKEY, _LITELLM_HOME)
 
 
-def _written(seat: Seat, name: str, text: str) -> str:
+def _written(seat: Seat, name: str, text: str, **more: str) -> str:
     file = seat.folder / name
-    told = text.format(port=seat.port, worker=seat.worker, folder=seat.folder, key=KEY)
+    told = text.format(port=seat.port, worker=seat.worker, folder=seat.folder, key=KEY, **more)
     file.write_text(told, "utf-8")
     return str(file)
 
@@ -197,7 +200,9 @@ def _portkey_headers(seat: Seat) -> Sequence[str]:
 
 
 def _litellm(seat: Seat) -> Start:
-    file = _written(seat, "litellm.yaml", _LITELLM)
+    names = (OPENAI.model, *MODELS)
+    models = "".join(_LITELLM_MODEL.format(name=name, worker=seat.worker) for name in names)
+    file = _written(seat, "litellm.yaml", _LITELLM, models=models)
     more = ["--port", str(seat.port), "--host", "127.0.0.1", "--num_workers", "1"]
     quiet = {
         "LITELLM_LOG": "ERROR",
@@ -247,6 +252,7 @@ PEERS: Final = (
         version=lambda: _LITELLM_HOME.version("litellm"),
         get="python -m tests.bench install litellm",
         ways=(OPENAI,),
+        keys=1,
         patience=60.0,
     ),
 )

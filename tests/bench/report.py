@@ -24,7 +24,8 @@ _FOUND: Final = "Others used up to {others:.0%} of the machine meanwhile."
 
 def page(results: Results) -> str:
     """Markdown: what was measured, each load's table, memory, steps, and what is missing."""
-    parts = [_told(results), *(_load(results, load) for load in results.loads())]
+    parts = [_told(results), _against(results)]
+    parts += [_load(results, load) for load in results.loads()]
     parts += [_memory(results), _steps(results), _missing(results)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -107,6 +108,20 @@ def _load(results: Results, load: str) -> str:
     head.append("wrong answers")
     columns.append(lambda key: str(results.errors(key)))
     return f"### {load}\n\n" + _table(head, ([tell(key) for tell in columns] for key in rows))
+
+
+def _against(results: Results) -> str:
+    """The CPU of our gateway beside the other one's, in the same rounds."""
+    if not results.against:
+        return ""
+    rows = []
+    for key in results.measured():
+        ratio = results.ratio_to(results.against, key) if key[0] == OURS.name else None
+        if ratio is not None:
+            rounds = sum(sample.key == key for sample in results.samples)
+            rows.append([key[2], key[1], str(rounds), str(ratio)])
+    head = ("load", "way", "rounds", f"CPU, {results.against} = 1")
+    return f"### Beside {results.against}\n\n" + _table(head, rows)
 
 
 def _rate(sample: Sample) -> float:

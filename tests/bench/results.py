@@ -93,6 +93,8 @@ class Results(Struct, frozen=True):
     samples: list[Sample]
     starts: list[Began]
     steps: list[Step]
+    against: str = ""
+    """The gateway that ours is compared with."""
 
     @property
     def noisy(self) -> bool:
@@ -110,6 +112,11 @@ class Results(Struct, frozen=True):
     def ratio(self, key: tuple[str, str, str]) -> Spread | None:
         """To the baseline, over all rounds; None where that has no such load."""
         return spread([one.ratio for one in self._of(key) if one.ratio is not None])
+
+    def ratio_to(self, other: str, key: tuple[str, str, str]) -> Spread | None:
+        """The CPU beside that of another gateway in the same round, over all rounds."""
+        cpus = {one.round: one.cpu for one in self._of((other, *key[1:]))}
+        return spread([one.cpu / cpus[one.round] for one in self._of(key) if cpus.get(one.round)])
 
     def cpu(self, key: tuple[str, str, str]) -> Spread | None:
         """Over all rounds, in microseconds."""

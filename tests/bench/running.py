@@ -29,7 +29,8 @@ from tests.bench import process
 from tests.bench.building import CACHE
 from tests.bench.loads import OPEN, Asked, Load, Outcome, Worker, command, put
 from tests.bench.results import MOVED, Began, Results, Sample
-from tests.bench.targets import KEY, Gateway, Seat, Start, Way
+from tests.bench.targets import Gateway, Seat, Start, Way
+from tests.bench.traffic import KEYS, Request, encode_all
 
 _WHOLE: Final = Load(name="the first request")
 _WARM: Final = (
@@ -60,6 +61,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """How often a group is measured at most."""
     streams: bool
     """Whether a thousand open streams are tried."""
+    against: str = ""
+    """The gateway that ours is compared with in the end."""
 
 
 class Running(Struct, frozen=True):
@@ -100,6 +103,7 @@ def run(plan: Plan, say: Say) -> Results:
             baseline=round_.baseline,
             versions=round_.versions,
             missing=round_.missing,
+            against=plan.against if plan.against not in round_.missing else "",
             samples=round_.samples,
             starts=round_.starts,
             steps=[],
@@ -172,31 +176,40 @@ class _Round:
             seat = Seat(worker.port, worker.port, folder, worker.port)
         else:
             process_ = stack.enter_context(_started(gateway.start(seat), folder, self._core))
-        headers = [f"Authorization: Bearer {KEY}", *gateway.headers(seat)]
+        headers = gateway.headers(seat)
+        shared = not headers and gateway.keys == len(KEYS)
 
         def asked(way: Way, load: Load) -> Asked:
-            file = folder / f"{way.name}-{load.form}-{load.size}.json"
+            name = f"{way.name}-{load.form}-{load.size if load.repeated else 'varied'}.requests"
+            file = (self._folder if shared else folder) / name
             if not file.exists():
-                file.write_bytes(msgspec.json.encode(way.body(way.model, load)))
-            return Asked(seat.port, way.path(load.form), file, headers, way.end)
+                file.write_bytes(encode_all(way.requests(load, gateway.keys), headers))
+            return Asked(seat.port, file, way.end)
 
         one = Running(gateway, process_.pid, asked)
         seconds = []
         for way in gateway.ways:
-            self._wait(process_, asked(way, _WHOLE), began + gateway.patience)
+            first = way.requests(_WHOLE, gateway.keys)[0]
+            self._wait(process_, seat.port, first, headers, began + gateway.patience)
             seconds.append(time.monotonic() - began)
         for way in gateway.ways:
             self._warm(one, way, worker)
         return one, seconds[0]
 
-    def _wait(self, started: "subprocess.Popen[bytes]", asked: Asked, until: float) -> None:
+    def _wait(
+        self,
+        started: "subprocess.Popen[bytes]",
+        port: int,
+        request: Request,
+        headers: Sequence[str],
+        until: float,
+    ) -> None:
         """Until it answers as it should. Raises Failed."""
-        headers = dict(header.split(": ", 1) for header in asked.headers)
-        headers["Content-Type"] = "application/json"
-        url, body, why = f"http://127.0.0.1:{asked.port}{asked.path}", asked.body.read_bytes(), ""
+        named = dict(header.split(": ", 1) for header in (*request.headers, *headers))
+        url, why = f"http://127.0.0.1:{port}{request.path}", ""
         while time.monotonic() < until and started.poll() is None:
             try:
-                answer = self.client.post(url, content=body, headers=headers)
+                answer = self.client.post(url, content=request.body, headers=named)
             except httpx.HTTPError as error:
                 why = str(error)
             else:
@@ -204,7 +217,7 @@ class _Round:
                     return
                 why = f"{answer.status_code} {answer.text[:200]}"
             time.sleep(0.01)
-        raise Failed(f"no answer on {asked.path}: {why}")
+        raise Failed(f"no answer on {request.path}: {why}")
 
     def _warm(self, one: Running, way: Way, worker: Worker) -> None:
         worker.pace(0)
@@ -219,7 +232,16 @@ class _Round:
         worker.pace(load.pace)
         able = [one for one in running if load.form in one.gateway.forms]
         first = able[0] if able and able[0] is running[0] else None
-        ways = [(one, way) for one in able for way in one.gateway.ways]
+        names = dict.fromkeys(way.name for one in able for way in one.gateway.ways)
+        ways = [
+            (one, way)
+            for name in names
+            for one in able
+            for way in one.gateway.ways
+            if way.name == name
+        ]
+        if number % 2 == 0:
+            ways.reverse()  # whoever is measured first has no advantage
         before = self._baseline(load, first)
         for start in range(0, len(ways), self._plan.group):
             if self._late:
@@ -329,6 +351,7 @@ def _started(start: Start, folder: Path, core: int | None) -> Iterator["subproce
         started = subprocess.Popen(
             [*pinned, *start.command],
             env={**os.environ, **start.environment},
+            cwd=start.folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -341,7 +364,7 @@ def _started(start: Start, folder: Path, core: int | None) -> Iterator["subproce
 
 
 def _end(started: "subprocess.Popen[bytes]") -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):  # SIGINT waits for nobody
         try:
             os.killpg(started.pid, number)
             started.wait(5)

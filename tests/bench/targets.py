@@ -13,9 +13,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.bench import traffic
 from tests.bench.loads import Form, Load
+from tests.bench.traffic import KEYS, Request
 
-KEY: Final = "sk-bench-0123456789abcdef"
+KEY: Final = KEYS[0]
 _PROSE: Final = "Tell me, in plain words, what the brown fox did, and why the dog let it be. "
 
 
@@ -30,20 +32,33 @@ class Seat(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """A command, and what is added to its environment."""
+    """A command, what is added to its environment, and where it runs."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = {}
+    folder: Path | None = None
 
 
 class Way(Struct, frozen=True):
-    """A way through a gateway. ``{model}`` in its paths is ``model``."""
+    """A way through a gateway. ``{model}`` in its paths is ``model``.
+
+    ``varied`` gives the requests of a varied load from its form and how many keys there are;
+    ``body`` gives that of a repeated load.
+    """
 
     name: str
     paths: Mapping[Form, str]
     body: Callable[[str, Load], Mapping[str, object]]
+    varied: Callable[[Form, int], Sequence[Request]]
     model: str = "mock"
     end: str = ""
+
+    def requests(self, load: Load, keys: int = len(KEYS)) -> Sequence[Request]:
+        """What a load sends."""
+        if not load.repeated:
+            return self.varied(load.form, keys)
+        body = self.body(self.model, load)
+        return [traffic.repeated_request(self.path(load.form), body)]
 
     def path(self, form: Form) -> str:
         """Where such requests go."""
@@ -53,8 +68,8 @@ class Way(Struct, frozen=True):
 class Gateway(Struct, frozen=True, kw_only=True):
     """One that can be measured. ``version`` is None where it is not installed.
 
-    ``headers`` are lines. ``forms``: what it is able to do. ``patience`` is how long its start may
-    take, in seconds.
+    ``headers`` are lines. ``forms``: what it is able to do. ``keys``: how many API keys it can
+    have. ``patience`` is how long its start may take, in seconds.
     """
 
     name: str
@@ -66,6 +81,7 @@ class Gateway(Struct, frozen=True, kw_only=True):
     ways: Sequence[Way] = ()
     headers: Callable[[Seat], Sequence[str]] = lambda seat: ()
     forms: frozenset[Form] = frozenset({"whole", "stream"})
+    keys: int = len(KEYS)
     patience: float = 15.0
 
 
@@ -102,13 +118,24 @@ def _generate(model: str, load: Load) -> Mapping[str, object]:
     }
 
 
+TRITON_PREFIX: Final = "triton-"
+"""Of the public names of models whose workers speak Triton's protocol."""
+
 OPENAI: Final = Way(
     "OpenAI to OpenAI",
     {"whole": "/v1/chat/completions", "stream": "/v1/chat/completions"},
     _chat,
+    lambda form, keys: traffic.chat_requests(form, keys=keys),
     end="data: [DONE]",
 )
-TO_TRITON: Final = Way("OpenAI to Triton", OPENAI.paths, _chat, "triton-mock", OPENAI.end)
+TO_TRITON: Final = Way(
+    "OpenAI to Triton",
+    OPENAI.paths,
+    _chat,
+    lambda form, keys: traffic.chat_requests(form, TRITON_PREFIX, keys=keys, full=False),
+    TRITON_PREFIX + OPENAI.model,
+    OPENAI.end,
+)
 FROM_TRITON: Final = Way(
     "Triton to OpenAI",
     {
@@ -116,6 +143,7 @@ FROM_TRITON: Final = Way(
         "stream": "/v2/models/{model}/generate_stream",
     },
     _generate,
+    lambda form, keys: traffic.generate_requests(form, keys=keys),
 )
 
 

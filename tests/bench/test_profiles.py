@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.bench import profiles, running
 from tests.bench.loads import Load
 from tests.bench.targets import OPENAI
+from tests.bench.traffic import repeated_request
 
 ROOT = Path(__file__).parents[2]
 LOAD = Load(name="whole", clients=4, count=2_000, seconds=5.0)
@@ -27,7 +29,8 @@ def test_it_sees_the_functions_of_a_request_and_not_what_runs_them() -> None:
 
 
 def test_a_load_that_fails_has_none() -> None:
-    way = type(OPENAI)(OPENAI.name, OPENAI.paths, OPENAI.body, "no-such-model")
+    request = repeated_request(OPENAI.path("whole"), OPENAI.body("no-such-model", LOAD))
+    way = replace(OPENAI, varied=lambda form, keys: [request])
     with pytest.raises(RuntimeError, match="no profile: does not run here"):
         profiles.profiled(LOAD, way)
 

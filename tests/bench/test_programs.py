@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.bench.building import built
 from tests.bench.loads import TOKENS, Asked, Load, Outcome, Worker, put
+from tests.bench.traffic import Request, encode_all
 from tests.fakes import CLOSE, END, Reply, ScriptedWorker, chunked, whole
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/v2/models/m/generate"
@@ -25,9 +27,9 @@ def worker() -> Iterator[Worker]:
 
 
 def asked(port: int, folder: Path, path: str, *, end: str = "", body: str = "{}") -> Asked:
-    file = folder / "body.json"
-    file.write_text(body)
-    return Asked(port, path, file, ["Authorization: Bearer k"], end)
+    file = folder / "requests"
+    file.write_bytes(encode_all([Request(path, [], body.encode())], ["Authorization: Bearer k"]))
+    return Asked(port, file, end)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
@@ -86,6 +88,27 @@ def test_in_an_open_loop_waiting_counts(
 def test_large_bodies_arrive(worker: Worker, tmp_path: Path) -> None:
     found = put(ONCE, asked(worker.port, tmp_path, CHAT, body="x" * 1_000_000))
     assert (found.completed, found.errors) == (4, 0)
+
+
+async def test_each_request_is_sent_in_its_turn(tmp_path: Path) -> None:
+    """Two clients and five requests: each is sent once before the first is sent again."""
+    file = tmp_path / "requests"
+    paths = [f"/{number}" for number in range(5)]
+    file.write_bytes(encode_all([Request(path, ["X-Id: 1"], b"{}") for path in paths]))
+    async with ScriptedWorker([whole(tokens(0))]) as worker:
+        port = int(worker.url.rpartition(":")[2])
+        load = Load(name="turns", clients=2, count=10, seconds=5.0)
+        found = await asyncio.to_thread(put, load, Asked(port, file))
+    assert (found.completed, found.errors) == (10, 0)
+    assert sorted(request.path for request in worker.requests) == sorted(paths * 2)
+
+
+def test_a_damaged_file_of_requests_is_refused(worker: Worker, tmp_path: Path) -> None:
+    file = tmp_path / "requests"
+    for content in (b"", b"100\nPOST / HTTP/1.1\r\n\r\n", b"POST"):
+        file.write_bytes(content)
+        with pytest.raises(subprocess.CalledProcessError):
+            put(ONCE, Asked(worker.port, file))
 
 
 def tokens(*numbers: int) -> bytes:

@@ -1,5 +1,7 @@
 """What is told of results: medians and spreads, ratios alone where the machine was noisy."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,9 @@ from tests.bench import micro, report, running
 from tests.bench.__main__ import main
 from tests.bench.loads import Outcome
 from tests.bench.loads import Spread as Times
+from tests.bench.ours import ECHO
 from tests.bench.results import Began, Results, Sample, Step, read, shown
+from tests.bench.targets import Gateway
 
 TIMES = Times(100.0, 150.0, 200.0, 250.0)
 OURS = ("interlingua", "interlingua, reference front")
@@ -68,6 +72,24 @@ def test_of_a_noisy_machine_only_ratios_are_told() -> None:
     moved = replace(moved, samples=[replace(moved.samples[0], steady=False)])
     assert moved.noisy
     assert "around 1 of 1" in report.page(moved)
+
+
+def test_another_revision_is_compared_round_by_round() -> None:
+    older = [sample("revision 1", cpu, round_=n) for n, cpu in enumerate((40.0, 40.0, 50.0), 1)]
+    found = results(44.0, 60.0, 50.0)
+    found = replace(found, samples=[*found.samples, *older], against="revision 1")
+    text = report.page(found)
+    assert "### Beside revision 1" in text
+    assert "| whole | OpenAI to OpenAI | 3 | 1.10 (1.00-1.50) |" in text
+    assert "### Beside" not in report.page(results(40.0))
+    assert found.ratio_to("revision 2", sample("interlingua", 1.0).key) is None
+
+
+def test_mistakes_of_another_revision_are_not_ours() -> None:
+    wrong = replace(GOOD, errors=1)
+    for gateway, code in (("interlingua", 1), ("revision 1", 0)):
+        samples = [replace(sample(gateway, 40.0), outcome=wrong)]
+        assert report.wrong(replace(results(), samples=samples)) == code
 
 
 def test_what_was_not_measured_is_left_out() -> None:
@@ -157,6 +179,12 @@ def test_an_unknown_peer_is_refused() -> None:
         (["--quick"], ["nginx", "bare protocol", *OURS], 2, False),
         (["--quick", "--peers", "envoy"], ["bare protocol", *OURS, "envoy"], 2, False),
         (
+            ["--quick", "--peers", "nginx", "--against", "1"],
+            ["nginx", "bare protocol", OURS[0], "revision 1", OURS[1]],
+            4,
+            False,
+        ),
+        (
             ["--peers", "haproxy,nginx", "--rounds", "5"],
             [
                 "nginx",
@@ -187,6 +215,11 @@ def test_a_run_is_planned_as_it_is_asked_for(
         say("round 1")
         return results(40.0)
 
+    @contextmanager
+    def at_revision(revision: str) -> Iterator[Gateway]:
+        yield replace(ECHO, name=f"revision {revision}")
+
+    monkeypatch.setattr("tests.bench.__main__.at_revision", at_revision)
     monkeypatch.setattr(running, "run", run)
     monkeypatch.setattr(micro, "measured", lambda seconds: [Step("peek", seconds, 0.1, 0.2)])
     out = tmp_path / "out.json"
@@ -195,6 +228,7 @@ def test_a_run_is_planned_as_it_is_asked_for(
     assert told.output.startswith("round 1\n2026-01-02")
     [plan] = plans
     assert [one.name for one in plan.gateways] == gateways
+    assert plan.against == ("revision 1" if "--against" in words else "")
     assert (plan.rounds, plan.streams) == (rounds, streams)
     assert [step.name for step in read(out).steps] == ["peek"]
 

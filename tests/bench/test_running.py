@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.bench import process, running
 from tests.bench.loads import Load
@@ -15,6 +16,7 @@ from tests.bench.targets import OPENAI, Gateway, Seat, Start, always
 
 WHOLE = Load(name="whole", clients=4, count=40, seconds=5.0)
 STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0, pace=100)
+LOADS = [WHOLE, STREAM]
 ABSENT = Gateway(name="absent", start=None, version=lambda: None, get="ask for it")
 
 
@@ -32,7 +34,7 @@ def broken(said: str) -> Callable[[Seat], Start]:
 def plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
     return Plan(
         gateways=gateways,
-        loads=[WHOLE, STREAM],
+        loads=LOADS,
         rounds=rounds,
         seconds=seconds,
         group=2,
@@ -63,13 +65,30 @@ def test_every_gateway_gets_every_load_that_it_can_carry() -> None:
 
 @pytest.mark.slow
 def test_the_gateway_answers_rightly_on_all_its_ways() -> None:
-    found = run(plan(OURS, REFERENCE), lambda _: None)
+    repeated = [replace(load, name=f"repeated {load.name}", repeated=True) for load in LOADS]
+    both = replace(plan(OURS, REFERENCE), loads=[*LOADS, *repeated])
+    found = run(both, lambda _: None)
     assert not found.missing
     keys = found.measured()
-    assert len(keys) == 2 * (len(OURS.ways) + len(REFERENCE.ways))
+    assert len(keys) == 4 * (len(OURS.ways) + len(REFERENCE.ways))
     assert [found.errors(key) for key in keys] == [0] * len(keys)
     assert all(one.memory > 1 and one.after > 1 and one.seconds > 0 for one in found.starts)
     assert len(found.starts) == 2
+
+
+def test_gateways_take_turns_in_being_measured_first() -> None:
+    """The rounds run to and fro, so that none is always before the other."""
+    other = replace(DIRECT, name="other")
+    found = run(replace(plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
+    order = [(one.round, one.gateway) for one in found.samples if one.load == "whole"]
+    assert order == [(1, DIRECT.name), (1, "other"), (2, "other"), (2, DIRECT.name)]
+    assert found.against == "other"
+
+
+def test_a_gateway_that_does_not_run_is_not_compared_with() -> None:
+    found = run(replace(plan(DIRECT, ABSENT), against="absent"), lambda _: None)
+    assert found.against == ""
+    assert "absent" in found.missing
 
 
 def test_a_gateway_that_answers_wrongly_is_not_measured() -> None:

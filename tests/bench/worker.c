@@ -1,6 +1,6 @@
 // A worker that costs next to nothing: OpenAI's chat and Triton's generate, from one epoll loop.
 //
-//   worker TOKENS SECONDS      prints its port, and ends by itself after so many seconds
+//   worker TOKENS SECONDS RESPONSES      prints its port, and ends by itself after so many seconds
 //
 //   POST …/chat/completions    a whole answer, or a stream where the body has "stream": true
 //   POST …/generate            a whole answer        POST …/generate_stream    a stream
@@ -10,7 +10,8 @@
 //
 // Each token is " @", its number in the stream (3 digits), and the time (14 digits, microseconds of
 // the monotonic clock), so that who reads it knows which one it is and how long it was on its way.
-// A whole answer holds token 0 alone.
+// A whole answer holds token 0 alone. What stands around them are the templates of the file RESPONSES
+// (responses.py), chosen by the request's model.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -27,22 +28,32 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST = 16384, INPUT = 2 << 20, EVENTS = 512, IDLE = -1 };
-enum dialect { CHAT, TEXT, GENERATE };
+enum { MOST = 16384, INPUT = 2 << 20, EVENTS = 512, IDLE = -1, TEMPLATES = 128, WORDS = 64, MODEL = 64 };
+enum slot { HEAD, WHOLE, OPEN, FIRST, TOKEN, LAST, USAGE, SLOTS };
+enum placeholder { WORD_TOKEN = 14, ASCII_TOKEN, BARE_TOKEN, LONG_TEXT, ASCII_TEXT, ID, CREATED, STARTED,
+    MODEL_NAME, PADDING, FOUR_DIGITS, TOKEN_COUNT, PROMPT_COUNT, TOTAL_COUNT, DURATION, DATE, LINE_END };
 
 struct connection {
-    int fd, place, token, doomed;    // place: in `active`, or IDLE
-    enum dialect dialect;
-    long due;
+    int fd, place, token, doomed, wants_usage, generates;    // place: in `active`, or IDLE
+    long due, started, prompt_tokens;
     char *in, *out;
     long in_size, in_room, out_from, out_size, out_room;
+    char model[MODEL], id[33];
+    const char *slots[SLOTS];
+};
+
+struct template {
+    const char *style, *name, *text;
 };
 
 static struct connection *connections[MOST];
 static struct connection *active[MOST];    // those that stream
 static int streaming, poller, tokens;
 static long pace, requests, streams, opened;
-static char filler[521];
+static struct template templates[TEMPLATES];
+static const char *words[2][WORDS];    // as they are in JSON, and with its escapes alone
+static int template_count, word_count;
+static unsigned long state = 88172645463325252;
 
 static long now(void) {
     struct timespec t;
@@ -93,76 +104,149 @@ static void discard(struct connection *c) {
     free(c);
 }
 
+// --- templates -----------------------------------------------------------------------------------
+
+static unsigned long draw(unsigned long below) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % below;
+}
+
+static void read_templates(const char *name) {
+    FILE *file = fopen(name, "rb");
+    char *line = NULL;
+    size_t room = 0;
+    if (!file) exit(2);
+    for (long size; (size = getline(&line, &room, file)) > 0; line = NULL, room = 0) {
+        line[size - 1] = 0;
+        char *second = strchr(line, '\t'), *third = second ? strchr(second + 1, '\t') : NULL;
+        if (!third) exit(2);
+        *second++ = *third++ = 0;
+        if (!strcmp(line, "word") && word_count < WORDS) {
+            words[0][word_count] = second;
+            words[1][word_count++] = third;
+        } else if (template_count < TEMPLATES)
+            templates[template_count++] = (struct template){line, second, third};
+        else exit(2);
+    }
+    fclose(file);
+}
+
+static const char *find_template(const char *style, const char *name) {
+    for (int i = 0; i < template_count; i++)
+        if (!strcmp(templates[i].style, style) && !strcmp(templates[i].name, name)) return templates[i].text;
+    return NULL;
+}
+
+static int has_style(const char *style) {
+    return find_template(style, "chat.whole") != NULL;
+}
+
+// A response's templates: those of the variant where the style has them.
+static void choose_templates(struct connection *c, const char *protocol, const char *variant) {
+    static const char *names[] = {"head", "whole", "open", "first", "token", "last", "usage"};
+    char style[MODEL], name[MODEL];
+    strcpy(style, c->model);
+    char *dash = strrchr(style, '-');
+    if (dash) *dash = 0;
+    if (!dash || !has_style(style) || !strcmp(protocol, "text")) strcpy(style, "mock");
+    for (int slot = HEAD; slot < SLOTS; slot++) {
+        if (slot == HEAD) strcpy(name, "head");
+        else sprintf(name, "%s.%s%s", protocol, names[slot], variant);
+        c->slots[slot] = find_template(style, name);
+        if (c->slots[slot] || slot == HEAD) continue;
+        sprintf(name, "%s.%s", protocol, names[slot]);
+        c->slots[slot] = find_template(style, name);
+    }
+}
+
+static char *write_words(char *to, int ascii, int characters) {
+    for (char *from = to; to - from < characters;) to = stpcpy(to, words[ascii][draw(word_count)]);
+    return to;
+}
+
+static char *fill_in(struct connection *c, char *to, enum placeholder what) {
+    time_t second = time(NULL);
+    switch (what) {
+        case WORD_TOKEN: case ASCII_TOKEN: to = write_words(to, what == ASCII_TOKEN, 1); break;
+        case LONG_TEXT: case ASCII_TEXT: to = write_words(to, what == ASCII_TEXT, 50 + draw(1950)); break;
+        case BARE_TOKEN: break;
+        case ID: return stpcpy(to, c->id);
+        case CREATED: return to + sprintf(to, "%ld", (long)second);
+        case STARTED: return to + sprintf(to, "%ld", c->started);
+        case MODEL_NAME: return stpcpy(to, c->model);
+        case PADDING:
+            for (int left = 1 + draw(16); left; left--) *to++ = 'A' + draw(26);
+            return to;
+        case FOUR_DIGITS: return to + sprintf(to, "%04lu", 1000 + draw(9000));
+        case TOKEN_COUNT: return to + sprintf(to, "%d", tokens);
+        case PROMPT_COUNT: return to + sprintf(to, "%ld", c->prompt_tokens);
+        case TOTAL_COUNT: return to + sprintf(to, "%ld", c->prompt_tokens + tokens);
+        case DURATION: return to + sprintf(to, "%lu.%03lu", 1 + draw(900), draw(1000));
+        case DATE: return to + strftime(to, 64, "%a, %d %b %Y %H:%M:%S GMT", gmtime(&second));
+        case LINE_END: return stpcpy(to, "\r\n");
+    }
+    return to + sprintf(to, " @%03d%014ld", c->token, now());
+}
+
+static long fill(struct connection *c, const char *template, char *to) {
+    char *from = to;
+    for (const char *sign = template; sign && *sign; sign++) {
+        if (*sign >= WORD_TOKEN && *sign <= LINE_END) to = fill_in(c, to, *sign);
+        else *to++ = *sign;
+    }
+    *to = 0;
+    return to - from;
+}
+
 // --- answers -------------------------------------------------------------------------------------
 
-#define TEXT_CHUNK "{\"id\":\"cmpl-0123456789abcdef0123456789abcdef\",\"object\":\"text_completion\"," \
-                   "\"created\":1763690000,\"model\":\"mock\",\"choices\":"
-#define CHUNK "{\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\"," \
-              "\"created\":1763690000,\"model\":\"mock\",\"choices\":"
+static char filled[1 << 17];
 
-static void whole(struct connection *c, const char *body) {
-    char head[256];
-    int size = sprintf(head, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n", strlen(body));
+static void whole(struct connection *c, const char *extra, const char *body, long length) {
+    char head[1024];
+    int size = sprintf(head, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%sContent-Length: %ld\r\n\r\n", extra, length);
     put(c, head, size);
-    put(c, body, strlen(body));
+    put(c, body, length);
 }
 
-static void answer(struct connection *c, enum dialect dialect) {
-    char body[2048];
-    if (dialect == CHAT)
-        sprintf(body, "{\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion\",\"created\":1763690000,"
-            "\"model\":\"mock\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"%s @000%014ld\"},"
-            "\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":120,\"completion_tokens\":110,"
-            "\"total_tokens\":230}}", filler, now());
-    else if (dialect == TEXT)
-        sprintf(body, "{\"id\":\"cmpl-0123456789abcdef0123456789abcdef\",\"object\":\"text_completion\",\"created\":1763690000,"
-            "\"model\":\"mock\",\"choices\":[{\"index\":0,\"text\":\"%s @000%014ld\","
-            "\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":120,\"completion_tokens\":110,"
-            "\"total_tokens\":230}}", filler, now());
-    else
-        sprintf(body, "{\"model_name\":\"mock\",\"model_version\":\"1\",\"text_output\":\"%s @000%014ld\"}", filler, now());
-    whole(c, body);
+static void answer(struct connection *c) {
+    char extra[512];
+    fill(c, c->slots[HEAD], extra);
+    whole(c, extra, filled, fill(c, c->slots[WHOLE], filled));
 }
 
-static void event(struct connection *c, const char *data) {
-    char text[1024], size[32];
-    int length = sprintf(text, "data: %s\n\n", data);
-    put(c, size, sprintf(size, "%x\r\n", length));
-    put(c, text, length);
-    put(c, "\r\n", 2);
+static void event(struct connection *c, const char *template) {
+    char size[32];
+    long length = fill(c, template, filled);
+    put(c, size, sprintf(size, "%lx\r\n", length + 8));
+    put(c, "data: ", 6);
+    put(c, filled, length);
+    put(c, "\n\n\r\n", 4);
 }
 
 static void token(struct connection *c) {    // the next one, and after the last the stream's end
-    char data[768], text[32];
-    sprintf(text, " @%03d%014ld", c->token, now());
-    if (c->dialect == GENERATE)
-        sprintf(data, "{\"model_name\":\"mock\",\"model_version\":\"1\",\"text_output\":\"%s\"}", text);
-    else if (c->dialect == TEXT)
-        sprintf(data, TEXT_CHUNK "[{\"index\":0,\"text\":\"%s\",\"logprobs\":null,\"finish_reason\":null}]}", text);
-    else
-        sprintf(data, CHUNK "[{\"index\":0,\"delta\":{%s\"content\":\"%s\"},\"logprobs\":null,\"finish_reason\":null}]}",
-            c->token ? "" : "\"role\":\"assistant\",", text);
-    event(c, data);
+    if (!c->token && c->slots[OPEN]) event(c, c->slots[OPEN]);
+    event(c, !c->token && c->slots[FIRST] ? c->slots[FIRST] : c->slots[TOKEN]);
     if (++c->token < tokens) return;
-    if (c->dialect != GENERATE) {
-        event(c, c->dialect == TEXT ? TEXT_CHUNK "[{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"stop\"}]}"
-                                    : CHUNK "[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"}]}");
-        sprintf(data, "%s[],\"usage\":{\"prompt_tokens\":120,\"completion_tokens\":%d,\"total_tokens\":%d}}",
-            c->dialect == TEXT ? TEXT_CHUNK : CHUNK, tokens, tokens + 120);
-        event(c, data);
+    if (!c->generates) {
+        event(c, c->slots[LAST]);
+        if (c->wants_usage) event(c, c->slots[USAGE]);
         event(c, "[DONE]");
     }
     put(c, "0\r\n\r\n", 5);
     stop_streaming(c);
 }
 
-static void stream(struct connection *c, enum dialect dialect) {
+static void stream(struct connection *c) {
     static const char head[] = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-                               "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n";
+                               "Cache-Control: no-cache\r\n";
+    char extra[512];
     put(c, head, sizeof head - 1);
+    put(c, extra, fill(c, c->slots[HEAD], extra));
+    put(c, "Transfer-Encoding: chunked\r\n\r\n", 30);
     streams++;
-    c->dialect = dialect;
-    c->token = 0;
     c->place = streaming;
     active[streaming++] = c;
     if (pace == 0)
@@ -175,36 +259,61 @@ static void stream(struct connection *c, enum dialect dialect) {
 
 static void told(struct connection *c) {
     char body[128];
-    sprintf(body, "{\"requests\":%ld,\"streams\":%ld,\"connections\":%ld}", requests, streams, opened);
-    whole(c, body);
+    whole(c, "", body, sprintf(body, "{\"requests\":%ld,\"streams\":%ld,\"connections\":%ld}", requests, streams, opened));
 }
 
-static int wants_stream(const char *body, long size) {
-    const char *found = memmem(body, size, "\"stream\"", 8);
-    if (!found) return 0;
-    for (found += 8; *found == ':' || *found == ' ';) found++;
-    return *found == 't';
+// The value of a member of a JSON body, or NULL; in a string, its quotes would be escaped.
+static const char *member(const char *body, long size, const char *quoted_name) {
+    const char *found = memmem(body, size, quoted_name, strlen(quoted_name));
+    if (!found) return NULL;
+    for (found += strlen(quoted_name); *found == ':' || *found == ' ';) found++;
+    return found;
+}
+
+static int is_true(const char *body, long size, const char *quoted_name) {
+    const char *value = member(body, size, quoted_name);
+    return value && *value == 't';
+}
+
+static void copy_model(struct connection *c, const char *from, char end) {
+    int size = 0;
+    for (; from && *from && *from != end && size < MODEL - 1; from++) c->model[size++] = *from;
+    c->model[size] = 0;
+}
+
+static void respond(struct connection *c, char *line, long length, const char *body, long size) {
+    static const char inference[] = "/v2/models/";
+    char *generate = memmem(line, length, "/generate", 9), *path = memmem(line, length, inference, sizeof inference - 1);
+    int streamed = generate ? generate[9] == '_' : is_true(body, size, "\"stream\"");
+    const char *model = generate ? (path ? path + sizeof inference - 1 : NULL) : member(body, size, "\"model\"");
+    copy_model(c, !generate && model ? model + 1 : model, generate ? '/' : '"');
+    const char *variant = is_true(body, size, "\"logprobs\"") ? "+logprobs" : "";
+    long named = strlen(c->model);
+    if (streamed && !*variant && named > 2 && !strcmp(c->model + named - 2, "-4")) variant = "+obfuscation";
+    choose_templates(c, generate ? "generate" : memmem(line, length, "/chat/", 6) ? "chat" : "text", variant);
+    sprintf(c->id, "%016lx%016lx", draw(-1UL), draw(-1UL));
+    c->started = time(NULL);
+    c->prompt_tokens = size / 4;
+    c->generates = generate != NULL;
+    c->wants_usage = is_true(body, size, "\"include_usage\"");
+    c->token = 0;
+    if (streamed) stream(c);
+    else answer(c);
 }
 
 static void serve(struct connection *c, char *line, char *body, long size) {
+    static const char models[] = "{\"object\":\"list\",\"data\":[{\"id\":\"mock\",\"object\":\"model\",\"created\":1,\"owned_by\":\"mock\"}]}";
     char *end = memchr(line, '\r', body - line);
-    long length = end - line;
     if (!strncmp(line, "GET /_pace/", 11)) {
         pace = atol(line + 11);
-        whole(c, "{}");
+        whole(c, "", "{}", 2);
     } else if (!strncmp(line, "GET /_told", 10)) {
         told(c);
     } else if (!strncmp(line, "GET ", 4)) {
-        whole(c, "{\"object\":\"list\",\"data\":[{\"id\":\"mock\",\"object\":\"model\",\"created\":1,\"owned_by\":\"mock\"}]}");
+        whole(c, "", models, sizeof models - 1);
     } else {
         requests++;
-        if (memmem(line, length, "/generate_stream", 16)) stream(c, GENERATE);
-        else if (memmem(line, length, "/generate", 9)) answer(c, GENERATE);
-        else {
-            enum dialect asked = memmem(line, length, "/chat/", 6) ? CHAT : TEXT;
-            if (wants_stream(body, size)) stream(c, asked);
-            else answer(c, asked);
-        }
+        respond(c, line, end - line, body, size);
     }
 }
 
@@ -301,12 +410,12 @@ static int listening(void) {
     return fd;
 }
 
-int main(int count, char **words) {
-    if (count != 3) return 2;
-    tokens = atoi(words[1]);
-    alarm(atoi(words[2]));
+int main(int count, char **argument) {
+    if (count != 4) return 2;
+    tokens = atoi(argument[1]);
+    alarm(atoi(argument[2]));
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    while (strlen(filler) < 512) strcat(filler, "brown fox");
+    read_templates(argument[3]);
     poller = epoll_create1(0);
     int listener = listening();
     struct epoll_event first = {EPOLLIN, {.fd = listener}}, events[EVENTS];

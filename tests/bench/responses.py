@@ -1,0 +1,309 @@
+"""The worker's responses, in the styles of real servers, as templates that the worker fills in.
+
+``vllm``, ``tgi`` and ``llama-cpp`` are OpenAI's API as these servers write it, and ``python`` is
+what a server of one's own writes with json.dumps. The part of a model's name before its last ``-``
+chooses the style; any other model has the style ``mock``, whose chunks differ in their text alone.
+A request with ``"logprobs": true`` gets log probabilities. The chunks of models whose name ends in
+``-4`` carry the field ``obfuscation``, as OpenAI's own do.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+PLACEHOLDERS: Final = (
+    *("token", "ascii token", "bare token", "text", "ascii text", "id", "created", "started"),
+    *("model", "padding", "digits", "tokens", "prompt tokens", "total tokens", "duration"),
+    *("date", "line end"),
+)
+"""What the worker fills in, in the order of ``enum placeholder`` in worker.c.
+
+``token`` and ``text`` are random words and the mark by which clients recognise a token, ``bare
+token`` is the mark alone. ``created`` is the present second, ``started`` that of the response.
+"""
+_FIRST_CODE: Final = 14
+"""Placeholders stand in templates as control characters from this one on."""
+
+WORDS: Final = (
+    *(" the", " quick", " brown", " fox", " jumps", " over", " lazy", " dog", ",", ".", " and"),
+    *(" request", " token", " model", " answer", " which", " of", " to", " in", " is", " café"),
+    *(' "so', '"', "\n", "\n\n", " naïve", " Straße", "日本", " 🙂", " (see", ")", " 3.14", "'s"),
+)
+
+_MOCK_ID: Final = "0123456789abcdef0123456789abcdef"
+_LOGPROB: Final = {"token": " fox", "logprob": "#-0.<digits>", "bytes": [32, 102, 111, 120]}
+_LOGPROBS: Final = {
+    "content": [{**_LOGPROB, "top_logprobs": [_LOGPROB, {**_LOGPROB, "logprob": "#-3.<digits>"}]}]
+}
+_USAGE: Final = {
+    "prompt_tokens": "#<prompt tokens>",
+    "completion_tokens": "#<tokens>",
+    "total_tokens": "#<total tokens>",
+}
+_TIMINGS: Final = {
+    "prompt_n": "#<prompt tokens>",
+    "prompt_ms": "#<duration>",
+    "prompt_per_second": "#<duration>",
+    "predicted_n": "#<tokens>",
+    "predicted_ms": "#<duration>",
+    "predicted_per_token_ms": "#0.<digits>",
+    "predicted_per_second": "#<duration>",
+}
+_UVICORN: Final = "date: <date>\r\nserver: uvicorn\r\n"
+
+Templates = Mapping[str, str]
+
+
+def _write(value: object, *, spaces: bool = False) -> str:
+    """JSON; a string that begins with # is a number."""
+    separators = (", ", ": ") if spaces else (",", ":")
+    return re.sub(r'"#([^"]*)"', r"\1", json.dumps(value, separators=separators))
+
+
+def _generate(text: str, token: str) -> Templates:
+    """Triton's generate extension, as its vLLM backend answers."""
+    before = '{"model_name":"<model>","model_version":"1","text_output":"'
+    return {"generate.whole": f'{before}{text}"}}', "generate.token": f'{before}{token}"}}'}
+
+
+def _mock() -> Templates:
+    text = "brown fox" * 57 + "<bare token>"
+    head = '"created":1763690000,"model":"<model>","choices":'
+    tokens = '"usage":{"prompt_tokens":120,"completion_tokens":100,"total_tokens":220}'
+    usage = f"[],{tokens}}}"
+    templates = dict(_generate(text, "<bare token>"))
+    for name, kind, identity in (
+        ("chat", "chat.completion", f"chatcmpl-{_MOCK_ID}"),
+        ("text", "text_completion", f"cmpl-{_MOCK_ID}"),
+    ):
+        chunk_kind = f"{kind}.chunk" if name == "chat" else kind
+        chunk = f'{{"id":"{identity}","object":"{chunk_kind}",{head}'
+        rest = ',"logprobs":null,"finish_reason":'
+        if name == "chat":
+            whole = f'"message":{{"role":"assistant","content":"{text}"}}'
+            token = '"delta":{"content":"<bare token>"}'
+            first = '"delta":{"role":"assistant","content":"<bare token>"}'
+            last = '"delta":{}'
+        else:
+            whole = f'"text":"{text}"'
+            token = first = '"text":"<bare token>"'
+            last = '"text":""'
+        templates |= {
+            f"{name}.whole": f'{{"id":"{identity}","object":"{kind}",{head}'
+            f'[{{"index":0,{whole}{rest}"stop"}}],{tokens}}}',
+            f"{name}.first": f'{chunk}[{{"index":0,{first}{rest}null}}]}}',
+            f"{name}.token": f'{chunk}[{{"index":0,{token}{rest}null}}]}}',
+            f"{name}.last": f'{chunk}[{{"index":0,{last}{rest}"stop"}}]}}',
+            f"{name}.usage": f"{chunk}{usage}",
+        }
+    return templates
+
+
+def _vllm() -> Templates:
+    def chunk(choices: list[Any], **more: Any) -> str:
+        head = {"id": "chatcmpl-<id>", "object": "chat.completion.chunk"}
+        return _write(
+            {**head, "created": "#<started>", "model": "<model>", "choices": choices} | more
+        )
+
+    def choice(delta: Mapping[str, str], **more: Any) -> list[Any]:
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
+
+    whole: dict[str, Any] = {
+        "id": "chatcmpl-<id>",
+        "object": "chat.completion",
+        "created": "#<started>",
+        "model": "<model>",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "<text>",
+                    "refusal": None,
+                    "annotations": None,
+                    "audio": None,
+                    "function_call": None,
+                    "tool_calls": [],
+                    "reasoning_content": None,
+                },
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "token_ids": None,
+            }
+        ],
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": {**_USAGE, "prompt_tokens_details": None},
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+        "kv_transfer_params": None,
+    }
+    token = {"content": "<token>"}
+    return {
+        "head": _UVICORN,
+        "chat.whole": _write(whole),
+        "chat.whole+logprobs": _with_logprobs(_write(whole)),
+        "chat.open": chunk(choice({"role": "assistant", "content": ""}), prompt_token_ids=None),
+        "chat.token": chunk(choice(token, token_ids=None)),
+        "chat.token+logprobs": chunk(choice(token, logprobs=_LOGPROBS, token_ids=None)),
+        "chat.token+obfuscation": chunk(choice(token, token_ids=None), obfuscation="<padding>"),
+        "chat.last": chunk(choice({"content": ""}, finish_reason="stop", stop_reason=None)),
+        "chat.usage": chunk([], usage=_USAGE),
+        **_generate("<text>", "<token>"),
+    }
+
+
+def _tgi() -> Templates:
+    fingerprint = "3.3.4-sha-9f38d93"
+
+    def chunk(choices: list[Any], **more: Any) -> str:
+        head = {"object": "chat.completion.chunk", "id": "", "created": "#<created>"}
+        head |= {"model": "<model>", "system_fingerprint": fingerprint}
+        return _write({**head, "choices": choices, "usage": None} | more)
+
+    def choice(text: str, **more: Any) -> list[Any]:
+        delta = {"role": "assistant", "content": text}
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
+
+    whole = {
+        "object": "chat.completion",
+        "id": "",
+        "created": "#<created>",
+        "model": "<model>",
+        "system_fingerprint": fingerprint,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "<text>"},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": _USAGE,
+    }
+    return {
+        "head": "x-compute-type: 1-nvidia-a100\r\nx-total-time: <digits>\r\n"
+        "x-generated-tokens: <tokens>\r\naccess-control-allow-origin: *\r\ndate: <date>\r\n",
+        "chat.whole": _write(whole),
+        "chat.whole+logprobs": _with_logprobs(_write(whole)),
+        "chat.token": chunk(choice("<token>")),
+        "chat.token+logprobs": chunk(choice("<token>", logprobs=_LOGPROBS)),
+        "chat.token+obfuscation": chunk(choice("<token>"), obfuscation="<padding>"),
+        "chat.last": chunk(choice("", finish_reason="stop")),
+        "chat.usage": chunk([], usage=_USAGE),
+        **_generate("<text>", "<token>"),
+    }
+
+
+def _llama_cpp() -> Templates:
+    fingerprint = "b6692-35266573"
+
+    def chunk(choices: list[Any], **more: Any) -> str:
+        head = {"choices": choices, "created": "#<created>", "id": "chatcmpl-<id>"}
+        head |= {"model": "<model>", "system_fingerprint": fingerprint}
+        return _write({**head, "object": "chat.completion.chunk"} | more)
+
+    def choice(delta: Mapping[str, str | None], **more: Any) -> list[Any]:
+        return [{"finish_reason": None, "index": 0, "delta": delta} | more]
+
+    whole = {
+        "choices": [
+            {
+                "finish_reason": "stop",
+                "index": 0,
+                "message": {"role": "assistant", "content": "<text>"},
+                "logprobs": None,
+            }
+        ],
+        "created": "#<created>",
+        "model": "<model>",
+        "system_fingerprint": fingerprint,
+        "object": "chat.completion",
+        "usage": _USAGE,
+        "id": "chatcmpl-<id>",
+        "timings": _TIMINGS,
+    }
+    token: Mapping[str, str | None] = {"content": "<token>"}
+    return {
+        "head": "Server: llama.cpp\r\nAccess-Control-Allow-Origin: \r\n"
+        "Keep-Alive: timeout=5, max=100\r\n",
+        "chat.whole": _write(whole),
+        "chat.whole+logprobs": _with_logprobs(_write(whole)),
+        "chat.open": chunk(choice({"role": "assistant", "content": None})),
+        "chat.token": chunk(choice(token)),
+        "chat.token+logprobs": chunk(choice(token, logprobs=_LOGPROBS)),
+        "chat.token+obfuscation": chunk(choice(token), obfuscation="<padding>"),
+        "chat.last": chunk(choice({}, finish_reason="stop"), timings=_TIMINGS),
+        "chat.usage": chunk([], usage=_USAGE, timings=_TIMINGS),
+        **_generate("<text>", "<token>"),
+    }
+
+
+def _python() -> Templates:
+    def write(choices: list[Any], kind: str = "chat.completion.chunk", **more: Any) -> str:
+        head = {"id": "chatcmpl-<id>", "object": kind, "created": "#<started>", "model": "<model>"}
+        return _write({**head, "choices": choices} | more, spaces=True)
+
+    def choice(delta: Mapping[str, str], **more: Any) -> list[Any]:
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
+
+    message = {"role": "assistant", "content": "<ascii text>"}
+    whole = write(
+        [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
+        "chat.completion",
+        usage=_USAGE,
+    )
+    token = {"content": "<ascii token>"}
+    return {
+        "head": _UVICORN,
+        "chat.whole": whole,
+        "chat.whole+logprobs": _with_logprobs(whole),
+        "chat.open": write(choice({"role": "assistant", "content": ""})),
+        "chat.token": write(choice(token)),
+        "chat.token+logprobs": write(choice(token, logprobs=_LOGPROBS)),
+        "chat.token+obfuscation": write(choice(token), obfuscation="<padding>"),
+        "chat.last": write(choice({}, finish_reason="stop")),
+        "chat.usage": write([], usage=_USAGE),
+        **_generate("<text>", "<token>"),
+    }
+
+
+def _with_logprobs(whole: str) -> str:
+    """A whole answer with the log probabilities of twenty tokens, in its own spacing."""
+    spaces = '"logprobs": null' in whole
+    some = _write({"content": _LOGPROBS["content"] * 20}, spaces=spaces)
+    return re.sub(r'("logprobs": ?)null', lambda found: found[1] + some, whole, count=1)
+
+
+STYLES: Final = ("vllm", "tgi", "llama-cpp", "python")
+_ALL: Final[Mapping[str, Templates]] = {
+    "mock": _mock(),
+    "vllm": _vllm(),
+    "tgi": _tgi(),
+    "llama-cpp": _llama_cpp(),
+    "python": _python(),
+}
+
+
+def encode() -> bytes:
+    """What the worker reads: a template a line, and before them the words to write."""
+    return "".join(f"{line}\n" for line in _lines()).encode()
+
+
+def _lines() -> Iterator[str]:
+    for word in WORDS:
+        raw, escaped = (json.dumps(word, ensure_ascii=ascii_)[1:-1] for ascii_ in (False, True))
+        yield f"word\t{raw}\t{escaped}"
+    for style, templates in _ALL.items():
+        for name, template in templates.items():
+            yield f"{style}\t{name}\t{_compile(template)}"
+
+
+def _compile(template: str) -> str:
+    text = template.replace("\r\n", "<line end>")
+    for code, name in enumerate(PLACEHOLDERS, _FIRST_CODE):
+        text = text.replace(f"<{name}>", chr(code))
+    return text
