@@ -10,9 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.ratelimit.limiter import Reservation
 from protocols.core.events import FinishReason, Usage
-from protocols.core.interfaces import Headers
 from protocols.core.loss import UnsupportedParameter
 
 RequestOutcome = Literal[
@@ -68,10 +66,6 @@ class RequestRecord(Struct, omit_defaults=True):
     trace: str = ""
     """The trace's id where the exchange is part of one that is exported, and its span's."""
     span: str = ""
-    reservation: Reservation | None = None
-    """What its key's limits let it take; settled, and gone, before anything is told."""
-    rate_limit_headers: Headers = ()
-    """What its answer's headers say of those limits; gone as well."""
 
 
 RecordObserver = Callable[[RequestRecord], None]

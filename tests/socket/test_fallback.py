@@ -204,7 +204,11 @@ async def test_vectors_come_from_who_gives_them(serve: Serve) -> None:
     answer = await front.http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
 
     assert answer.json()["data"][0]["embedding"]
-    told = ("vectors@1 Overloaded", "no-vectors@1 UnsupportedFeature", "still-none@1 UnsupportedFeature")
+    told = (
+        "vectors@1 Overloaded",
+        "no-vectors@1 UnsupportedFeature",
+        "still-none@1 UnsupportedFeature",
+    )
     assert front.records[0].fell_back == told
 
 
