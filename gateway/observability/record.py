@@ -10,9 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.ratelimit.limiter import Reservation
 from protocols.core.events import FinishReason, Usage
-from protocols.core.interfaces import Headers
 from protocols.core.loss import UnsupportedParameter
 
 RequestOutcome = Literal[
@@ -68,10 +66,6 @@ class RequestRecord(Struct, omit_defaults=True):
     trace_id: str = ""
     """The ids of the trace and of the request's span, if the trace is exported."""
     span_id: str = ""
-    reservation: Reservation | None = None
-    """Reserved rate limits; settled and cleared before observers see the record."""
-    rate_limit_headers: Headers = ()
-    """Rate limit headers of the response; cleared with the reservation."""
 
 
 RecordObserver = Callable[[RequestRecord], None]
