@@ -11,15 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.auth.api_keys import Principal
-from gateway.explain.recorder import (
-    EXPLAIN_HEADER,
-    DryRunComplete,
-    ExplainRecorder,
-    ExplanationStore,
-)
+from gateway.explain.recorder import DryRunComplete, ExplanationRecorder, ExplanationStore
 from gateway.explain.report import ExplainedResponse, ExplainRequest, Explanation
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.handler import RequestHandler
+from gateway.pipeline.recorder import EXPLAIN_HEADER, ExplainRecorder
 from gateway.routing.paths import AdapterMount, EndpointMatch, PathRouter
 from protocols.core.errors import (
     ClientError,
@@ -97,13 +93,13 @@ class _DryRunRecorder:
         self._clock = clock
         self._draw = draw
         self.record = RequestRecord("")
-        self.recorder: ExplainRecorder | None = None
+        self.recorder: ExplanationRecorder | None = None
 
     def __call__(
         self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
-    ) -> ExplainRecorder | None:
+    ) -> ExplainRecorder:
         del principal, open_to_all
-        self.recorder = ExplainRecorder(record, self._clock, lambda: self._draw, dry=True)
+        self.recorder = ExplanationRecorder(record, self._clock, lambda: self._draw, dry=True)
         return self.recorder
 
     def record_request(self, record: RequestRecord) -> None:
@@ -145,7 +141,7 @@ async def run_dry(
     )
     sink, dry = _DryRunSink(), _DryRunRecorder(clock, question.random)
     try:
-        server = server.for_dry_run(question.key, dry, dry.record_request)
+        server = server.build_dry_run_handler(question.key, dry, dry.record_request)
     except KeyError:
         raise LookupError(f"there is no key {question.key!r}") from None
     await server.handle(http, sink)

@@ -3,13 +3,12 @@
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.interfaces import ExplainsSelection, RequestContext, WorkerSelection
+from backends.interfaces import ExplainsSelection, RequestContext, RequestObserver, WorkerSelection
 from gateway.auth.api_keys import Principal
 from gateway.emulation.execute import count_parts
 from gateway.explain.report import (
@@ -29,10 +28,11 @@ from gateway.explain.report import (
 )
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.recorder import EXPLAIN_HEADER, NULL_RECORDER, ExplainRecorder
 from gateway.pipeline.responder import ResponseStrategy
 from gateway.pipeline.strategies import TranslationStrategy, select_unset_defaults
 from gateway.routing.request_attributes import RequestAttributes, Scalar
-from gateway.routing.router import CATCH_ALL_MODEL, Route, Router
+from gateway.routing.router import CATCH_ALL_MODEL, Model, Route, RouteObserver, Router
 from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch
 from gateway.routing.traffic_split import compute_score
 from protocols.core import loss
@@ -135,52 +135,33 @@ def explain_shadow(route: Route) -> ExplainedShadow | None:
     return None if found is None or route.pinned else ExplainedShadow(found.to, found.share)
 
 
-class PlannedAttempt(Struct, frozen=True):
-    """One target that is about to be asked. ``body`` is the most that a request may bring."""
-
-    adapter: ClientAdapter
-    client_request: ClientRequest
-    route: Route
-    backend: ResponseStrategy
-    context: RequestContext
-    max_body: int
-
-
-def explain_defaults(asking: PlannedAttempt) -> tuple[ExplainedDefault, ...]:
-    """The model's defaults, and which of them hold for the request as the client sent it."""
-    told = asking.route.model.defaults
-    if not told.has_values:
+def explain_defaults(
+    adapter: ClientAdapter, client_request: ClientRequest, model: Model
+) -> tuple[ExplainedDefault, ...]:
+    """The model's defaults, and which of them apply to the request as the client sent it."""
+    defaults = model.defaults
+    if not defaults.has_values:
         return ()
     applied: dict[str, Any] = {}
-    request = asking.adapter.decode_request(asking.client_request, asking.route.model.info)
+    request = adapter.decode_request(client_request, model.info)
     if isinstance(request, GenerationRequest):
-        applied |= select_unset_defaults(request.sampling, told.sampling)
-        applied |= select_unset_defaults(request.stopping, told.stopping)
-    both = {**told.sampling, **told.stopping}
+        applied |= select_unset_defaults(request.sampling, defaults.sampling)
+        applied |= select_unset_defaults(request.stopping, defaults.stopping)
+    both = {**defaults.sampling, **defaults.stopping}
     return tuple(ExplainedDefault(name, value, name in applied) for name, value in both.items())
 
 
-def explain_attempt(asking: PlannedAttempt) -> ExplainedAttempt:
-    """What is known of a target before it is asked."""
-    route, answering = asking.route, asking.backend
-    info, timeouts = route.model.info, asking.context.timeouts
-    plan = answering.plan if isinstance(answering, TranslationStrategy) else None
-    return ExplainedAttempt(
-        target=explain_target(route),
-        passed_through=plan is None,
-        on_loss=route.model.on_loss,
-        defaults=explain_defaults(asking),
-        unsupported_parameters=() if plan is None else plan.unsupported_parameters,
-        limits=ExplainedLimits(
-            asking.max_body,
-            info.context_length,
-            info.max_tokens,
-            timeouts.connect,
-            timeouts.first_token,
-            timeouts.idle,
-            asking.context.deadline.remaining(),
-        ),
-        parts=1 if plan is None else count_parts(answering.request, plan),
+def explain_limits(model: Model, context: RequestContext, max_body_size: int) -> ExplainedLimits:
+    """The limits of a request at this moment."""
+    info, timeouts = model.info, context.timeouts
+    return ExplainedLimits(
+        max_body_size,
+        info.context_length,
+        info.max_tokens,
+        timeouts.connect,
+        timeouts.first_token,
+        timeouts.idle,
+        context.deadline.remaining(),
     )
 
 
@@ -216,7 +197,6 @@ def _decode_body_text(body: bytes) -> tuple[str, bool]:
         return b64encode(body).decode(), False
 
 
-EXPLAIN_HEADER: Final = "x-interlingua-explain"
 _MAX_BODY_BYTES: Final = 64 << 10
 _MAX_RECORDED_REQUESTS: Final = 8
 """Of how many choices and workers of a target everything is kept."""
@@ -230,11 +210,11 @@ class DryRunComplete(InternalError):
     """Ends a request that is served dry, where it would be answered."""
 
 
-class ExplainRecorder:
-    """One request; a ``backends.interfaces.RequestObserver``. ``draw`` is the luck that it has.
+class ExplanationRecorder:
+    """Records one request: an ``ExplainRecorder`` and the observer of its routing and backends.
 
-    With ``dry``, what would send or answer anything is ended by Foretold. Such a request is
-    nobody's, so that what it says of who asks is told, too.
+    ``draw`` gives its random numbers. With ``dry``, ``DryRunComplete`` ends it where it would be
+    sent or answered; such a request is nobody's, so that its sticky sources are shown, too.
     """
 
     def __init__(
@@ -256,9 +236,19 @@ class ExplainRecorder:
 
     # --- the life of the request ------------------------------------------------------------------
 
-    def wrap_sink(self, sink: ResponseWriter) -> ResponseWriter:
-        """The sink, with the header on what it is given."""
-        return _ExplainSink(sink, self)
+    @property
+    def route_observer(self) -> RouteObserver:
+        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
+        return self
+
+    @property
+    def request_observer(self) -> RequestObserver:
+        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
+        return self
+
+    def wrap_writer(self, writer: ResponseWriter) -> ResponseWriter:
+        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
+        return _ExplainWriter(writer, self)
 
     def record_request(
         self, dialect: ClientAdapter, call: ClientRequest, principal: Principal | None, peer: str
@@ -272,14 +262,24 @@ class ExplainRecorder:
         if principal is not None:
             told.key, told.tags = principal.name, sorted(principal.tags)
 
-    def wrap_router(self, router: Router) -> Router:
-        """The table as this request follows it."""
-        return router.with_observer(self._record_rule, self._draw_number)
+    def draw(self) -> float:
+        """See ``gateway.routing.router.RouteObserver``."""
+        self._drawn_number = self._random()
+        return self._drawn_number
+
+    def on_rule(self, rule: RouteRule, mismatch: str, match: RuleMatch | None) -> None:
+        """See ``gateway.routing.router.RouteObserver``."""
+        self._explained_rules.append(explain_rule(rule, mismatch, match))
 
     def record_route(
-        self, router: Router, envelope: RoutingInfo, route: Route, traits: RequestAttributes
+        self,
+        router: Router,
+        routing_info: RoutingInfo,
+        route: Route,
+        get_attributes: Callable[[], RequestAttributes],
     ) -> None:
-        """A target was found for it."""
+        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
+        envelope, traits = routing_info, get_attributes()
         self._end_stage("route")
         told = self._explanation
         told.requested_model, told.stream = envelope.model, envelope.stream
@@ -294,19 +294,38 @@ class ExplainRecorder:
         told.shadow = explain_shadow(route)
         self._bucket = route.reason.bucket
 
-    def record_fallbacks(self, able: Iterable[tuple[Route, ResponseStrategy | str]]) -> None:
-        """Who would answer in the target's stead, or why not; looked at of a dry request."""
-        if self.dry_run:
-            self._explanation.fallbacks = tuple(
-                ExplainedFallback(route.target_name, found if isinstance(found, str) else "")
-                for route, found in able
-            )
+    def record_fallbacks(self, candidates: Iterable[tuple[Route, ResponseStrategy | str]]) -> None:
+        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
+        self._explanation.fallbacks = tuple(
+            ExplainedFallback(route.target_name, found if isinstance(found, str) else "")
+            for route, found in candidates
+        )
 
-    def record_attempt(self, asking: PlannedAttempt) -> None:
-        """A target is asked. Raises Foretold where that is all there is to foretell."""
+    def record_attempt(
+        self,
+        adapter: ClientAdapter,
+        client_request: ClientRequest,
+        route: Route,
+        strategy: ResponseStrategy,
+        context: RequestContext,
+        *,
+        max_body_size: int,
+    ) -> None:
+        """See ``gateway.pipeline.recorder.ExplainRecorder``. Raises DryRunComplete."""
         self._end_stage("instead" if self._attempts else "translate")
-        self._attempts.append(explain_attempt(asking))
-        if self.dry_run and not isinstance(asking.route.target.backend, ExplainsSelection):
+        plan = strategy.plan if isinstance(strategy, TranslationStrategy) else None
+        self._attempts.append(
+            ExplainedAttempt(
+                target=explain_target(route),
+                passed_through=plan is None,
+                on_loss=route.model.on_loss,
+                defaults=explain_defaults(adapter, client_request, route.model),
+                unsupported_parameters=() if plan is None else plan.unsupported_parameters,
+                limits=explain_limits(route.model, context, max_body_size),
+                parts=1 if plan is None else count_parts(strategy.request, plan),
+            )
+        )
+        if self.dry_run and not isinstance(route.target.backend, ExplainsSelection):
             raise DryRunComplete("the request would be answered")
 
     # --- what its backend does --------------------------------------------------------------------
@@ -375,13 +394,6 @@ class ExplainRecorder:
 
     # --- its own ----------------------------------------------------------------------------------
 
-    def _record_rule(self, rule: RouteRule, unmet: str, match: RuleMatch | None) -> None:
-        self._explained_rules.append(explain_rule(rule, unmet, match))
-
-    def _draw_number(self) -> float:
-        self._drawn_number = self._random()
-        return self._drawn_number
-
     def _end_stage(self, name: str) -> None:
         now = self._clock()
         self._stage_seconds[name] = (
@@ -390,37 +402,37 @@ class ExplainRecorder:
         self._stage_started_at = now
 
 
-class _ExplainSink:
-    """A sink for the answer to a request that is explained."""
+class _ExplainWriter:
+    """Adds the explanation to the headers of a response."""
 
-    def __init__(self, sink: ResponseWriter, watch: ExplainRecorder) -> None:
-        self._sink = sink
-        self._recorder = watch
+    def __init__(self, writer: ResponseWriter, recorder: ExplanationRecorder) -> None:
+        self._writer = writer
+        self._recorder = recorder
 
     @property
     def started(self) -> bool:
-        return self._sink.started
+        return self._writer.started
 
     @property
     def needs_drain(self) -> bool:
-        return self._sink.needs_drain
+        return self._writer.needs_drain
 
     def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        self._sink.send_response(
+        self._writer.send_response(
             status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())), body
         )
 
     def start(self, status: int, headers: Headers) -> None:
-        self._sink.start(status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())))
+        self._writer.start(status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())))
 
     def write(self, data: bytes) -> None:
-        self._sink.write(data)
+        self._writer.write(data)
 
     def finish(self) -> None:
-        self._sink.finish()
+        self._writer.finish()
 
     async def drain(self) -> None:
-        await self._sink.drain()
+        await self._writer.drain()
 
 
 def _shorten_selection(choice: WorkerSelection) -> WorkerSelection:
@@ -452,23 +464,6 @@ MAX_EXPLANATIONS: Final = 100
 """How many explanations are kept, each for as long as it is among the last."""
 
 
-class ExplainPolicy(Protocol):
-    """Gives what looks on while a request is served that asks for it."""
-
-    def __call__(
-        self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
-    ) -> ExplainRecorder | None:
-        """None where ``principal`` may not; ``open_to_all``: may who has no key."""
-
-
-def explain_nothing(
-    record: RequestRecord, principal: Principal | None, *, open_to_all: bool
-) -> ExplainRecorder | None:
-    """Explains nothing: an ``Explain``."""
-    del record, principal, open_to_all
-    return None
-
-
 class ExplanationStore:
     """The requests that were explained last, in memory, by their ids; of two with one id the last.
 
@@ -478,22 +473,22 @@ class ExplanationStore:
     def __init__(self, clock: Clock, draw: Callable[[], float]) -> None:
         self._clock = clock
         self._random = draw
-        self._recorders: dict[str, ExplainRecorder] = {}
+        self._recorders: dict[str, ExplanationRecorder] = {}
 
     def create_recorder(
         self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
-    ) -> ExplainRecorder | None:
-        """See Explain."""
+    ) -> ExplainRecorder:
+        """See ``gateway.pipeline.recorder.ExplainPolicy``."""
         if not (open_to_all if principal is None else principal.explain):
-            return None
-        watch = ExplainRecorder(record, self._clock, self._random)
+            return NULL_RECORDER
+        recorder = ExplanationRecorder(record, self._clock, self._random)
         self._recorders.pop(record.id, None)
-        self._recorders[record.id] = watch
+        self._recorders[record.id] = recorder
         if len(self._recorders) > MAX_EXPLANATIONS:
             del self._recorders[next(iter(self._recorders))]
-        return watch
+        return recorder
 
     def find_explanation(self, id: str) -> Explanation | None:  # noqa: A002 - what it is called everywhere
         """What was found out about the request of this id, so far."""
-        watch = self._recorders.get(id)
-        return None if watch is None else watch.build_explanation()
+        recorder = self._recorders.get(id)
+        return None if recorder is None else recorder.build_explanation()

@@ -1,6 +1,6 @@
-"""What is told of each exchange: one record at its end, with the same labels everywhere.
+"""The record of a request: what the access log, metrics, usage rows and traces are made of.
 
-Never a prompt, a key or a token of the answer.
+It never contains prompts, responses or API keys.
 """
 
 import sys
@@ -10,9 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.ratelimit.limiter import Reservation
 from protocols.core.events import FinishReason, Usage
-from protocols.core.interfaces import Headers
 from protocols.core.loss import UnsupportedParameter
 
 RequestOutcome = Literal[
@@ -21,69 +19,65 @@ RequestOutcome = Literal[
 
 
 class RequestRecord(Struct, omit_defaults=True):
-    """One exchange. Times are in seconds."""
+    """One request and its response. Times are in seconds."""
 
     id: str
     started_at: float = 0.0
-    """In Unix seconds."""
+    """Unix time in seconds."""
     protocol: str = ""
     path: str = ""
     model: str = ""
     version: str = ""
     backend: str = ""
     key: str = ""
-    """The key's name."""
+    """The name of the API key."""
     operation: Literal["", "chat", "completion", "embedding"] = ""
-    """What is asked of a model."""
+    """The kind of inference; "" for requests that no model answers."""
     stream: bool = False
     status: int = 0
     outcome: RequestOutcome = "ok"
     error: str = ""
-    """The class of the error."""
+    """The class of the error, or ""."""
     first_byte: float | None = None
     first_token: float | None = None
-    """Of a stream: until something of an answer was passed on, and not only its heading."""
+    """For streams: until the first token was sent to the client."""
     duration: float = 0.0
     overhead: float | None = None
-    """From the whole request's arrival until a worker, or a place at one, was asked for."""
+    """From the end of the request body until the gateway asked for a worker or a queue slot."""
     usage: Usage | None = None
     tokens: int = 0
-    """Of the answer, as far as they were passed on in a stream."""
+    """Completion tokens sent to the client so far, in a stream."""
     finish_reasons: tuple[FinishReason, ...] = ()
-    """Why each choice ended."""
+    """The finish reason of each choice."""
     rule: str = ""
-    """The rule that was followed, by its name."""
+    """The name of the route that matched."""
     sticky: str = ""
-    """What held the client to its version: ``header:NAME``, ``body:FIELD``, ``key``, ``address``;
-    ``pinned`` where it named the version."""
+    """The source of the sticky assignment: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``;
+    ``pinned`` if the client named the version."""
     split: str = ""
-    """The split that shared it out, by its name; "" where a pin, a rule or nothing had to."""
+    """The name of the traffic split that chose the version; "" if no split did."""
     fallback_from: str = ""
-    """Where it was sent first, if another target answered in its stead: ``model@version``."""
+    """The first target, as ``model@version``, if a fallback answered."""
     failed_attempts: tuple[str, ...] = ()
-    """The targets that were tried before this one, and why they failed: ``model@version Error``."""
+    """The targets that failed or were skipped before this one: ``model@version Error``."""
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     config_hash: str = ""
-    """What the SHA-256 of the configuration begins with."""
+    """The start of the SHA-256 of the configuration file."""
     trace_id: str = ""
-    """The trace's id where the exchange is part of one that is exported, and its span's."""
+    """The ids of the trace and of the request's span, if the trace is exported."""
     span_id: str = ""
-    reservation: Reservation | None = None
-    """What its key's limits let it take; settled, and gone, before anything is told."""
-    rate_limit_headers: Headers = ()
-    """What its answer's headers say of those limits; gone as well."""
 
 
 RecordObserver = Callable[[RequestRecord], None]
 
 
 def ignore_record(record: Struct) -> None:
-    """Tells nobody."""
+    """Do nothing with the record."""
     del record
 
 
 def write_log_line(record: Struct) -> None:
-    """One JSON line on standard error, at once: the command has gateway/observability/access_log.py."""
+    """Write one JSON line to standard error. The commands use ``access_log`` instead."""
     sys.stderr.buffer.write(_encode(record) + b"\n")
     sys.stderr.buffer.flush()
 

@@ -1,8 +1,8 @@
-"""What the exchanges of one arm come to: counts and histograms, kept as plain numbers. Pure.
+"""Counters and histograms of requests, by model, version and traffic split. Pure.
 
-An arm is a version of a model, as one split or something else sends to it. Who was diverted from an
-arm is counted there as such, and by all else where the answer came from, as sent by no split: it is
-no fair sample of either.
+A request that a fallback answered is counted as such for the version that it was sent to first.
+All other numbers count it for the version that answered, with split "": it is not a fair sample of
+either version.
 """
 
 from collections import defaultdict
@@ -14,20 +14,20 @@ from protocols.core.errors import ClientDisconnected, ErrorOrigin, GatewayError
 from protocols.core.loss import UnsupportedParameter
 
 UNKNOWN_LABEL = "_unknown"
-"""Stands for a field that only the client knows: its names are without end."""
+"""The label of a parameter that only the client knows: such names are unbounded."""
 
 FIRST_TOKEN_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5,
     5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
-"""Upper edges in seconds: those of OpenTelemetry's gen_ai.server.time_to_first_token, and more."""
+"""Upper edges in seconds: those of OpenTelemetry's gen_ai.server.time_to_first_token and more."""
 PER_TOKEN_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
     0.75, 1.0, 2.5,
 )  # fmt: skip
-"""In seconds: those of OpenTelemetry's gen_ai.server.time_per_output_token, and more."""
+"""In seconds: those of OpenTelemetry's gen_ai.server.time_per_output_token and more."""
 DURATION_BUCKETS: Final = (*(edge * 2**k for k in range(16) for edge in (0.01, 0.015)), 655.36)
-"""In seconds: those of OpenTelemetry's gen_ai.server.request.duration, and more, to 10 minutes."""
+"""In seconds: those of OpenTelemetry's gen_ai.server.request.duration and more, up to 655 s."""
 OVERHEAD_BUCKETS: Final = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05,
     0.1, 0.25, 1.0,
@@ -38,7 +38,7 @@ TOKEN_COUNT_BUCKETS: Final = tuple(float(2**k) for k in range(19))
 
 _INCOMPLETE_OUTCOMES: Final = frozenset({"cancelled", "truncated"})
 _CLIENT_DISCONNECTED: Final = ClientDisconnected.__name__
-"""Of who went without a word: no error is told of that."""
+"""The reason for clients that disconnect: their records have no error."""
 
 
 def _list_error_origins(kind: type[GatewayError]) -> Iterator[tuple[str, ErrorOrigin]]:
@@ -51,103 +51,106 @@ _ERROR_ORIGINS: Final = dict(_list_error_origins(GatewayError))
 
 
 class CounterMap(dict[tuple[str, ...], int]):
-    """How often each came, 0 for all others. A Counter does that, too, but counts by Python."""
+    """Counts by key, 0 for missing keys; faster than ``collections.Counter``."""
 
     def __missing__(self, key: tuple[str, ...]) -> int:
         return 0
 
     def total(self) -> int:
-        """Of all together."""
+        """The sum of all counts."""
         return sum(self.values())
 
 
 StatsKey = tuple[str, str, str]
-"""Model, version, and the split; "" for what none sent there, or what came in another's stead."""
+"""Model, version and traffic split; the split is "" if none chose the version, or for fallbacks."""
 
 
 class Distribution(Protocol):
-    """What becomes of measured values."""
+    """Collects measured values."""
 
     def extend(self, values: Sequence[float]) -> None:
-        """Take these in."""
+        """Add values."""
 
 
 DistributionT = TypeVar("DistributionT", bound=Distribution)
 
 
 class RequestStats(Generic[DistributionT]):
-    """Those of one arm."""
+    """The numbers of record ``StatsKey``."""
 
     def __init__(self, measure: Callable[[tuple[float, ...]], DistributionT]) -> None:
-        """``measure`` makes what takes in values, of the upper edges that suit them."""
+        """``measure`` makes a distribution with the given upper bucket edges."""
         self.outcomes = CounterMap()
-        """By dialect, backend and outcome."""
+        """By protocol, backend and outcome."""
         self.errors = CounterMap()
         self.finish_reasons = CounterMap()
         self.unsupported_parameters = CounterMap()
-        """By internal field and reason."""
+        """By internal field and loss reason."""
         self.lossy_requests = 0
-        """Exchanges of which something was lost."""
+        """Requests with at least one unsupported parameter."""
         self.answered_by_fallback = 0
-        """Exchanges that were sent here and answered elsewhere; they are no part of the rest."""
+        """Requests sent here that a fallback answered; the other numbers exclude them."""
         self.tokens = CounterMap()
-        """By direction and source; what is cached is part of the input, reasoning of the output."""
+        """By direction and source. Input includes cached tokens, output includes reasoning tokens."""
         self.aborts = CounterMap()
-        """Streams that were cut, by the side that is to blame and why."""
+        """Streams that ended early, by the side that caused it and the reason."""
         self.wasted_tokens = 0
-        """Tokens passed on of answers that did not come to their end."""
+        """Tokens sent to clients in streams that ended early."""
         self.overhead = measure(OVERHEAD_BUCKETS)
-        """From a whole request until a worker, or a place at one, was asked for."""
+        """Time until the gateway asked for a worker or a queue slot."""
         self.first_token = measure(FIRST_TOKEN_BUCKETS)
-        """Of every stream in which something was said."""
+        """For every stream that has a first token."""
         self.duration = measure(DURATION_BUCKETS)
-        """Of answers that came to their end, as are the next three."""
+        """Of successful requests only, as are the next three."""
         self.per_token = measure(PER_TOKEN_BUCKETS)
-        """Of a stream: the time after its first token, by the number of tokens that it took."""
+        """Mean time per token after the first token, one value per stream."""
         self.completion_tokens = measure(TOKEN_COUNT_BUCKETS)
         self.prompt_tokens = measure(TOKEN_COUNT_BUCKETS)
 
     def add_records(self, *records: RequestRecord) -> None:
-        """Count exchanges. If there are several, they are ``alike``."""
-        any_, many = records[0], len(records)
-        self.outcomes[any_.protocol, any_.backend, any_.outcome] += many
-        for reason in any_.finish_reasons:
-            self.finish_reasons[reason,] += many
-        if any_.outcome != "ok":
+        """Count records. Several records must have equal labels: see ``group_by_labels``."""
+        first, number = records[0], len(records)
+        self.outcomes[first.protocol, first.backend, first.outcome] += number
+        for reason in first.finish_reasons:
+            self.finish_reasons[reason,] += number
+        if first.outcome != "ok":
             self._add_failures(records)
-        for losses in [one.unsupported_parameters for one in records if one.unsupported_parameters]:
-            self._add_losses(losses)
-        self.overhead.extend([one.overhead for one in records if one.overhead is not None])
-        self.first_token.extend([one.first_token for one in records if one.first_token is not None])
-        if any_.usage is not None:
+        for record in records:
+            if record.unsupported_parameters:
+                self._add_losses(record.unsupported_parameters)
+        self.overhead.extend([record.overhead for record in records if record.overhead is not None])
+        self.first_token.extend(
+            [record.first_token for record in records if record.first_token is not None]
+        )
+        if first.usage is not None:
             self._add_usage(records)
 
     @property
     def routed_requests(self) -> int:
-        """Exchanges that were sent here, whoever answered."""
+        """Requests sent here, whichever target answered."""
         return self.outcomes.total() + self.answered_by_fallback
 
     def _add_usage(self, records: Sequence[RequestRecord]) -> None:
-        """Count what was used, and how long that took."""
-        used = [one.usage for one in records if one.usage is not None]
-        source, prompts = used[0].source, [one.prompt_tokens for one in used]
-        said = [one.completion_tokens for one in used]
+        """Count tokens and durations."""
+        usages = [record.usage for record in records if record.usage is not None]
+        source, prompts = usages[0].source, [usage.prompt_tokens for usage in usages]
+        completions = [usage.completion_tokens for usage in usages]
         self.tokens["input", source] += sum(prompts)
-        self.tokens["output", source] += sum(said)
-        if cached := sum([one.cached_tokens for one in used if one.cached_tokens]):
+        self.tokens["output", source] += sum(completions)
+        if cached := sum([usage.cached_tokens for usage in usages if usage.cached_tokens]):
             self.tokens["cached", source] += cached
-        if reasoning := sum([one.reasoning_tokens for one in used if one.reasoning_tokens]):
+        if reasoning := sum([usage.reasoning_tokens for usage in usages if usage.reasoning_tokens]):
             self.tokens["reasoning", source] += reasoning
         if records[0].outcome != "ok":
             return
-        self.duration.extend([one.duration for one in records])
+        self.duration.extend([record.duration for record in records])
         self.prompt_tokens.extend(prompts)
         if records[0].finish_reasons:
-            self.completion_tokens.extend(said)
+            self.completion_tokens.extend(completions)
             means = [
-                (one.duration - one.first_token) / (tokens - 1)
-                for one, tokens in zip(records, said, strict=True)
-                if one.first_token is not None and tokens > 1
+                (record.duration - record.first_token) / (tokens - 1)
+                for record, tokens in zip(records, completions, strict=True)
+                if record.first_token is not None and tokens > 1
             ]
             self.per_token.extend(means)
 
@@ -167,29 +170,29 @@ class RequestStats(Generic[DistributionT]):
 
 
 def group_by_labels(records: Iterable[RequestRecord]) -> Collection[Sequence[RequestRecord]]:
-    """Those together whose arms and whose counts are the same; the rest of each is measured."""
-    found: defaultdict[object, list[RequestRecord]] = defaultdict(list)
-    for one in records:
-        found[
-            one.model,
-            one.version,
-            one.split,
-            one.fallback_from,
-            one.protocol,
-            one.backend,
-            one.outcome,
-            one.finish_reasons,
-            None if one.usage is None else one.usage.source,
-        ].append(one)
-    return found.values()
+    """Group records that are counted under the same labels."""
+    groups: defaultdict[object, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        groups[
+            record.model,
+            record.version,
+            record.split,
+            record.fallback_from,
+            record.protocol,
+            record.backend,
+            record.outcome,
+            record.finish_reasons,
+            None if record.usage is None else record.usage.source,
+        ].append(record)
+    return groups.values()
 
 
 def build_stats_key(record: RequestRecord) -> StatsKey:
-    """Where an exchange was answered."""
+    """The key of the version that answered."""
     return record.model, record.version, "" if record.fallback_from else record.split
 
 
-def build_diverted_key(record: RequestRecord) -> StatsKey:
-    """The arm that a diverted exchange was sent to."""
+def build_fallback_key(record: RequestRecord) -> StatsKey:
+    """The key of the first target of a request that a fallback answered."""
     model, _, version = record.fallback_from.rpartition("@")
     return model, version, record.split

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from backends.aio import DeadlineTimer
 from backends.interfaces import RequestContext
 from gateway.auth.api_keys import Principal
-from gateway.explain.recorder import ExplainRecorder, PlannedAttempt
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.recorder import ExplainRecorder
 from gateway.pipeline.responder import Responder, ResponseStrategy
 from gateway.pipeline.shadow import (
     ObservedStrategy,
@@ -39,7 +39,13 @@ from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.requirements import find_missing_requirements
 from gateway.routing.router import Route, Router, ShadowRule
 from protocols.core.errors import ClientError, GatewayError
-from protocols.core.interfaces import ClientAdapter, ClientRequest, ResponseContext, RoutingInfo
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    Headers,
+    ResponseContext,
+    RoutingInfo,
+)
 
 
 class RoutedRequest(Struct, frozen=True):
@@ -53,9 +59,11 @@ class RoutedRequest(Struct, frozen=True):
     record: RequestRecord
     principal: Principal | None
     peer: str
-    explain_recorder: ExplainRecorder | None
+    explain_recorder: ExplainRecorder
     summary: ResponseSummary | None = None
-    """What is to be told of the answer."""
+    """Summarizes the response for the comparison with its shadow, if it has one."""
+    headers: Headers = ()
+    """Headers of the response, whichever target answers: the rate-limit headers."""
 
     def get_attributes(self) -> RequestAttributes:
         """What the choice of a target may go by."""
@@ -68,7 +76,7 @@ class Dispatcher:
     """Gives them."""
 
     def __init__(
-        self, router: Router, body: int, shadows: ShadowManager | None, lookout: DeadlineTimer
+        self, router: Router, body: int, shadows: ShadowManager, lookout: DeadlineTimer
     ) -> None:
         """``body`` is the size of the largest, in bytes, as it is explained."""
         self.named_requests: dict[tuple[str, str, str], Responder] = {}
@@ -79,10 +87,6 @@ class Dispatcher:
         self._max_body_size = body
         self._shadow_manager = shadows
         self._deadline_timer = lookout
-
-    def for_dry_run(self) -> "Dispatcher":
-        """The same for what must not be seen here: nothing is stopped by it, and nothing copied."""
-        return Dispatcher(self._router, self._max_body_size, None, self._deadline_timer)
 
     def dispatch(self, asked: RoutedRequest, route: Route) -> Coroutine[Any, Any, None]:
         """Ask the route's target, and in its stead those that it falls back to."""
@@ -101,7 +105,7 @@ class Dispatcher:
         self, asked: RoutedRequest, route: Route, shadow: ShadowRule
     ) -> ShadowPair | None:
         """Have a copy of the request answered, too, if it is drawn for that."""
-        if self._shadow_manager is None:
+        if asked.explain_recorder.dry_run:
             return None
         copied = self._router.route_shadow(route, shadow, asked.get_attributes)
         if copied is None:
@@ -112,7 +116,7 @@ class Dispatcher:
         return self._shadow_manager.start(original, copied, shadow)
 
     async def _dispatch_with_fallback(self, asked: RoutedRequest, route: Route) -> None:
-        if asked.explain_recorder is not None:
+        if asked.explain_recorder.dry_run:
             rest = self._router.list_fallbacks(route, asked.get_attributes)
             asked.explain_recorder.record_fallbacks(
                 (one, self._prepare_fallback(asked, one)) for one in rest
@@ -214,20 +218,19 @@ class Dispatcher:
             context.attempt_trace.set_request(request)
         if request.timeout is not None:
             context.deadline.shorten(request.timeout)
-        if asked.explain_recorder is not None:
-            asked.explain_recorder.record_attempt(
-                PlannedAttempt(
-                    asked.adapter,
-                    asked.client_request,
-                    route,
-                    answering,
-                    context,
-                    self._max_body_size,
-                )
-            )
+        asked.explain_recorder.record_attempt(
+            asked.adapter,
+            asked.client_request,
+            route,
+            answering,
+            context,
+            max_body_size=self._max_body_size,
+        )
         if asked.summary is not None:
             answering = ObservedStrategy(answering, asked.summary)
-        exchange = Responder(answering, context, asked.writer, record, self._deadline_timer)
+        exchange = Responder(
+            answering, context, asked.writer, record, self._deadline_timer, asked.headers
+        )
         if client_id := asked.routing_info.client_id or request.client_id:
             return self._run_named((asked.adapter.name, record.key, client_id), exchange)
         return exchange.run(self.running_requests, stream=record.stream)

@@ -10,17 +10,16 @@ Whatever goes wrong while nothing was sent is told in the caller's dialect, by `
 """
 
 import asyncio
-import copy
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from backends.aio import DeadlineTimer
 from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts, Tokenizer
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal, authorize_model
-from gateway.explain.recorder import EXPLAIN_HEADER, ExplainPolicy, ExplainRecorder, explain_nothing
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.pipeline.dispatcher import Dispatcher, RoutedRequest, set_target_labels
 from gateway.pipeline.http import (
@@ -30,9 +29,16 @@ from gateway.pipeline.http import (
     get_client_request_id,
     parse_seconds,
 )
+from gateway.pipeline.recorder import (
+    EXPLAIN_HEADER,
+    NULL_RECORDER,
+    ExplainPolicy,
+    ExplainRecorder,
+    explain_nothing,
+)
 from gateway.pipeline.responder import record_error, send_reply
 from gateway.pipeline.shadow import ShadowManager
-from gateway.ratelimit.limiter import CounterRegistry, RateLimiter
+from gateway.ratelimit.limiter import CounterRegistry, RateLimiter, Reservation
 from gateway.routing.paths import EndpointMatch, PathRouter
 from gateway.routing.router import Route, Router
 from protocols.core.errors import (
@@ -46,6 +52,7 @@ from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     Clock,
+    Headers,
     HttpResponse,
     SupportsTokenize,
 )
@@ -97,11 +104,26 @@ class GatewayServices(Struct, frozen=True):
     counter_registry: CounterRegistry
     """What is used of the keys' limits."""
     explain_policy: ExplainPolicy = explain_nothing
-    """What looks on where a request asks for it and its key may."""
+    """Gives the recorder of a request that asks to be explained."""
     dropped_counts: Mapping[str, Callable[[], int]] = {}
     """How much of what was to be kept is lost, by what it is: see ``gateway.observability.metrics.system``."""
     tracer: Tracer | None = None
     """What is to be told of exchanges as they come about, where they are traced."""
+
+
+class ActiveRequest(Struct, eq=False):
+    """One HTTP request that is being handled."""
+
+    http: HttpRequest
+    writer: ResponseWriter
+    record: RequestRecord
+    reservation: Reservation | None = None
+    """What it took of its key's limits, if it has any."""
+
+    @property
+    def headers(self) -> Headers:
+        """The rate-limit headers of its response."""
+        return () if self.reservation is None else self.reservation.headers
 
 
 class RequestHandler:
@@ -130,6 +152,7 @@ class RequestHandler:
         self._authenticator = keyring
         self._limiter = limiter
         self._settings = settings
+        self._services = surroundings
         self._clock = surroundings.clock
         self._wall_clock = surroundings.wall_clock
         self._new_id = surroundings.new_id
@@ -149,19 +172,21 @@ class RequestHandler:
         """What runs at ``former`` may be stopped by its clients here, too."""
         self.dispatcher.named_requests = former.dispatcher.named_requests
 
-    def for_dry_run(
+    def build_dry_run_handler(
         self, key: str | None, explain: ExplainPolicy, observe: RecordObserver
     ) -> "RequestHandler":
-        """The same for a request of nobody's, as if it had the key of this name. Raises KeyError.
+        """A handler of the same listener for one dry run, as if it had the API key of this name.
 
-        What runs here can't be stopped there.
+        It takes nothing of any limit and is not traced. Raises KeyError for an unknown key.
         """
-        made = copy.copy(self)
-        keyring = self._authenticator if key is None else self._authenticator.impersonate(key)
-        made._authenticator, made.dispatcher = keyring, self.dispatcher.for_dry_run()  # noqa: SLF001 - its own
-        made._explain_policy, made._observe_request = explain, observe  # noqa: SLF001 - as above
-        made._limiter = made._tracer = None  # noqa: SLF001 - as above
-        return made
+        keys = self._authenticator if key is None else self._authenticator.impersonate(key)
+        services = replace(
+            self._services, explain_policy=explain, observe_request=observe, tracer=None
+        )
+        pages = self._static_pages
+        return RequestHandler(
+            self.path_router, self._router, keys, self._settings, services, pages=pages
+        )
 
     async def wait_idle(self) -> None:
         """Wait for the exchanges that run."""
@@ -176,12 +201,13 @@ class RequestHandler:
         began = clock()
         id_ = get_client_request_id(http.headers) or self._new_id()
         record = RequestRecord(id_, self._wall_clock(), "", http.path[:200], config_hash=config)
+        request = ActiveRequest(http, sink, record)
         self.running_count += 1
         try:
             if http.path in self._static_pages:
                 send_reply(sink, self._static_pages[http.path](), record)
             else:
-                await self._process_request(http, sink, record)
+                await self._process_request(request)
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
@@ -190,56 +216,56 @@ class RequestHandler:
             if self._idle_event is not None and not self.running_count:
                 self._idle_event.set()
             record.duration = clock() - began
-            if self._limiter is not None:
-                self._limiter.settle_request(record)
+            if request.reservation is not None:
+                request.reservation.settle(record)
             self._observe_request(record)
 
-    async def _process_request(
-        self, http: HttpRequest, sink: ResponseWriter, record: RequestRecord
-    ) -> None:
+    async def _process_request(self, request: ActiveRequest) -> None:
+        http, record = request.http, request.record
         try:
             found = self._match_endpoint(http, record)
         except GatewayError as error:
             dialect = self.path_router.find_owner(http.path).adapter
             record.protocol = dialect.name
-            self._send_error(dialect, error, None, sink, record)
+            _send_error(dialect, error, None, request)
             return
         if self._tracer is not None:
             self._tracer.start_trace(record, http)
         dialect, headers, body = found.mount.adapter, http.headers, b""
         try:
             principal = await self._authenticate(found, http, record)
-            watch = None
+            recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
-                watch = self._explain_policy(
+                recorder = self._explain_policy(
                     record, principal, open_to_all=self._settings.explain_without_key
                 )
-                sink = sink if watch is None else watch.wrap_sink(sink)
+                request.writer = recorder.wrap_writer(request.writer)
             body = await http.body(self._settings.max_body_size)
             if "content-encoding" in headers:
                 body = self._decompress_body(http, body)
             call = _make_client_request(found, http, record, body)
-            if watch is not None:
-                watch.record_request(dialect, call, principal, http.peer)
+            recorder.record_request(dialect, call, principal, http.peer)
             if found.endpoint.task in _MODEL_TASKS:
-                context, peer = self._make_context(call, watch, record), http.peer
-                envelope = dialect.read_routing_info(call)
-                asked = RoutedRequest(
-                    dialect, call, envelope, context, sink, record, principal, peer, watch
+                routed = RoutedRequest(
+                    dialect,
+                    call,
+                    dialect.read_routing_info(call),
+                    self._make_context(call, recorder, record),
+                    request.writer,
+                    record,
+                    principal,
+                    http.peer,
+                    recorder,
                 )
-                await self._dispatch(asked)
+                await self._dispatch(routed, request)
             else:
-                self._send_info(dialect, call, sink, record)
+                self._send_info(dialect, call, request)
         except GatewayError as error:
-            self._send_error(
-                dialect, error, _make_client_request(found, http, record, body), sink, record
-            )
+            _send_error(dialect, error, _make_client_request(found, http, record, body), request)
         except Exception:
-            log.exception("exchange %s failed", record.id)
+            log.exception("request %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
-            self._send_error(
-                dialect, bug, _make_client_request(found, http, record, body), sink, record
-            )
+            _send_error(dialect, bug, _make_client_request(found, http, record, body), request)
 
     def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
         """The endpoint. Raises PathNotFound or MethodNotAllowed."""
@@ -278,38 +304,38 @@ class RequestHandler:
         return decompress_body(body, encoding, self._settings.max_body_size) if encoding else body
 
     def _send_info(
-        self,
-        dialect: ClientAdapter,
-        call: ClientRequest,
-        sink: ResponseWriter,
-        record: RequestRecord,
+        self, dialect: ClientAdapter, call: ClientRequest, request: ActiveRequest
     ) -> None:
-        """Answer what is not a model's to answer."""
+        """Answer what needs no model."""
         if call.endpoint.task == "stop":
-            self._cancel_request(dialect, call, record)
-        send_reply(sink, dialect.handle_info_request(call, self._router), record)
+            self._cancel_request(dialect, call, request.record)
+        response = dialect.handle_info_request(call, self._router)
+        send_reply(request.writer, response, request.record)
 
-    def _dispatch(self, asked: RoutedRequest) -> Coroutine[Any, Any, None]:
-        """Have a model answer."""
-        route, generates = (
-            self._route_request(asked),
-            asked.client_request.endpoint.task == "generate",
-        )
+    def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
+        """Route the request, take its part of the limits, and have a model answer."""
+        route = self._route_request(routed)
+        generates = routed.client_request.endpoint.task == "generate"
         if self._limiter is not None:
-            body = asked.client_request.body if generates else None
-            model = route.model.info
-            self._limiter.reserve(asked.record, route.requested_model, model, body, asked.adapter)
-        return self.dispatcher.dispatch(asked, route) if generates else _tokenize(asked, route)
+            body = routed.client_request.body if generates else None
+            reservation = request.reservation = self._limiter.reserve(
+                routed.record.key, route.requested_model, route.model.info, body, routed.adapter
+            )
+            if reservation is not None:
+                reservation.check()
+                if reservation.headers:
+                    routed = replace(routed, headers=reservation.headers)
+        return self.dispatcher.dispatch(routed, route) if generates else _tokenize(routed, route)
 
-    def _route_request(self, asked: RoutedRequest) -> Route:
-        """Which target answers. Raises Forbidden where the key is not good for its model."""
-        watch, envelope, record = asked.explain_recorder, asked.routing_info, asked.record
-        router = self._router if watch is None else watch.wrap_router(self._router)
-        route = router.route(envelope.model, envelope.version, asked.get_attributes)
-        if watch is not None:
-            watch.record_route(router, envelope, route, asked.get_attributes())
-        authorize_model(asked.principal, route.requested_model)
-        set_target_labels(record, route, envelope.stream)
+    def _route_request(self, routed: RoutedRequest) -> Route:
+        """Choose a target. Raises Forbidden where the key may not use the model."""
+        recorder, info, record = routed.explain_recorder, routed.routing_info, routed.record
+        route = self._router.route(
+            info.model, info.version, routed.get_attributes, recorder.route_observer
+        )
+        recorder.record_route(self._router, info, route, routed.get_attributes)
+        authorize_model(routed.principal, route.requested_model)
+        set_target_labels(record, route, info.stream)
         record.split = route.split
         return route
 
@@ -331,7 +357,7 @@ class RequestHandler:
         running.stop()
 
     def _make_context(
-        self, call: ClientRequest, watch: ExplainRecorder | None, record: RequestRecord
+        self, call: ClientRequest, recorder: ExplainRecorder, record: RequestRecord
     ) -> RequestContext:
         """What belongs to an exchange whose request is all here."""
         clock, timeouts, headers = self._clock, self._settings.timeouts, call.headers
@@ -351,26 +377,26 @@ class RequestHandler:
             record.key or None,
             traceparent,
             received,
-            watch,
+            recorder.request_observer,
             received,
             traceparent and headers.get("tracestate"),
             None if self._tracer is None else self._tracer.get_trace(record),
             len(call.body) >= _LARGE_BODY,
         )
 
-    def _send_error(
-        self,
-        dialect: ClientAdapter,
-        error: GatewayError,
-        call: ClientRequest | None,
-        sink: ResponseWriter,
-        record: RequestRecord,
-    ) -> None:
-        record_error(record, error)
-        if sink.started:  # only a bug comes here: what was begun is cut off, not ended
-            record.outcome = "truncated"
-            return
-        send_reply(sink, dialect.encode_error(error, call), record)
+
+def _send_error(
+    adapter: ClientAdapter,
+    error: GatewayError,
+    client_request: ClientRequest | None,
+    request: ActiveRequest,
+) -> None:
+    record_error(request.record, error)
+    if request.writer.started:  # a bug: the response is cut off, not ended
+        request.record.outcome = "truncated"
+        return
+    response = adapter.encode_error(error, client_request)
+    send_reply(request.writer, response, request.record, request.headers)
 
 
 async def _tokenize(asked: RoutedRequest, route: Route) -> None:
@@ -389,7 +415,7 @@ async def _tokenize(asked: RoutedRequest, route: Route) -> None:
             tokens = await backend.tokenize(text, context)
     except TimeoutError:
         raise DeadlineExceeded("the request's time is up") from None
-    send_reply(asked.writer, dialect.encode_tokens(call, tokens), asked.record)
+    send_reply(asked.writer, dialect.encode_tokens(call, tokens), asked.record, asked.headers)
 
 
 def _make_client_request(

@@ -87,6 +87,8 @@ class Responder(Struct, eq=False):
     _record: RequestRecord
     _deadline_timer: DeadlineTimer
     """It has the context's clock."""
+    _headers: Headers = ()
+    """Headers of the response beside the strategy's: the rate-limit headers."""
     _task: asyncio.Task[Any] | None = None
     """What answers, as long as it may be ended."""
     _is_cancelled: bool = False
@@ -234,7 +236,7 @@ class Responder(Struct, eq=False):
             elif type(event) is Usage:
                 record.usage = event
         record.finish_reasons = tuple(reasons)
-        send_reply(self._writer, self._strategy.build_response(said, body), record)
+        send_reply(self._writer, self._strategy.build_response(said, body), record, self._headers)
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless all has been said."""
@@ -271,7 +273,7 @@ class Responder(Struct, eq=False):
         record.first_byte = elapsed
         headers = (
             ("x-request-id", record.id),
-            *record.rate_limit_headers,
+            *self._headers,
             *self._strategy.get_stream_headers(),
         )
         self._writer.start(200, headers)
@@ -295,11 +297,13 @@ class Responder(Struct, eq=False):
         self._writer.finish()
 
 
-def send_reply(sink: ResponseWriter, reply: HttpResponse, record: RequestRecord) -> None:
-    """A whole answer."""
-    record.status = reply.status
-    headers = (("x-request-id", record.id), *record.rate_limit_headers, *reply.headers)
-    sink.send_response(reply.status, headers, reply.body)
+def send_reply(
+    writer: ResponseWriter, response: HttpResponse, record: RequestRecord, extra: Headers = ()
+) -> None:
+    """Send a response in one piece. ``extra`` headers come before its own."""
+    record.status = response.status
+    headers = (("x-request-id", record.id), *extra, *response.headers)
+    writer.send_response(response.status, headers, response.body)
 
 
 def record_error(record: RequestRecord, error: GatewayError) -> None:

@@ -115,31 +115,52 @@ def get_tightest_status(counters: Sequence[LimitCounter], now: float) -> RateLim
 
 
 class Reservation:
-    """A request that was let in. What it took is settled once, however it ends."""
+    """What one request took of its key's limits; a rejected request took nothing.
 
-    __slots__ = ("_clock", "_counters", "_prompt_tokens", "_reserved_at", "_weight")
+    ``headers`` are the rate-limit headers of its response, whichever that is.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_counters",
+        "_prompt_tokens",
+        "_reserved_at",
+        "_weight",
+        "headers",
+        "rejection",
+    )
 
     def __init__(
         self, counters: ModelCounters, weight: int, prompt: int, at: float, clock: Clock
     ) -> None:
-        """``weight`` tokens were taken ``at`` that time, ``prompt`` of them for the prompt."""
+        """Take ``weight`` tokens, ``prompt`` of them for the prompt, ``at`` this time."""
+        self.headers: Headers = ()
+        self.rejection = counters.reserve(weight, at)
+        """The limit that has too little left, and for how many seconds."""
         self._counters = counters
         self._weight = weight
         self._prompt_tokens = prompt
         self._reserved_at = at
         self._clock = clock
 
-    def settle(self, ended: FinishedRequest) -> None:
-        """It is over."""
-        used, now = self._count_used_tokens(ended), self._clock()
+    def check(self) -> None:
+        """Raises RateLimitExceeded, QuotaExceeded or Overloaded if the request was rejected."""
+        if self.rejection is not None:
+            raise make_limit_error(*self.rejection, self._weight, self._reserved_at)
+
+    def settle(self, request: FinishedRequest) -> None:
+        """Give back what the finished request did not use. Call it once."""
+        if self.rejection is not None:
+            return
+        used, now = self._count_used_tokens(request), self._clock()
         for one in self._counters.all:
             one.settle(self._weight, used, self._reserved_at, now)
 
-    def _count_used_tokens(self, ended: FinishedRequest) -> int:
-        """The tokens that it took. What nobody told is guessed, but for what came to nothing."""
-        if (usage := ended.usage) is not None:
-            return usage.prompt_tokens + max(usage.completion_tokens, ended.tokens)
-        return 0 if ended.outcome.endswith("_error") else self._prompt_tokens + ended.tokens
+    def _count_used_tokens(self, request: FinishedRequest) -> int:
+        """The tokens that it used; estimated without usage, and 0 for a request that failed."""
+        if (usage := request.usage) is not None:
+            return usage.prompt_tokens + max(usage.completion_tokens, request.tokens)
+        return 0 if request.outcome.endswith("_error") else self._prompt_tokens + request.tokens
 
 
 def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float) -> GatewayError:
@@ -316,14 +337,6 @@ MAX_TOKEN_HOLDERS: Final = 10_000
 """Of tokens are known at a time: who has not asked for the longest time begins anew."""
 
 
-class LimitedRequest(FinishedRequest, Protocol):
-    """Where it is noted what a request was let take: see ``gateway.observability.record.RequestRecord``."""
-
-    key: str
-    reservation: Reservation | None
-    rate_limit_headers: Headers
-
-
 class RateLimiter:
     """The limits of one configuration, by the keys' names. What is used of them outlives it."""
 
@@ -341,39 +354,31 @@ class RateLimiter:
         self._counters_by_key = {key: held.by_model for key, held in self._keys.items()}
 
     def reserve(
-        self,
-        entry: LimitedRequest,
-        asked: str,
-        model: ModelInfo,
-        body: bytes | None,
-        dialect: ClientAdapter,
-    ) -> None:
-        """Take what a request may use. Raises RateLimited or QuotaExceeded, having taken nothing.
+        self, key: str, model: str, target: ModelInfo, body: bytes | None, adapter: ClientAdapter
+    ) -> Reservation | None:
+        """Take what a request may use; None for a key without limits.
 
-        ``asked`` is the public model by whose limits it goes, ``model`` the one that answers.
-        ``body`` is None where no tokens are asked for.
+        ``model`` is the public model whose limits apply, ``target`` the model that answers.
+        ``body`` is None where the request asks for no tokens.
         """
-        models = self._counters_by_key.get(entry.key) or self._get_holder_counters(entry.key)
+        models = self._counters_by_key.get(key) or self._get_holder_counters(key)
         if models is None:
-            return
-        counters = models.get(asked) or models[""]
+            return None
+        counters = models.get(model) or models[""]
         prompt = weight = 0
         if counters.largest_weight and body is not None:
-            prompt, answer = estimate_tokens(body, model)
+            prompt, answer = estimate_tokens(body, target)
             weight = min(prompt + answer, counters.largest_weight)
         now = self._clock()
-        lacking = counters.reserve(weight, now)
-        if _reports_limits(type(dialect)):
-            left = (
+        reservation = Reservation(counters, weight, min(prompt, weight), now, self._clock)
+        if _reports_limits(type(adapter)):
+            reservation.headers = cast("RateLimitHeaders", adapter).rate_limit_headers(
                 get_tightest_status(counters.requests, now),
                 get_tightest_status(counters.tokens, now),
             )
-            entry.rate_limit_headers = cast("RateLimitHeaders", dialect).rate_limit_headers(*left)
-        if lacking is not None:
-            counter, wait = lacking
-            self.registry.rejections[counter.scope] += 1
-            raise make_limit_error(counter, wait, weight, now)
-        entry.reservation = Reservation(counters, weight, min(prompt, weight), now, self._clock)
+        if reservation.rejection is not None:
+            self.registry.rejections[reservation.rejection[0].scope] += 1
+        return reservation
 
     @property
     def leased_counters(self) -> Sequence[LeasedCounter]:
@@ -404,14 +409,6 @@ class RateLimiter:
         if len(recent) > MAX_TOKEN_HOLDERS:
             recent.popitem(last=False)
         return held.by_model
-
-    @staticmethod
-    def settle_request(entry: LimitedRequest) -> None:
-        """A request is over, admitted or not: what it did not use is given back."""
-        entry.rate_limit_headers = ()
-        if entry.reservation is not None:
-            entry.reservation.settle(entry)
-            entry.reservation = None
 
 
 @functools.cache

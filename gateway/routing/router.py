@@ -4,16 +4,15 @@ All that the configuration decides is decided once, when the table is compiled; 
 and draws.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import Backend, PassthroughBackend
 from gateway.routing.request_attributes import RequestAttributes
-from gateway.routing.rules import RouteRule, RuleObserver, find_matching_rule
+from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import ModelNotFound, VersionNotFound
@@ -120,6 +119,16 @@ class Route(Struct, frozen=True):
         return f"{self.model.info.name}@{self.target.version}"
 
 
+class RouteObserver(Protocol):
+    """Observes how one request is routed, and draws the random numbers for it."""
+
+    def draw(self) -> float:
+        """A number in [0, 1)."""
+
+    def on_rule(self, rule: RouteRule, mismatch: str, match: RuleMatch | None) -> None:
+        """A rule was tried; see ``gateway.routing.rules.RuleObserver``."""
+
+
 class Router:
     """The table that requests follow; also the catalog that dialects list it by."""
 
@@ -145,34 +154,30 @@ class Router:
         }
         """The routes that nothing has to be asked or drawn for."""
         self._draw = draw
-        self._observer: RuleObserver | None = None
         self.ready = ready
 
-    def with_observer(self, tell: RuleObserver, draw: Callable[[], float]) -> "Router":
-        """The same table, for one request: ``tell`` hears of each rule that is tried."""
-        made = copy.copy(self)
-        made._observer, made._draw = tell, draw  # noqa: SLF001 - its own
-        made._fixed_routes = {}  # noqa: SLF001 - as above
-        return made
-
     def route(
-        self, name: str, version: str | None = None, ask: AttributesLoader = RequestAttributes
+        self,
+        name: str,
+        version: str | None = None,
+        ask: AttributesLoader = RequestAttributes,
+        observer: RouteObserver | None = None,
     ) -> Route:
         """The route for ``name``, which may pin a version as ``name@version``.
 
-        Raises ModelNotFound or VersionNotFound.
+        ``observer`` is set for a request that is explained. Raises ModelNotFound or
+        VersionNotFound.
         """
-        if version is None and name in self._fixed_routes:
+        if observer is None and version is None and name in self._fixed_routes:
             return self._fixed_routes[name]
         model, pinned = self._resolve_name(name, version)
         if pinned is not None:
             return Route(model, model.targets[pinned], pinned=True)
         if model.rules or model.sticky:
-            return self._apply_rules(model, ask())
+            return self._apply_rules(model, ask(), observer)
         split = model.split
-        return Route(
-            model, model.targets[split.pick_version(self._draw())], split=split.reported_name
-        )
+        number = self._draw() if observer is None else observer.draw()
+        return Route(model, model.targets[split.pick_version(number)], split=split.reported_name)
 
     def list_fallbacks(
         self, route: Route, ask: AttributesLoader = RequestAttributes
@@ -190,7 +195,7 @@ class Router:
             if target is None:
                 model = self._by_name[name]
                 traits = ask() if model.sticky else RequestAttributes()
-                found = self._apply_split(model, traits, why, route.requested_model)
+                found = self._apply_split(model, traits, why, self._draw, route.requested_model)
             else:
                 found = replace(route, target=target, reason=why)
             if found.target_name not in seen:
@@ -210,7 +215,10 @@ class Router:
         if target is None:
             model = self._by_name[shadow.to]
             found = self._apply_split(
-                model, ask() if model.sticky else RequestAttributes(), _RANDOM_CHOICE
+                model,
+                ask() if model.sticky else RequestAttributes(),
+                _RANDOM_CHOICE,
+                self._draw,
             )
         else:
             found = Route(route.model, target)
@@ -267,30 +275,43 @@ class Router:
         }
         return replace(model, info=replace(model.info, name=name), targets=targets)
 
-    def _apply_rules(self, model: Model, traits: RequestAttributes) -> Route:
-        """By the first rule that holds, or else by the split."""
-        match = find_matching_rule(model.rules, traits, model.sticky, self._draw, self._observer)
+    def _apply_rules(
+        self, model: Model, traits: RequestAttributes, observer: RouteObserver | None
+    ) -> Route:
+        """By the first rule that matches, or else by the traffic split."""
+        draw, on_rule = (
+            (self._draw, None) if observer is None else (observer.draw, observer.on_rule)
+        )
+        match = find_matching_rule(model.rules, traits, model.sticky, draw, on_rule)
         if match is None:
-            return self._apply_split(model, traits, _RANDOM_CHOICE)
+            return self._apply_split(model, traits, _RANDOM_CHOICE, draw)
         rule = match.rule
         found = model if rule.to is None else self._by_name[rule.to]
-        instead = "" if found is model else model.info.name
+        original = "" if found is model else model.info.name
         if rule.version is None:
-            return self._apply_split(found, traits, RouteReason(rule.name), instead)
+            return self._apply_split(found, traits, RouteReason(rule.name), draw, original)
         why = RouteReason(rule.name, match.sticky, match.bucket)
-        return Route(found, found.targets[rule.version], reason=why, original_model=instead)
+        return Route(found, found.targets[rule.version], reason=why, original_model=original)
 
+    @staticmethod
     def _apply_split(
-        self, model: Model, traits: RequestAttributes, why: RouteReason, instead: str = ""
+        model: Model,
+        traits: RequestAttributes,
+        why: RouteReason,
+        draw: Callable[[], float],
+        original: str = "",
     ) -> Route:
-        source, who = traits.find_first_source(model.sticky)
+        source, user = traits.find_first_source(model.sticky)
         if not source:
-            version = model.split.pick_version(self._draw())
+            version = model.split.pick_version(draw())
         else:
-            arm = model.split.assign_version(who)
-            version, why = arm.version, RouteReason(why.rule, source, arm.bucket)
+            assignment = model.split.assign_version(user)
+            version = assignment.version
+            why = RouteReason(why.rule, source, assignment.bucket)
         split = model.split.reported_name
-        return Route(model, model.targets[version], reason=why, original_model=instead, split=split)
+        return Route(
+            model, model.targets[version], reason=why, original_model=original, split=split
+        )
 
     @staticmethod
     def _read_current_info(model: Model) -> ModelInfo:

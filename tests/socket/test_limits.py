@@ -14,6 +14,7 @@ from msgspec import Struct
 from gateway.config.loader import load_bytes
 from gateway.explain.dry_run import run_dry
 from gateway.explain.report import ExplainRequest
+from gateway.observability.record import RequestRecord
 from gateway.ratelimit.limiter import RateLimits
 from tests.conftest import Running, Serve
 
@@ -219,7 +220,7 @@ async def test_openais_answers_tell_what_is_left(serve: Serve) -> None:
     assert statuses == [200, 200, 400, 503, 200]
     for key in ("batch", "nobody"):
         assert "x-ratelimit-limit-requests" not in (await ask(gateway, key)).headers
-    assert {(one.rate_limit_headers, one.reservation) for one in gateway.records} == {((), None)}
+    assert {"rate_limit_headers", "reservation"}.isdisjoint(RequestRecord.__struct_fields__)
 
 
 # --- the end of a request -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every metric that there may be on the page: for who merges pages, and who documents them."""
+"""All metric definitions, for the reference page and for merging pages of several processes."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,8 +19,8 @@ METRIC_GROUPS: Final[Mapping[str, tuple[MetricDefinition, ...]]] = {
     "Serving processes": system.SUPERVISOR_METRICS,
     "vLLM names": vllm_compat.VLLM_METRICS,
 }
-"""By what they are about."""
+"""Definitions by the heading of the reference page."""
 METRICS_BY_NAME: Final[Mapping[str, MetricDefinition]] = {
     one.sample_name: one for part in METRIC_GROUPS.values() for one in part
 }
-"""By the name that they are asked for by."""
+"""Definitions by sample name."""

@@ -1,7 +1,6 @@
-"""What a metric is: its name, its type, its labels and its meaning, told in one place each.
+"""Metric definitions: name, type, labels, help text and merge mode.
 
-Whoever collects it makes its family of this, the reference page and the merging of several
-processes' pages read it: so neither can say what the other does not.
+Collectors, the reference page and the merging of several processes' pages all read them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,15 +14,15 @@ from prometheus_client.metrics_core import Metric
 from backends.histogram import Histogram
 
 MergeMode = Literal["sum", "largest", "smallest", "supervisor"]
-"""What several processes' samples make together. ``supervisor``: only it knows."""
+"""How samples of several processes are merged. ``supervisor``: only the supervisor reports it."""
 MetricSamples = Iterable[tuple[Sequence[str], float]]
-"""Values by the labels' values."""
+"""Label values and sample value."""
 
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class MetricDefinition(Struct, frozen=True):
-    """A metric. ``name`` is without the ``_total`` that a counter's samples end in."""
+    """A metric. ``name`` does not include the suffix ``_total`` of counters."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -33,11 +32,11 @@ class MetricDefinition(Struct, frozen=True):
 
     @property
     def sample_name(self) -> str:
-        """Its name, as it is asked for."""
+        """The name that queries use."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     def build_family(self, samples: MetricSamples) -> Metric:
-        """A counter, or a gauge, as prometheus_client writes it."""
+        """Build a counter or gauge family for prometheus_client."""
         make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = make(self.name, self.help, labels=self.label_names)
         for labels, value in samples:
@@ -47,9 +46,9 @@ class MetricDefinition(Struct, frozen=True):
     def format_histogram_lines(
         self, histograms: Iterable[tuple[Sequence[str], Histogram]]
     ) -> Iterator[str]:
-        """A histogram's lines: they are the most of the page, and the library would take long.
+        """Format the lines of a histogram; empty histograms are omitted.
 
-        What measured nothing is left out.
+        Histograms are most of the page, and prometheus_client is slow at formatting them.
         """
         yield f"# HELP {self.name} {self.help}\n# TYPE {self.name} histogram\n"
         for values, histogram in histograms:

@@ -1,7 +1,7 @@
-"""What exchanges come to.
+"""Metrics of finished and running requests.
 
-``split`` is the one that sent an exchange to its version, and "" for what was pinned, sent by a
-rule, or answered in another's stead.
+The label ``split`` is the traffic split that chose the version; it is "" for pinned versions,
+routes and fallbacks.
 """
 
 from collections import Counter
@@ -21,43 +21,44 @@ from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.observability.stats import (
     RequestStats,
     StatsKey,
-    build_diverted_key,
+    build_fallback_key,
     build_stats_key,
     group_by_labels,
 )
 
 _OVERFLOW_LABEL: Final = "_other"
-"""Stands for whatever comes when a table is full: a model ``*`` takes any name."""
+"""The label value once a table is full: the model ``*`` accepts any name."""
 _MAX_LABEL_SETS: Final = 10_000
-"""The entries of the table of fallbacks."""
+"""Maximum entries in the table of fallbacks."""
 _MAX_STATS_KEYS: Final = 500
 _BATCH_SIZE: Final = 64
-"""So many exchanges are counted at once: each takes half the time, and no answer waits for long."""
+"""Records counted together: batches halve the time per record and block only briefly."""
 _STATS_LABELS: Final = ("model", "version", "split")
 _HistogramStats = RequestStats[Histogram]
 
 
 class _RequestMetric(Struct, frozen=True):
-    """A metric: of each arm's figures, what ``of`` gives."""
+    """A metric that ``read_value`` reads from each ``RequestStats``."""
 
     definition: MetricDefinition
     read_value: Callable[[_HistogramStats], Any]
 
 
 def _define_counter(
-    name: str, help_: str, of: Callable[[_HistogramStats], Any], *labels: str
+    name: str, help_: str, read_value: Callable[[_HistogramStats], Any], *labels: str
 ) -> _RequestMetric:
-    """``labels`` are those beside the arm's."""
+    """``labels`` are added to model, version and split."""
     return _RequestMetric(
-        MetricDefinition(f"interlingua_{name}", "counter", help_, (*_STATS_LABELS, *labels)), of
+        MetricDefinition(f"interlingua_{name}", "counter", help_, (*_STATS_LABELS, *labels)),
+        read_value,
     )
 
 
 def _define_histogram(
-    name: str, help_: str, of: Callable[[_HistogramStats], Histogram]
+    name: str, help_: str, read_value: Callable[[_HistogramStats], Histogram]
 ) -> _RequestMetric:
     return _RequestMetric(
-        MetricDefinition(f"interlingua_{name}", "histogram", help_, _STATS_LABELS), of
+        MetricDefinition(f"interlingua_{name}", "histogram", help_, _STATS_LABELS), read_value
     )
 
 
@@ -87,7 +88,7 @@ _REQUEST_COUNTERS: Final = (
     ),
     _define_counter(
         "tokens",
-        "Tokens, and who counted them. Cached tokens are included in input, reasoning tokens in output.",
+        "Tokens by source. Input includes cached tokens, output includes reasoning tokens.",
         lambda one: one.tokens,
         *("direction", "source"),
     ),
@@ -104,7 +105,7 @@ _REQUEST_COUNTERS: Final = (
     ),
     _define_counter(
         "stream_aborts",
-        "Streams that ended early, by the side that caused it (client, worker, gateway) and error class.",
+        "Streams that ended early, by side (client, worker or gateway) and error class.",
         lambda one: one.aborts,
         *("side", "reason"),
     ),
@@ -158,93 +159,93 @@ REQUEST_METRICS: Final = (
 
 @runtime_checkable
 class TextCollector(Protocol):
-    """What a collector may also be: one that writes its histograms by itself."""
+    """A collector that formats its own histograms."""
 
     def format_histograms(self) -> Iterator[str]:
-        """In Prometheus's text format."""
+        """Lines in the Prometheus text format."""
 
 
 class MetricsCollector(Collector):
-    """Counts records, in plain dictionaries: nothing is looked up or locked for an exchange."""
+    """Counts request records in plain dictionaries, without locks."""
 
     def __init__(
-        self, following: RecordObserver, crews: Callable[[], Mapping[str, PoolStats]]
+        self, next_observer: RecordObserver, get_pools: Callable[[], Mapping[str, PoolStats]]
     ) -> None:
-        """``following`` is told of each record, too; ``crews`` gives each backend's workers."""
-        self._next_observer = following
+        """``next_observer`` gets each record too; ``get_pools`` gives the pools by backend name."""
+        self._next_observer = next_observer
         self._pending: list[RequestRecord] = []
-        """What is not counted yet."""
+        """Records not counted yet."""
         self._stats: dict[StatsKey, _HistogramStats] = {}
         self._fallbacks = Counter[tuple[str, ...]]()
         self._registry = CollectorRegistry(auto_describe=False)
         self._text_collectors: list[TextCollector] = []
         self.register(self)
-        self.register(PoolCollector(crews))
+        self.register(PoolCollector(get_pools))
 
     def register(self, collector: Collector) -> None:
-        """Tell on the page what this tells, too."""
+        """Add the metrics of another collector to the page."""
         self._registry.register(collector)
         if isinstance(collector, TextCollector):
             self._text_collectors.append(collector)
 
     def record_request(self, record: RequestRecord) -> None:
-        """Count an exchange: together with others, or as soon as somebody asks."""
+        """Count a request, in a batch or when the metrics are read."""
         self._pending.append(record)
         if len(self._pending) >= _BATCH_SIZE:
             self._count_pending()
         self._next_observer(record)
 
     def collect_stats(self) -> Mapping[StatsKey, _HistogramStats]:
-        """What is counted of each, with all that was observed."""
+        """The statistics of all requests recorded so far."""
         self._count_pending()
         return self._stats
 
     def render_page(self) -> bytes:
-        """As Prometheus reads it."""
+        """The page in the Prometheus text format."""
         written = "".join(line for one in self._text_collectors for line in one.format_histograms())
         return generate_latest(self._registry) + written.encode()
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        arms = self.collect_stats()
-        for one in _REQUEST_COUNTERS:
-            yield one.definition.build_family(
-                ((*arm, *key), count)
-                for arm, figures in arms.items()
-                for key, count in one.read_value(figures).items()
+        stats_by_key = self.collect_stats()
+        for metric in _REQUEST_COUNTERS:
+            yield metric.definition.build_family(
+                ((*key, *labels), count)
+                for key, stats in stats_by_key.items()
+                for labels, count in metric.read_value(stats).items()
                 if count
             )
         yield _FALLBACK_COUNTER.build_family(self._fallbacks.items())
 
     def format_histograms(self) -> Iterator[str]:
-        """See Lines."""
-        arms = self.collect_stats()
-        for one in _REQUEST_HISTOGRAMS:
-            yield from one.definition.format_histogram_lines(
-                (arm, one.read_value(its)) for arm, its in arms.items()
+        """See ``TextCollector``."""
+        stats_by_key = self.collect_stats()
+        for metric in _REQUEST_HISTOGRAMS:
+            yield from metric.definition.format_histogram_lines(
+                (key, metric.read_value(stats)) for key, stats in stats_by_key.items()
             )
 
     def _count_pending(self) -> None:
-        """Count what waits."""
-        waiting, self._pending = self._pending, []
-        for records in group_by_labels(waiting):
-            any_ = records[0]
-            self._get_stats(build_stats_key(any_)).add_records(*records)
-            if any_.fallback_from:
-                self._get_stats(build_diverted_key(any_)).answered_by_fallback += len(records)
-        for record in waiting:
-            for told in record.failed_attempts:
-                model, _, rest = told.rpartition("@")
-                version, _, why = rest.partition(" ")
-                self._count_fallback(f"{model}@{version}", why)
+        """Count the pending records."""
+        pending, self._pending = self._pending, []
+        for records in group_by_labels(pending):
+            first = records[0]
+            self._get_stats(build_stats_key(first)).add_records(*records)
+            if first.fallback_from:
+                self._get_stats(build_fallback_key(first)).answered_by_fallback += len(records)
+        for record in pending:
+            for attempt in record.failed_attempts:
+                model, _, rest = attempt.rpartition("@")
+                version, _, error = rest.partition(" ")
+                self._count_fallback(f"{model}@{version}", error)
 
-    def _get_stats(self, arm: StatsKey) -> _HistogramStats:
-        figures = self._stats.get(arm)
-        if figures is None:
+    def _get_stats(self, key: StatsKey) -> _HistogramStats:
+        stats = self._stats.get(key)
+        if stats is None:
             if len(self._stats) >= _MAX_STATS_KEYS:
-                arm = (_OVERFLOW_LABEL, _OVERFLOW_LABEL, _OVERFLOW_LABEL)
-            figures = self._stats.setdefault(arm, RequestStats(Histogram))
-        return figures
+                key = (_OVERFLOW_LABEL, _OVERFLOW_LABEL, _OVERFLOW_LABEL)
+            stats = self._stats.setdefault(key, RequestStats(Histogram))
+        return stats
 
     def _count_fallback(self, *key: str) -> None:
         if key not in self._fallbacks and len(self._fallbacks) >= _MAX_LABEL_SETS:
@@ -252,7 +253,7 @@ class MetricsCollector(Collector):
         self._fallbacks[key] += 1
 
 
-# The exchanges that are not over. Asked at each look; nothing is kept here.
+# Running requests, read whenever the page is rendered.
 
 REQUESTS_IN_FLIGHT: Final = MetricDefinition(
     "interlingua_requests_in_flight",
@@ -264,17 +265,19 @@ RUNNING_REQUEST_METRICS: Final = (REQUESTS_IN_FLIGHT,)
 
 
 class RunningRequestCollector(Collector):
-    """Looks at their records."""
+    """Counts running requests from their records."""
 
     def __init__(
-        self, live: Callable[[], Iterable[RequestRecord]], queued: Callable[[], Collection[str]]
+        self,
+        get_records: Callable[[], Iterable[RequestRecord]],
+        get_queued_ids: Callable[[], Collection[str]],
     ) -> None:
-        """``live`` gives those, ``queued`` the ids of the ones that wait for a worker."""
-        self._get_records = live
-        self._get_queued_ids = queued
+        """``get_records`` gives the running requests, ``get_queued_ids`` the ids of queued ones."""
+        self._get_records = get_records
+        self._get_queued_ids = get_queued_ids
 
     def count_by_phase(self) -> Counter[tuple[str, str]]:
-        """How many there are by model and phase."""
+        """The number of running requests by model and phase."""
         queued = self._get_queued_ids()
         return Counter((one.model, _get_phase(one, queued)) for one in self._get_records())
 

@@ -1,4 +1,4 @@
-"""What a pool of workers does for exchanges, and how its workers are. Asked at each look."""
+"""Metrics of worker pools and their workers, read whenever the page is rendered."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from gateway.observability.metrics.definition import MetricDefinition, MetricSam
 
 
 class PoolCounters(Protocol):
-    """What a pool counts; see ``backends.pool.metrics``, which has the fields' meaning."""
+    """The counters of a pool; ``backends.pool.metrics`` documents the fields."""
 
     retries: Counter[str]
     exhausted: int
@@ -27,61 +27,63 @@ class PoolCounters(Protocol):
 
 @runtime_checkable
 class PoolStats(Protocol):
-    """The workers of a backend."""
+    """A backend with a pool of workers."""
 
     @property
     def metrics(self) -> PoolCounters:
-        """What is counted of them."""
+        """Its counters."""
 
     @property
     def discovery_failures(self) -> int:
-        """How often who names workers could not be asked."""
+        """Failed lookups of worker lists."""
 
     @property
     def queued_request_ids(self) -> Sequence[str]:
-        """The ids of the exchanges that wait for one of them."""
+        """The ids of the requests that wait for a worker."""
 
     @property
     def in_panic(self) -> bool:
-        """Whether their health is ignored, since too few are well."""
+        """Whether health is ignored because too few workers are healthy."""
 
     @property
     def connections(self) -> Any:
-        """How many there are to them: ``open``, ``resting``, ``made`` and ``failed``."""
+        """Connections to the workers: ``open``, ``idle``, ``created`` and ``failed``."""
 
     def report_workers(self) -> Sequence[Any]:
-        """How each worker is: its ``url``, ``state``, ``in_flight``, ``limit`` and ``latency``."""
+        """A report per worker, with ``url``, ``state``, ``in_flight``, ``limit`` and ``latency``."""
 
 
 class _PoolMetric(Struct, frozen=True):
-    """A metric: of a pool, by the labels beside ``backend``, what ``of`` gives."""
+    """A metric of a pool. ``read_samples`` gives samples by the labels after ``backend``."""
 
     definition: MetricDefinition
     read_samples: Callable[[PoolStats], MetricSamples]
 
 
 def _define_pool_counter(
-    name: str, help_: str, of: Callable[[PoolStats], MetricSamples], *labels: str
+    name: str, help_: str, read_samples: Callable[[PoolStats], MetricSamples], *labels: str
 ) -> _PoolMetric:
     return _PoolMetric(
-        MetricDefinition(f"interlingua_{name}", "counter", help_, ("backend", *labels)), of
+        MetricDefinition(f"interlingua_{name}", "counter", help_, ("backend", *labels)),
+        read_samples,
     )
 
 
 def _define_pool_gauge(
-    name: str, help_: str, of: Callable[[PoolStats], MetricSamples], *labels: str
+    name: str, help_: str, read_samples: Callable[[PoolStats], MetricSamples], *labels: str
 ) -> _PoolMetric:
     return _PoolMetric(
-        MetricDefinition(f"interlingua_{name}", "gauge", help_, ("backend", *labels)), of
+        MetricDefinition(f"interlingua_{name}", "gauge", help_, ("backend", *labels)), read_samples
     )
 
 
 def _define_largest_gauge(
-    name: str, help_: str, of: Callable[[PoolStats], MetricSamples], *labels: str
+    name: str, help_: str, read_samples: Callable[[PoolStats], MetricSamples], *labels: str
 ) -> _PoolMetric:
-    """A gauge that is in all processes what it is in the one where it is the largest."""
+    """A gauge whose value over several processes is the largest of them."""
     return _PoolMetric(
-        MetricDefinition(f"interlingua_{name}", "gauge", help_, ("backend", *labels), "largest"), of
+        MetricDefinition(f"interlingua_{name}", "gauge", help_, ("backend", *labels), "largest"),
+        read_samples,
     )
 
 
@@ -89,97 +91,97 @@ def _label_by_name(counts: Mapping[str, int]) -> MetricSamples:
     return (((name,), count) for name, count in counts.items())
 
 
-def _read_worker_values(name: str, crew: PoolStats) -> Iterable[tuple[Sequence[str], float]]:
-    """What is known of each worker; nothing of one of which it is not known."""
-    known = ((one.url, getattr(one, name)) for one in crew.report_workers())
-    return (((url,), value) for url, value in known if value is not None)
+def _read_worker_values(name: str, pool: PoolStats) -> Iterable[tuple[Sequence[str], float]]:
+    """Read an attribute of each worker's report; workers where it is None are omitted."""
+    values = ((worker.url, getattr(worker, name)) for worker in pool.report_workers())
+    return (((url,), value) for url, value in values if value is not None)
 
 
 _POOL_METRICS: Final = (
     _define_largest_gauge(
         "worker_up",
         "1 if the worker is in rotation, 0 if it is ejected.",
-        lambda crew: (((one.url,), float(one.state != "out")) for one in crew.report_workers()),
+        lambda pool: (((one.url,), float(one.state != "out")) for one in pool.report_workers()),
         "worker",
     ),
     _define_pool_gauge(
         "worker_in_flight",
         "Requests in flight at the worker.",
-        lambda crew: _read_worker_values("in_flight", crew),
+        lambda pool: _read_worker_values("in_flight", pool),
         "worker",
     ),
     _define_pool_gauge(
         "worker_limit",
         "Maximum concurrent requests of the worker, if limited.",
-        lambda crew: _read_worker_values("limit", crew),
+        lambda pool: _read_worker_values("limit", pool),
         "worker",
     ),
     _define_largest_gauge(
         "worker_latency_seconds",
         "Recent time to first token of the worker, if known.",
-        lambda crew: _read_worker_values("latency", crew),
+        lambda pool: _read_worker_values("latency", pool),
         "worker",
     ),
     _define_largest_gauge(
         "backend_panic",
         "1 while health is ignored because too few workers are healthy.",
-        lambda crew: (((), float(crew.in_panic)),),
+        lambda pool: (((), float(pool.in_panic)),),
     ),
     _define_pool_gauge(
         "queue_length",
         "Requests waiting for a worker.",
-        lambda crew: (((), len(crew.queued_request_ids)),),
+        lambda pool: (((), len(pool.queued_request_ids)),),
     ),
     _define_pool_gauge(
         "upstream_connections",
         "Connections to workers, by state: active or idle.",
-        lambda crew: (
-            (("active",), crew.connections.open - crew.connections.idle),
-            (("idle",), crew.connections.idle),
+        lambda pool: (
+            (("active",), pool.connections.open - pool.connections.idle),
+            (("idle",), pool.connections.idle),
         ),
         "state",
     ),
     _define_pool_counter(
         "upstream_connects",
         "Connection attempts to workers, by result: established or failed.",
-        lambda crew: (
-            (("established",), crew.connections.created),
-            (("failed",), crew.connections.failed),
+        lambda pool: (
+            (("established",), pool.connections.created),
+            (("failed",), pool.connections.failed),
         ),
         "result",
     ),
     _define_pool_counter(
         "upstream_failures",
-        "Failed attempts at workers: connect, first_token, idle, total, disconnect, invalid_response, or an HTTP status.",
-        lambda crew: _label_by_name(crew.metrics.failures),
+        "Failed attempts: connect, first_token, idle, total, disconnect, invalid_response or status.",
+        lambda pool: _label_by_name(pool.metrics.failures),
         "kind",
     ),
     _define_pool_counter(
         "upstream_cancellations",
         "Attempts cancelled at the worker because no client waited for them.",
-        lambda crew: (((), crew.metrics.abandoned),),
+        lambda pool: (((), pool.metrics.abandoned),),
     ),
     _define_pool_counter(
         "retries",
         "Retries on another worker, by the failure of the attempt before.",
-        lambda crew: _label_by_name(crew.metrics.retries),
+        lambda pool: _label_by_name(pool.metrics.retries),
         "reason",
     ),
     _define_pool_counter(
         "retry_budget_exhausted",
         "Requests not retried because the retry budget was spent.",
-        lambda crew: (((), crew.metrics.exhausted),),
+        lambda pool: (((), pool.metrics.exhausted),),
     ),
     _define_pool_counter(
         "shed",
         "Requests rejected without a worker: queue_full, queue_wait, or no_worker.",
-        lambda crew: _label_by_name(crew.metrics.shed),
+        lambda pool: _label_by_name(pool.metrics.shed),
         "reason",
     ),
     _define_pool_counter(
         "discovery_failures",
         "Failed lookups of a worker list.",
-        lambda crew: (((), crew.discovery_failures),),
+        lambda pool: (((), pool.discovery_failures),),
     ),
 )
 _POOL_HISTOGRAMS: Final[tuple[tuple[MetricDefinition, Callable[[PoolStats], Histogram]], ...]] = (
@@ -190,7 +192,7 @@ _POOL_HISTOGRAMS: Final[tuple[tuple[MetricDefinition, Callable[[PoolStats], Hist
             "Duration of each attempt at a worker.",
             ("backend",),
         ),
-        lambda crew: crew.metrics.request_durations,
+        lambda pool: pool.metrics.request_durations,
     ),
     (
         MetricDefinition(
@@ -199,7 +201,7 @@ _POOL_HISTOGRAMS: Final[tuple[tuple[MetricDefinition, Callable[[PoolStats], Hist
             "Time that queued requests waited for a worker.",
             ("backend",),
         ),
-        lambda crew: crew.metrics.queue_times,
+        lambda pool: pool.metrics.queue_times,
     ),
     (
         MetricDefinition(
@@ -208,35 +210,35 @@ _POOL_HISTOGRAMS: Final[tuple[tuple[MetricDefinition, Callable[[PoolStats], Hist
             "Longest gap between two reads from the worker, one value per complete stream.",
             ("backend",),
         ),
-        lambda crew: crew.metrics.stream_gaps,
+        lambda pool: pool.metrics.stream_gaps,
     ),
 )
 UPSTREAM_METRICS: Final = (
     *(one.definition for one in _POOL_METRICS),
-    *(told for told, _ in _POOL_HISTOGRAMS),
+    *(definition for definition, _ in _POOL_HISTOGRAMS),
 )
 
 
 class PoolCollector(Collector):
-    """Nothing is kept here."""
+    """Reads the pools; it keeps no state."""
 
-    def __init__(self, crews: Callable[[], Mapping[str, PoolStats]]) -> None:
-        """``crews`` gives those there are now, by their backends' names."""
-        self._get_pools = crews
+    def __init__(self, get_pools: Callable[[], Mapping[str, PoolStats]]) -> None:
+        """``get_pools`` gives the current pools by backend name."""
+        self._get_pools = get_pools
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        crews = self._get_pools()
-        for one in _POOL_METRICS:
-            yield one.definition.build_family(
+        pools = self._get_pools()
+        for metric in _POOL_METRICS:
+            yield metric.definition.build_family(
                 ((name, *labels), value)
-                for name, crew in crews.items()
-                for labels, value in one.read_samples(crew)
+                for name, pool in pools.items()
+                for labels, value in metric.read_samples(pool)
             )
 
     def format_histograms(self) -> Iterator[str]:
         """See ``gateway.observability.metrics.requests.TextCollector``."""
-        for told, of in _POOL_HISTOGRAMS:
-            yield from told.format_histogram_lines(
-                ((name,), of(crew)) for name, crew in self._get_pools().items()
+        for definition, read_histogram in _POOL_HISTOGRAMS:
+            yield from definition.format_histogram_lines(
+                ((name,), read_histogram(pool)) for name, pool in self._get_pools().items()
             )

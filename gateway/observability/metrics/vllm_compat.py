@@ -1,7 +1,7 @@
-"""The same figures by the names that vLLM has for them, for what reads a vLLM server's page.
+"""The same numbers under vLLM's metric names, for dashboards made for vLLM.
 
-The names and labels are those of vLLM's docs/usage/metrics.md; ``model_name`` is the public name
-of a model, whatever its versions. The gateway stands for one server, so ``engine`` is 0.
+Names and labels are those of vLLM's docs/usage/metrics.md. ``model_name`` is the public model name,
+over all versions. The gateway appears as one server, so ``engine`` is 0.
 """
 
 from collections import Counter
@@ -18,63 +18,67 @@ from gateway.observability.stats import RequestStats, StatsKey
 _VLLM_LABELS: Final = ("model_name", "engine")
 _ENGINE_INDEX: Final = "0"
 _FINISH_REASONS: Final[Mapping[str, str]] = {"eos": "stop", "tool_calls": "stop"}
-"""What vLLM calls an end, where it has another word."""
+"""vLLM's finish reasons, where they differ."""
 
 REQUESTS_RUNNING: Final = MetricDefinition(
-    "vllm:num_requests_running", "gauge", "Requests being answered.", _VLLM_LABELS
+    "vllm:num_requests_running", "gauge", "Running requests.", _VLLM_LABELS
 )
 REQUESTS_WAITING: Final = MetricDefinition(
-    "vllm:num_requests_waiting", "gauge", "Requests that wait.", _VLLM_LABELS
+    "vllm:num_requests_waiting", "gauge", "Queued requests.", _VLLM_LABELS
 )
 PROMPT_TOKENS: Final = MetricDefinition(
-    "vllm:prompt_tokens", "counter", "Tokens of prompts.", _VLLM_LABELS
+    "vllm:prompt_tokens", "counter", "Prompt tokens.", _VLLM_LABELS
 )
 GENERATION_TOKENS: Final = MetricDefinition(
-    "vllm:generation_tokens", "counter", "Tokens of answers.", _VLLM_LABELS
+    "vllm:generation_tokens", "counter", "Generated tokens.", _VLLM_LABELS
 )
 REQUEST_SUCCESS: Final = MetricDefinition(
     "vllm:request_success",
     "counter",
-    "Choices that ended, by the reason.",
+    "Finished choices, by finish reason.",
     (*_VLLM_LABELS, "finished_reason"),
 )
 _HistogramGetter = Callable[[RequestStats[Histogram]], Histogram]
 _VLLM_HISTOGRAMS: Final[tuple[tuple[MetricDefinition, _HistogramGetter], ...]] = tuple(
     (MetricDefinition(f"vllm:{name}", "histogram", help_, _VLLM_LABELS), of)
     for name, help_, of in (
-        ("time_to_first_token_seconds", "To the first token.", lambda one: one.first_token),
+        ("time_to_first_token_seconds", "Time to first token.", lambda one: one.first_token),
         (
             "inter_token_latency_seconds",
-            "Between tokens: a mean of each.",
+            "Mean time between tokens, one value per stream.",
             lambda one: one.per_token,
         ),
         (
             "request_time_per_output_token_seconds",
-            "After the first token, by their number.",
+            "Mean time per token after the first, one value per stream.",
             lambda one: one.per_token,
         ),
-        ("e2e_request_latency_seconds", "From end to end.", lambda one: one.duration),
-        ("request_prompt_tokens", "The length of prompts.", lambda one: one.prompt_tokens),
-        ("request_generation_tokens", "The length of answers.", lambda one: one.completion_tokens),
+        ("e2e_request_latency_seconds", "End-to-end latency.", lambda one: one.duration),
+        ("request_prompt_tokens", "Prompt tokens per request.", lambda one: one.prompt_tokens),
+        (
+            "request_generation_tokens",
+            "Generated tokens per request.",
+            lambda one: one.completion_tokens,
+        ),
     )
 )
 VLLM_METRICS: Final = (
     *(REQUESTS_RUNNING, REQUESTS_WAITING, PROMPT_TOKENS, GENERATION_TOKENS, REQUEST_SUCCESS),
-    *(told for told, _ in _VLLM_HISTOGRAMS),
+    *(definition for definition, _ in _VLLM_HISTOGRAMS),
 )
 
 
 class VllmCollector(Collector):
-    """Adds up what is counted of a model's arms. Nothing is kept here."""
+    """Sums the statistics of a model over versions and splits; it keeps no state."""
 
     def __init__(
         self,
-        arms: Callable[[], Mapping[StatsKey, RequestStats[Histogram]]],
-        running: Callable[[], Mapping[tuple[str, str], int]],
+        get_stats: Callable[[], Mapping[StatsKey, RequestStats[Histogram]]],
+        count_running: Callable[[], Mapping[tuple[str, str], int]],
     ) -> None:
-        """``arms`` gives figures, ``running`` how many exchanges run, by model and phase."""
-        self._get_stats = arms
-        self._count_running = running
+        """``get_stats`` gives statistics, ``count_running`` the running requests by model and phase."""
+        self._get_stats = get_stats
+        self._count_running = count_running
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
@@ -91,35 +95,35 @@ class VllmCollector(Collector):
 
     def format_histograms(self) -> Iterator[str]:
         """See ``gateway.observability.metrics.requests.TextCollector``."""
-        for told, of in _VLLM_HISTOGRAMS:
-            yield from told.format_histogram_lines(
-                ((model, _ENGINE_INDEX), _sum_histograms(map(of, figures)))
-                for model, figures in self._group_by_model().items()
+        for definition, read_histogram in _VLLM_HISTOGRAMS:
+            yield from definition.format_histogram_lines(
+                ((model, _ENGINE_INDEX), _sum_histograms(map(read_histogram, every)))
+                for model, every in self._group_by_model().items()
             )
 
     def _group_by_model(self) -> Mapping[str, list[RequestStats[Histogram]]]:
-        """The figures of each model's arms. What came to no model is none."""
-        found: dict[str, list[RequestStats[Histogram]]] = {}
-        for (model, _, _), figures in self._get_stats().items():
+        """The statistics of each model. Requests without a model are omitted."""
+        totals: dict[str, list[RequestStats[Histogram]]] = {}
+        for (model, _, _), stats in self._get_stats().items():
             if model:
-                found.setdefault(model, []).append(figures)
-        return found
+                totals.setdefault(model, []).append(stats)
+        return totals
 
-    def _count_tokens(self, wanted: str) -> Counter[str]:
-        found = Counter[str]()
+    def _count_tokens(self, direction: str) -> Counter[str]:
+        totals = Counter[str]()
         for model, every in self._group_by_model().items():
-            for figures in every:
-                for (direction, _), count in figures.tokens.items():
-                    found[model] += count if direction == wanted else 0
-        return found
+            for stats in every:
+                for (label, _), count in stats.tokens.items():
+                    totals[model] += count if label == direction else 0
+        return totals
 
     def _count_finishes(self) -> Counter[tuple[str, str, str]]:
-        found = Counter[tuple[str, str, str]]()
+        totals = Counter[tuple[str, str, str]]()
         for model, every in self._group_by_model().items():
-            for figures in every:
-                for (reason,), count in figures.finish_reasons.items():
-                    found[model, _ENGINE_INDEX, _FINISH_REASONS.get(reason, reason)] += count
-        return found
+            for stats in every:
+                for (reason,), count in stats.finish_reasons.items():
+                    totals[model, _ENGINE_INDEX, _FINISH_REASONS.get(reason, reason)] += count
+        return totals
 
 
 def _add_labels(counts: Mapping[str, int]) -> MetricSamples:
@@ -127,10 +131,10 @@ def _add_labels(counts: Mapping[str, int]) -> MetricSamples:
 
 
 def _sum_histograms(histograms: Iterable[Histogram]) -> Histogram:
-    """All of them as one: they have the same edges."""
+    """The sum of histograms with equal edges."""
     first, *others = histograms
-    found = Histogram(first.edges)
+    totals = Histogram(first.edges)
     for one in (first, *others):
-        found.counts = [a + b for a, b in zip(found.counts, one.counts, strict=True)]
-        found.total += one.total
-    return found
+        totals.counts = [a + b for a, b in zip(totals.counts, one.counts, strict=True)]
+        totals.total += one.total
+    return totals

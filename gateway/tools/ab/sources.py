@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from gateway.observability.prometheus_text import parse_families, parse_labels
 from gateway.observability.record import RequestRecord
 from gateway.observability.stats import RequestStats, StatsKey, group_by_labels
-from gateway.observability.stats import build_diverted_key as diverted_key
+from gateway.observability.stats import build_fallback_key as fallback_key
 from gateway.observability.stats import build_stats_key as answered_key
 from gateway.tools.ab.statistics import BucketSample, ExactSample
 
@@ -156,7 +156,7 @@ def _count_group(evidence: Evidence, records: Sequence[RequestRecord], query: Us
         if key[2] or query.everything:
             _stats_of(evidence, key, query).add_records(*records)
     if first.fallback_from:
-        key = diverted_key(first)
+        key = fallback_key(first)
         if key[0] == query.model and (key[2] or query.everything):
             _stats_of(evidence, key, query).answered_by_fallback += len(records)
 

@@ -158,4 +158,6 @@ def test_what_is_not_sent_is_lacking(dialect: Any, ability: str) -> None:
 
 @every_worker_dialect
 def test_calls_that_are_not_sent_are_lacking(dialect: Any) -> None:
-    assert MARK.encode() in dialect.encode_request(CALLED).body or "tools" in missing(dialect, CALLED)
+    assert MARK.encode() in dialect.encode_request(CALLED).body or "tools" in missing(
+        dialect, CALLED
+    )

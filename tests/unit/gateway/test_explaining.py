@@ -18,12 +18,7 @@ from gateway.explain.dry_run import (
     complete_request,
     run_dry,
 )
-from gateway.explain.recorder import (
-    ExplainRecorder,
-    explain_nothing,
-    explain_upstream_request,
-    mask_headers,
-)
+from gateway.explain.recorder import ExplanationRecorder, explain_upstream_request, mask_headers
 from gateway.explain.report import (
     ExplainedAttempt,
     ExplainedLimits,
@@ -34,6 +29,7 @@ from gateway.explain.report import (
     format_explanation,
 )
 from gateway.observability.record import RequestRecord
+from gateway.pipeline.recorder import NULL_RECORDER, explain_nothing
 from gateway.routing.paths import AdapterMount
 from gateway.runtime.gateway import build_services
 from gateway.runtime.snapshot import ConfigSnapshot
@@ -227,11 +223,11 @@ def test_a_body_is_shown_as_text_where_it_is_one(
 
 
 def test_nobody_looks_on_where_nobody_may() -> None:
-    assert explain_nothing(RequestRecord("r"), None, open_to_all=True) is None
+    assert explain_nothing(RequestRecord("r"), None, open_to_all=True) is NULL_RECORDER
 
 
-def watch(record: RequestRecord) -> ExplainRecorder:
-    return ExplainRecorder(record, lambda: 0.0, lambda: 0.5)
+def watch(record: RequestRecord) -> ExplanationRecorder:
+    return ExplanationRecorder(record, lambda: 0.0, lambda: 0.5)
 
 
 def test_a_header_is_short_and_ascii_whatever_there_is_to_tell() -> None:

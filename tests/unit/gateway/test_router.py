@@ -1,5 +1,7 @@
 """The table sends each name where the configuration says, and nothing else does."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from backends.echo import EchoBackend
@@ -67,13 +69,22 @@ def test_a_version_without_weight_is_reached_by_its_name_only() -> None:
     assert table.route("chat@2").pinned
 
 
+class Observer:
+    """Draws these numbers; the rules do not matter to it."""
+
+    def __init__(self, numbers: Iterator[float]) -> None:
+        self.draw = numbers.__next__
+
+    def on_rule(self, *_: object) -> None:
+        raise AssertionError
+
+
 def test_nothing_is_drawn_where_nothing_is_shared_unless_somebody_looks_on() -> None:
     never, twice = iter(()), iter([0.5, 0.5])
     table = Router({"chat": model("chat", {"1": 1, "2": 0})}, draw=never.__next__)
 
     assert table.route("chat") is table.route("chat")
-    looked_at = table.with_observer(lambda *_: None, twice.__next__)
-    assert looked_at.route("chat") == table.route("chat")
+    assert table.route("chat", observer=Observer(twice)) == table.route("chat")
     assert next(twice) == 0.5
     assert next(twice, None) is None
 

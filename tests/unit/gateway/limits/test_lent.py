@@ -21,11 +21,9 @@ from gateway.ratelimit.redis_limiter import (
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, RateLimitExceeded
 from protocols.core.events import Usage
-from protocols.triton.endpoints import Triton
 from tests.unit.gateway.limits.test_limiter import Entry
 
 CHAT: Final = ModelInfo("chat", (), task="embedding")
-TRITON: Final = Triton()
 LASTS: Final = 2.0
 RATES: Final = RateLimits((64, 16.0), (640, 16.0), 8, 64_000)
 
@@ -86,7 +84,7 @@ class Process:
 
     def ask(self, weight: int = 1) -> Entry:
         entry = Entry()
-        self.limiter.reserve(entry, "chat", CHAT, b"1234" * weight, TRITON)
+        entry.reserve(self.limiter, "chat", b"1234" * weight, target=CHAT)
         self.running.append(entry)
         return entry
 
@@ -98,7 +96,7 @@ class Process:
     def end(self, used: int) -> None:
         entry = self.running.pop(0)
         entry.usage = Usage(used, 0)
-        self.limiter.settle_request(entry)
+        entry.settle()
 
     def left(self) -> dict[str, int]:
         counters = self.accounts.build_counters("web", "", RATES)
@@ -419,7 +417,7 @@ def test_more_is_asked_for_holders_of_tokens_by_the_limiter_that_they_have() -> 
     world = World("local")
     [one] = world.processes
     former, one.limiter = one.limiter, RateLimiter({}, one.accounts, KeyRateLimits(RATES))
-    one.limiter.reserve(Entry(key="jwt:a"), "chat", CHAT, b"", TRITON)
+    Entry(key="jwt:a").reserve(one.limiter, "chat", b"", target=CHAT)
     one.tick()
     assert {wish.name.partition("/")[0] for wish in world.bank.wishes} == {"jwt:a"}
     world.now += LASTS

@@ -24,7 +24,7 @@ from gateway.ratelimit.limiter import (
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, QuotaExceeded, RateLimitExceeded
 from protocols.core.events import Usage
-from protocols.core.interfaces import Headers
+from protocols.core.interfaces import ClientAdapter, Headers
 from protocols.openai.endpoints import OpenAI
 from protocols.triton.endpoints import Triton
 
@@ -39,7 +39,28 @@ class Entry(Struct):
     tokens: int = 0
     outcome: str = "ok"
     reservation: Reservation | None = None
-    rate_limit_headers: Headers = ()
+
+    @property
+    def rate_limit_headers(self) -> Headers:
+        return () if self.reservation is None else self.reservation.headers
+
+    def reserve(
+        self,
+        limiter: RateLimiter,
+        model: str,
+        body: bytes | None,
+        adapter: ClientAdapter = TRITON,
+        target: ModelInfo = CHAT,
+    ) -> None:
+        """As the handler does it."""
+        reservation = self.reservation = limiter.reserve(self.key, model, target, body, adapter)
+        if reservation is not None:
+            reservation.check()
+
+    def settle(self) -> None:
+        """As above."""
+        if self.reservation is not None:
+            self.reservation.settle(self)
 
 
 class World:
@@ -56,7 +77,7 @@ class World:
     def ask(self, weight: int = 0, model: str = "chat", dialect: Any = TRITON) -> Entry:
         entry = Entry()
         body = b'{"max_tokens":%d}' % weight  # of 4 tokens, where the weight has three digits
-        self.limiter.reserve(entry, model, CHAT, body, dialect)
+        entry.reserve(self.limiter, model, body, dialect)
         return entry
 
     def refused(self, weight: int = 0, model: str = "chat") -> GatewayError:
@@ -68,8 +89,7 @@ class World:
         entry.usage = usage
         for name, value in told.items():
             setattr(entry, name, value)
-        self.limiter.settle_request(entry)
-        assert (entry.reservation, entry.rate_limit_headers) == (None, ())
+        entry.settle()
 
     def left(self, key: str = "web") -> dict[str, int]:
         """What is left of each limit of the key's."""
@@ -143,8 +163,8 @@ def test_a_refusal_takes_nothing_of_any_limit() -> None:
 def test_who_has_no_limits_is_not_held_to_any() -> None:
     world = World(RateLimits())
     entry = Entry(key="free")
-    world.limiter.reserve(entry, "chat", CHAT, b"", TRITON)
-    world.limiter.settle_request(entry)
+    entry.reserve(world.limiter, "chat", b"")
+    entry.settle()
     assert (entry.reservation, entry.rate_limit_headers) == (None, ())
     world.end(world.ask(10**9))
 
@@ -170,7 +190,7 @@ def test_a_model_has_limits_beside_those_of_the_key() -> None:
 def test_what_takes_no_tokens_takes_none() -> None:
     world = World()
     entry = Entry()
-    world.limiter.reserve(entry, "chat", CHAT, None, TRITON)
+    entry.reserve(world.limiter, "chat", None)
     assert world.left() == {"concurrency": 1, "requests": 2, "tokens": 1000, "budget": 5000}
 
 
@@ -181,7 +201,7 @@ def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.Monkey
 
     def asks(who: str) -> bool:
         try:
-            limiter.reserve(Entry(key=who), "chat", CHAT, b"", TRITON)
+            Entry(key=who).reserve(limiter, "chat", b"")
         except RateLimitExceeded:
             return False
         return True
@@ -309,9 +329,11 @@ def test_a_refusal_tells_it_too() -> None:
     world.ask()
     entry = Entry()
     with pytest.raises(RateLimitExceeded):
-        world.limiter.reserve(entry, "chat", CHAT, b"", OPENAI)
+        entry.reserve(world.limiter, "chat", b"", OPENAI)
     assert dict(entry.rate_limit_headers)["x-ratelimit-remaining-requests"] == "0"
-    assert entry.reservation is None
+    left = world.left()
+    entry.settle()
+    assert world.left() == left
 
 
 def test_what_came_of_it_is_counted() -> None:
@@ -356,8 +378,10 @@ def test_a_request_costs_so_many_calls(rates: RateLimits, calls: int) -> None:
 
     sys.setprofile(count)
     try:
-        world.limiter.reserve(entry, "chat", CHAT, body, TRITON)
-        world.limiter.settle_request(entry)
+        reservation = world.limiter.reserve("web", "chat", CHAT, body, TRITON)
+        assert reservation is not None
+        reservation.check()
+        reservation.settle(entry)
     finally:
         sys.setprofile(None)
     assert counted - 1 <= calls  # but for that which ends the counting
