@@ -1,6 +1,6 @@
-"""What is told of each exchange: one record at its end, with the same labels everywhere.
+"""The record of one request: what the access log, usage and metrics are made from.
 
-Never a prompt, a key or a token of the answer.
+It never holds a prompt, an API key or a token of the response.
 """
 
 import sys
@@ -19,65 +19,66 @@ RequestOutcome = Literal[
 
 
 class RequestRecord(Struct, omit_defaults=True):
-    """One exchange. Times are in seconds."""
+    """One request and its response. Times are in seconds."""
 
     id: str
     began: float = 0.0
-    """In Unix seconds."""
+    """Unix seconds."""
     dialect: str = ""
     path: str = ""
     model: str = ""
     version: str = ""
     backend: str = ""
     key: str = ""
-    """The key's name."""
+    """The API key's name."""
     operation: Literal["", "chat", "completion", "embedding"] = ""
-    """What is asked of a model."""
+    """The kind of request to a model."""
     stream: bool = False
     status: int = 0
     outcome: RequestOutcome = "ok"
     error: str = ""
-    """The class of the error."""
+    """The class name of the error."""
     first_byte: float | None = None
     first_token: float | None = None
-    """Of a stream: until something of an answer was passed on, and not only its heading."""
+    """Of a stream: until the first content was written."""
     duration: float = 0.0
     overhead: float | None = None
-    """From the whole request's arrival until a worker, or a place at one, was asked for."""
+    """From the request's last byte until the first attempt, or until it was queued."""
     usage: Usage | None = None
     tokens: int = 0
-    """Of the answer, as far as they were passed on in a stream."""
+    """The text tokens that were streamed."""
     finish: tuple[FinishReason, ...] = ()
-    """Why each choice ended."""
+    """The finish reason of each choice."""
     rule: str = ""
-    """The rule that was followed, by its name."""
+    """The name of the route that matched."""
     sticky: str = ""
-    """What held the client to its version: ``header:NAME``, ``body:FIELD``, ``key``, ``address``;
-    ``pinned`` where it named the version."""
+    """The source of the sticky assignment: ``header:NAME``, ``body:FIELD``, ``key``, ``address``;
+    ``pinned`` if the client named the version."""
     split: str = ""
-    """The split that shared it out, by its name; "" where a pin, a rule or nothing had to."""
+    """The name of the traffic split that chose the version; "" if none did."""
     diverted: str = ""
-    """Where it was sent first, if another target answered in its stead: ``model@version``."""
+    """The first target, if a fallback answered: ``model@version``."""
     fell_back: tuple[str, ...] = ()
-    """The targets that were tried before this one, and why they failed: ``model@version Error``."""
+    """The targets that failed or were skipped before this one: ``model@version Error``."""
     losses: tuple[UnsupportedParameter, ...] = ()
     config: str = ""
-    """What the SHA-256 of the configuration begins with."""
+    """The first digits of the configuration's SHA-256."""
     trace: str = ""
-    """The trace's id where the exchange is part of one that is exported, and its span's."""
+    """The id of the exported trace that the request is part of."""
     span: str = ""
+    """The id of its span."""
 
 
 RecordObserver = Callable[[RequestRecord], None]
 
 
 def ignore_record(record: Struct) -> None:
-    """Tells nobody."""
+    """Does nothing: a ``RecordObserver``."""
     del record
 
 
 def write_log_line(record: Struct) -> None:
-    """One JSON line on standard error, at once: the command has gateway/observability/access_log.py."""
+    """Write one JSON line to standard error at once. ``serve`` uses ``access_log`` instead."""
     sys.stderr.buffer.write(_encode(record) + b"\n")
     sys.stderr.buffer.flush()
 
