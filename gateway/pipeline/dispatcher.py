@@ -1,10 +1,10 @@
-"""How a request that has found its target is answered: by that one, or by one in its stead.
+"""Sends a routed request to its target, or to a fallback if the target fails.
 
-relay       the client's own bytes, where the target's workers speak the client's dialect, or
-translate   the one internal request (gateway/pipeline/strategies.py, gateway/pipeline/strategies.py)
-exchange    the answer, into the sink (gateway/pipeline/responder.py)
-instead     another target that is able to, where this one fails (gateway/routing/fallback.py, abilities.py)
-shadow      a copy beside it all, whose answer nobody gets (gateway/pipeline/shadow.py)
+pass-through  the client's bytes, if the workers speak its protocol (``pipeline.strategies``)
+translation   the internal request otherwise (``pipeline.strategies``)
+response      the events, written to the client (``pipeline.responder``)
+fallback      the next target that meets the request's requirements (``routing.fallback``)
+shadow        a copy of the request for another target (``pipeline.shadow``)
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from protocols.core.interfaces import (
 
 
 class RoutedRequest(Struct, frozen=True):
-    """What an exchange is about, and who asks, whichever target answers."""
+    """A request and its principal, whichever target answers it."""
 
     adapter: ClientAdapter
     client_request: ClientRequest
@@ -66,30 +66,30 @@ class RoutedRequest(Struct, frozen=True):
     """Headers of the response, whichever target answers: the rate-limit headers."""
 
     def get_attributes(self) -> RequestAttributes:
-        """What the choice of a target may go by."""
+        """The attributes that route conditions and sticky sources read."""
         call, who = self.client_request, self.principal
         key, tags = ("", frozenset[str]()) if who is None else (who.name, who.tags)
         return RequestAttributes(self.adapter.name, call.headers, call.body, key, tags, self.peer)
 
 
 class Dispatcher:
-    """Gives them."""
+    """Has requests answered, each by one target after the other until one succeeds."""
 
     def __init__(
         self, router: Router, body: int, shadows: ShadowManager, lookout: DeadlineTimer
     ) -> None:
-        """``body`` is the size of the largest, in bytes, as it is explained."""
+        """``body`` is the maximum size of a request's body, in bytes, for explanations."""
         self.named_requests: dict[tuple[str, str, str], Responder] = {}
-        """By dialect, key, and the client's own name for the request."""
+        """By protocol, API key and the client's own id for the request."""
         self.running_requests: set[Responder] = set()
-        """All of them, named or not."""
+        """All running requests, with or without such an id."""
         self._router = router
         self._max_body_size = body
         self._shadow_manager = shadows
         self._deadline_timer = lookout
 
     def dispatch(self, asked: RoutedRequest, route: Route) -> Coroutine[Any, Any, None]:
-        """Ask the route's target, and in its stead those that it falls back to."""
+        """Ask the route's target, then its fallbacks; start a shadow if one is drawn."""
         shadow = route.model.shadow
         if shadow is None or (pair := self._start_shadow(asked, route, shadow)) is None:
             return self._dispatch_with_fallback(asked, route)
@@ -104,7 +104,7 @@ class Dispatcher:
     def _start_shadow(
         self, asked: RoutedRequest, route: Route, shadow: ShadowRule
     ) -> ShadowPair | None:
-        """Have a copy of the request answered, too, if it is drawn for that."""
+        """Start the request's shadow, if it is drawn for one."""
         if asked.explain_recorder.dry_run:
             return None
         copied = self._router.route_shadow(route, shadow, asked.get_attributes)
@@ -122,7 +122,7 @@ class Dispatcher:
                 (one, self._prepare_fallback(asked, one)) for one in rest
             )
         try:
-            if asked.context.offload_to_thread:  # all others would wait for it
+            if asked.context.offload_to_thread:  # it would block the event loop
                 answering = await asyncio.to_thread(self._choose_strategy, asked, route)
             else:
                 answering = self._choose_strategy(asked, route)
@@ -136,9 +136,9 @@ class Dispatcher:
     async def _try_fallbacks(
         self, asked: RoutedRequest, trail: FallbackHistory, rest: Iterator[Route]
     ) -> None:
-        """Ask those who answer in a target's stead, but for those that are not able to.
+        """Ask the fallbacks in their order, except those that lack a requirement.
 
-        Raises what the last one said that failed.
+        Raises the error of the last target that failed.
         """
         record, stream = asked.record, asked.routing_info.stream
         for route in rest:
@@ -151,7 +151,7 @@ class Dispatcher:
             if isinstance(answering, str):
                 trail.record_skipped(route, answering)
                 continue
-            trail.write_record(record, route)
+            _record_fallback(record, trail, route)
             set_target_labels(record, route, stream)
             try:
                 await self._run_attempt(asked, route, answering)
@@ -160,12 +160,12 @@ class Dispatcher:
                     raise
             else:
                 return
-        trail.write_record(record, trail.route)
+        _record_fallback(record, trail, trail.route)
         set_target_labels(record, trail.route, stream)
         raise trail.error
 
     def _choose_strategy(self, asked: RoutedRequest, route: Route) -> ResponseStrategy:
-        """How a target answers. Raises ClientError."""
+        """Pass-through or translation for this target. Raises ClientError."""
         about = self._make_response_context(asked, route)
         relayed = try_passthrough(asked.adapter, asked.client_request, route, about, asked.context)
         if relayed is not None:
@@ -173,7 +173,7 @@ class Dispatcher:
         return TranslationStrategy(asked.adapter, asked.client_request, route, about, asked.context)
 
     def _prepare_fallback(self, asked: RoutedRequest, route: Route) -> ResponseStrategy | str:
-        """How a target answers in another's stead; or why it can't."""
+        """The strategy for a fallback; or why it is skipped."""
         about = self._make_response_context(asked, route)
         try:
             translation = TranslationStrategy(
@@ -207,7 +207,7 @@ class Dispatcher:
     def _run_attempt(
         self, asked: RoutedRequest, route: Route, answering: ResponseStrategy
     ) -> Coroutine[Any, Any, None]:
-        """Have it answered so."""
+        """Make one attempt at a target with this strategy."""
         record, context = asked.record, asked.context
         request = answering.request
         if type(answering) is PassthroughStrategy:
@@ -236,7 +236,7 @@ class Dispatcher:
         return exchange.run(self.running_requests, stream=record.stream)
 
     async def _run_named(self, name: tuple[str, str, str], exchange: Responder) -> None:
-        """Run one that may be stopped by its name."""
+        """Run a request that its client may cancel by its id."""
         self.named_requests[name] = exchange
         try:
             await exchange.run(self.running_requests, stream=exchange.record.stream)
@@ -245,8 +245,14 @@ class Dispatcher:
                 del self.named_requests[name]
 
 
+def _record_fallback(record: RequestRecord, history: FallbackHistory, route: Route) -> None:
+    """Note that ``route`` answers, or is the last that fails, after the others failed."""
+    record.fallback_from = history.get_first_target(route)
+    record.failed_attempts = history.list_failures(route)
+
+
 def set_target_labels(record: RequestRecord, route: Route, stream: bool) -> None:  # noqa: FBT001 - a label's value
-    """Note which target is asked."""
+    """Note the target that is about to be asked."""
     record.model = route.model.info.name
     record.version = route.target.version
     record.backend = route.target.backend_name

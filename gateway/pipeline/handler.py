@@ -1,12 +1,12 @@
-"""The life of one exchange, from a request to its sink.
+"""Handles one HTTP request, from its headers to the end of its response.
 
-find        which dialect and endpoint the path belongs to, before anything of the body is read
-admit       who asks
-peek        which model (protocols/<dialect>)
-route       which target (gateway/routing/router.py)
-answer      by that target, or by one in its stead (gateway/pipeline/dispatcher.py)
+1. find the protocol and the endpoint of the path (``routing.paths``), before the body is read
+2. authenticate the caller (``auth.api_keys``)
+3. read the model's name from the body (the protocol's ``read_routing_info``)
+4. route to a target (``routing.router``) and reserve its part of the key's limits (``ratelimit``)
+5. send it to that target, or to a fallback (``pipeline.dispatcher``)
 
-Whatever goes wrong while nothing was sent is told in the caller's dialect, by ``refuse``.
+An error before the response has begun is answered in the caller's protocol, by ``_send_error``.
 """
 
 import asyncio
@@ -60,55 +60,55 @@ from protocols.core.interfaces import (
 log = logging.getLogger("interlingua")
 
 _TIMEOUT_HEADER = "x-interlingua-timeout"
-"""The header that says how many seconds a client waits."""
+"""The request header with the client's timeout, in seconds."""
 _LARGE_BODY = 256 << 10
-"""Bytes of a body that take some milliseconds to translate, or many where it has many parts."""
+"""A body of so many bytes takes milliseconds to translate, so a thread does it."""
 _MODEL_TASKS: Final = frozenset({"generate", "tokenize"})
-"""The tasks that are a model's; the others need none."""
+"""The tasks that need a model."""
 
 
 class HandlerSettings(Struct, frozen=True):
-    """The limits of every exchange. ``body`` is in bytes."""
+    """The settings of a listener's requests. ``max_body_size`` is in bytes."""
 
     max_body_size: int = 8 << 20
     timeouts: Timeouts = Timeouts()
     allow_protocol_header: bool = False
-    """Whether a request may name its dialect where several have its path."""
+    """Whether a request header may select the protocol of a path that several have."""
     explain_without_key: bool = False
-    """Whether who has no key may have requests explained."""
+    """Whether requests without a key may ask to be explained."""
     config_hash: str = ""
-    """The configuration's hash, for the record."""
+    """The configuration's hash, for the access log."""
 
 
 class Tracer(Protocol):
-    """Follows some exchanges from their begin; that they have ended they hear as all do."""
+    """Traces some requests from their start; a ``RecordObserver`` ends their spans."""
 
     def start_trace(self, record: RequestRecord, http: HttpRequest) -> None:
-        """One begins. One that is followed has its ``record.trace`` and ``record.span`` now."""
+        """Start the span of a sampled request; set ``record.trace_id`` and ``record.span_id``."""
 
     def get_trace(self, record: RequestRecord) -> AttemptTrace | None:
-        """What is told how its answer comes about, if it is followed."""
+        """The observer of a sampled request's attempts."""
 
 
 class GatewayServices(Struct, frozen=True):
-    """What the outside world gives an exchange; a test gives its own."""
+    """The services that all requests share; a test passes in its own."""
 
     clock: Clock
     wall_clock: Callable[[], float]
     """Unix seconds."""
     new_id: Callable[[], str]
     draw: Callable[[], float]
-    """A number in [0, 1), for splits."""
+    """A random number in [0, 1), for traffic splits."""
     observe_request: RecordObserver
     shadow_manager: ShadowManager
     counter_registry: CounterRegistry
-    """What is used of the keys' limits."""
+    """The usage of the keys' limits."""
     explain_policy: ExplainPolicy = explain_nothing
     """Gives the recorder of a request that asks to be explained."""
     dropped_counts: Mapping[str, Callable[[], int]] = {}
-    """How much of what was to be kept is lost, by what it is: see ``gateway.observability.metrics.system``."""
+    """Counts dropped log lines, usage rows and traces; see ``observability.metrics.system``."""
     tracer: Tracer | None = None
-    """What is to be told of exchanges as they come about, where they are traced."""
+    """Traces requests, if tracing is configured."""
 
 
 class ActiveRequest(Struct, eq=False):
@@ -127,7 +127,7 @@ class ActiveRequest(Struct, eq=False):
 
 
 class RequestHandler:
-    """Serves one listener."""
+    """Handles the requests of one listener."""
 
     def __init__(
         self,
@@ -140,9 +140,9 @@ class RequestHandler:
         pages: Mapping[str, Callable[[], HttpResponse]],
         limiter: RateLimiter | None = None,
     ) -> None:
-        """``pages``: what the gateway itself answers, to anybody, unless a dialect has the path.
+        """``pages`` need no key: the gateway's own responses, unless a protocol has the path.
 
-        ``limiter`` is None where there are no limits.
+        ``limiter`` is None without rate limits.
         """
         self.path_router = paths
         self._static_pages = {
@@ -164,12 +164,12 @@ class RequestHandler:
             router, settings.max_body_size, surroundings.shadow_manager, lookout
         )
         self.running_count = 0
-        """The exchanges that it has now."""
+        """How many requests are running."""
         self._idle_event: asyncio.Event | None = None
-        """That it has none, once somebody waits for it."""
+        """Set while none is running, once ``wait_idle`` was called."""
 
     def adopt_running(self, former: "RequestHandler") -> None:
-        """What runs at ``former`` may be stopped by its clients here, too."""
+        """Let clients cancel requests that still run in ``former`` through this handler."""
         self.dispatcher.named_requests = former.dispatcher.named_requests
 
     def build_dry_run_handler(
@@ -189,14 +189,14 @@ class RequestHandler:
         )
 
     async def wait_idle(self) -> None:
-        """Wait for the exchanges that run."""
+        """Wait until no request is running."""
         self._idle_event = self._idle_event or asyncio.Event()
         while self.running_count:
             self._idle_event.clear()
             await self._idle_event.wait()
 
     async def handle(self, http: HttpRequest, sink: ResponseWriter) -> None:
-        """Answer one request. Raises only what cancels its task."""
+        """Answer one request. Raises CancelledError only."""
         clock, config = self._clock, self._settings.config_hash
         began = clock()
         id_ = get_client_request_id(http.headers) or self._new_id()
@@ -268,7 +268,7 @@ class RequestHandler:
             _send_error(dialect, bug, _make_client_request(found, http, record, body), request)
 
     def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
-        """The endpoint. Raises PathNotFound or MethodNotAllowed."""
+        """The endpoint of a request. Raises PathNotFound or MethodNotAllowed."""
         found = self.path_router.find_endpoint(http.method, http.path)
         if found.alternatives:
             found = found.select_protocol(self._list_preferred_protocols(http, found))
@@ -276,7 +276,7 @@ class RequestHandler:
         return found
 
     def _list_preferred_protocols(self, http: HttpRequest, found: EndpointMatch) -> Iterator[str]:
-        """The dialects that are named for a request whose path several have, in their order."""
+        """Protocol names for a path that several protocols have, the preferred one first."""
         if self._settings.allow_protocol_header:
             yield http.headers.get("x-interlingua-dialect", "")
         principal = self._authenticator.find_known_principal(http.headers)
@@ -286,7 +286,7 @@ class RequestHandler:
     async def _authenticate(
         self, found: EndpointMatch, http: HttpRequest, record: RequestRecord
     ) -> Principal | None:
-        """Who asks. Raises Unauthorized."""
+        """The principal of a request. Raises Unauthorized."""
         if found.endpoint.public:
             return None
         keyring, headers = self._authenticator, http.headers
@@ -342,7 +342,7 @@ class RequestHandler:
     def _cancel_request(
         self, dialect: ClientAdapter, call: ClientRequest, record: RequestRecord
     ) -> None:
-        """End the running request that the client names; only its own.
+        """Cancel a running request of the same API key, by the client's id for it.
 
         Raises ModelNotFound or RequestNotFound.
         """
@@ -359,7 +359,7 @@ class RequestHandler:
     def _make_context(
         self, call: ClientRequest, recorder: ExplainRecorder, record: RequestRecord
     ) -> RequestContext:
-        """What belongs to an exchange whose request is all here."""
+        """The context of a request whose body was read."""
         clock, timeouts, headers = self._clock, self._settings.timeouts, call.headers
         received = clock()
         deadline = Deadline(clock, timeouts.total, received)
@@ -400,7 +400,7 @@ def _send_error(
 
 
 async def _tokenize(asked: RoutedRequest, route: Route) -> None:
-    """Tell the tokens of a text. Raises Unsupported."""
+    """Answer with the tokens of a text. Raises UnsupportedFeature."""
     dialect, call, context, backend = (
         asked.adapter,
         asked.client_request,
@@ -408,7 +408,9 @@ async def _tokenize(asked: RoutedRequest, route: Route) -> None:
         route.target.backend,
     )
     if not isinstance(dialect, SupportsTokenize) or not isinstance(backend, Tokenizer):
-        raise UnsupportedFeature(f"the model {route.model.info.name!r} does not tell its tokens")
+        raise UnsupportedFeature(
+            f"the model {route.model.info.name!r} does not support tokenization"
+        )
     text = dialect.read_text(call)
     try:
         async with asyncio.timeout(context.deadline.remaining()):

@@ -1,6 +1,6 @@
-"""What the life of an exchange sees of the network: a request, and a sink for the answer.
+"""The pipeline's view of HTTP: a request, a writer for its response, and common header values.
 
-A front (``gateway.http_server.listener``) makes both out of sockets. Nothing above it knows which front it is.
+The HTTP server implements both interfaces; the pipeline does not know which server it is.
 """
 
 import zlib
@@ -12,55 +12,55 @@ from protocols.core.interfaces import Headers
 
 
 class HttpRequest(Protocol):
-    """One HTTP request, its body not yet read."""
+    """One HTTP request whose body was not read yet."""
 
     method: str
     path: str
     """Raw, still percent-encoded, without the query."""
     query: str
     headers: Mapping[str, str]
-    """Found by lower-case name."""
+    """By lower-case name."""
     peer: str
 
     async def body(self, limit: int) -> bytes:
-        """The whole body. Raises TooLarge past ``limit`` bytes, having read no more than that."""
+        """The body. Raises RequestTooLarge after reading more than ``limit`` bytes."""
 
 
 class ResponseWriter(Protocol):
-    """Takes one answer: ``whole``, or in pieces, from ``start`` to ``finish``."""
+    """Writes one response: with ``send_response``, or in chunks from ``start`` to ``finish``."""
 
     @property
     def started(self) -> bool:
-        """Whether an answer has begun."""
+        """Whether the response has begun."""
 
     @property
     def needs_drain(self) -> bool:
         """Whether ``drain`` must be awaited before writing more."""
 
     def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        """All of the answer."""
+        """Send a response in one piece."""
 
     def start(self, status: int, headers: Headers) -> None:
-        """Begin an answer in pieces. It may be sent later, with some of them.
+        """Begin a chunked response. Its head may be sent later, with the first chunks.
 
-        The front adds the headers by which nobody on the way keeps or gathers it.
+        The HTTP server adds the headers that keep proxies from caching or buffering it.
         """
 
     def write(self, data: bytes) -> None:
-        """A piece of the body. It may be sent later, with others."""
+        """Write a chunk of the body. It may be sent later, with others."""
 
     def finish(self) -> None:
-        """The body is complete."""
+        """End the body."""
 
     async def drain(self) -> None:
-        """Send what was written, as fast as the client takes it."""
+        """Wait until the client has read enough to write more."""
 
 
-# What stands in a request's headers for the gateway itself, and bodies as they were packed.
+# Request headers that the gateway reads itself, and content encodings.
 
 
 def get_client_request_id(headers: Mapping[str, str]) -> str | None:
-    """The client's own name for the request, where it is fit to be repeated."""
+    """The client's id for the request, if it can be sent back in a header."""
     if "x-request-id" not in headers and "x-client-request-id" not in headers:
         return None
     given = headers.get("x-request-id") or headers.get("x-client-request-id") or ""
@@ -69,7 +69,7 @@ def get_client_request_id(headers: Mapping[str, str]) -> str | None:
 
 
 def parse_seconds(text: str | None) -> float | None:
-    """A number of seconds; None where it is none that can be waited for."""
+    """A positive, finite number of seconds; None for any other text."""
     try:
         found = float(text) if text else 0.0
     except ValueError:
@@ -78,7 +78,7 @@ def parse_seconds(text: str | None) -> float | None:
 
 
 def decompress_body(body: bytes, encoding: str, limit: int) -> bytes:
-    """A body sent with a content encoding. Raises ClientError or TooLarge."""
+    """Decode a body's content encoding. Raises ClientError or RequestTooLarge."""
     match encoding.strip().lower():
         case "identity":
             return body
@@ -87,7 +87,7 @@ def decompress_body(body: bytes, encoding: str, limit: int) -> bytes:
         case "deflate":
             stream = zlib.decompressobj()
         case _:
-            raise ClientError("the body's content encoding is not one that is read here")
+            raise ClientError("unsupported content encoding: use gzip, deflate or identity")
     try:
         out = stream.decompress(body, limit + 1)
     except zlib.error:

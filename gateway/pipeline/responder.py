@@ -1,8 +1,8 @@
-"""One try at an answer: from a target's events to a sink.
+"""Writes the response of one attempt: from a target's events to the client.
 
-What goes wrong before the first byte is raised, so that it can be told with a true status, or made
-up for by another target. After that it is told in the stream, which then ends without its normal
-end. An end is never made up.
+An error before the first byte is raised, so that the caller gets its status or a fallback is asked.
+An error after that is written into the stream, which then ends without its normal end. The
+gateway never invents an end.
 """
 
 import asyncio
@@ -39,94 +39,94 @@ from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import Request
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
-"""What begins an answer that streams."""
-_TRUNCATED_MESSAGE: Final = "the answer stopped before its end"
+"""The events with which the content of a streamed response begins."""
+_TRUNCATED_MESSAGE: Final = "the response ended early"
 
 
 class ResponseStrategy(Protocol):
-    """How the answer comes about: translated, or relayed."""
+    """How a target's response is made: by translation or by pass-through."""
 
     unsupported_parameters: tuple[UnsupportedParameter, ...]
-    """What of the request is lost, and told."""
+    """The parameters to report as unsupported."""
 
     @property
     def request(self) -> Request:
-        """What is asked, as far as it was read."""
+        """The request, as far as it was parsed."""
 
     def get_encoder(self) -> ResponseEncoder:
-        """What writes the answer; the same one each time."""
+        """The encoder of the response; the same one each time."""
 
     def get_stream_headers(self) -> Headers:
-        """A stream's headers, once its first events are there."""
+        """The headers of a stream, after its first events."""
 
     def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """What these events of a stream come to; each batch is told once, in its turn."""
+        """The events to report for a batch of the stream; call it once for each, in order."""
 
     def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
-        """An answer in one piece; ``body`` where a worker wrote it already.
+        """The unary response; ``body`` is set if the worker wrote it already.
 
-        Raises StreamBroken where the events are not those of a whole answer.
+        Raises StreamBroken if the events are incomplete.
         """
 
     async def collect(self) -> StreamItem:
-        """All of an answer in one piece, heard; its last event is Done, or it broke off."""
+        """All events of a unary response; without StreamEnd if it ended early."""
 
     def stream(self, take: EventSink | None = None) -> StreamItems:
-        """The answer; ends with Done or raises. Closing it stops the work at once.
+        """The events; ends with StreamEnd or raises. Closing it stops the work at once.
 
         See ``backends.interfaces.SupportsPush`` for ``take``.
         """
 
 
 class Responder(Struct, eq=False):
-    """One request, one target, one sink."""
+    """Writes one target's response to one request."""
 
     _strategy: ResponseStrategy
     _context: RequestContext
     _writer: ResponseWriter
     _record: RequestRecord
     _deadline_timer: DeadlineTimer
-    """It has the context's clock."""
+    """Uses the context's clock."""
     _headers: Headers = ()
     """Headers of the response beside the strategy's: the rate-limit headers."""
     _task: asyncio.Task[Any] | None = None
-    """What answers, as long as it may be ended."""
+    """The task that runs it, as long as it may be cancelled."""
     _is_cancelled: bool = False
-    """Whether it was ended."""
+    """Whether this class cancelled the task."""
     _stop_reason: GatewayError | None = None
-    """Why it was stopped, if it was."""
+    """Why ``stop`` was called, if it was."""
     _write_blocked_since: float = math.inf
-    """Since when the client is to take what was written, by the context's clock."""
+    """Since when a write waits for the client, by the context's clock."""
     _is_client_stalled: bool = False
     _has_content: bool = False
-    """Whether some of the answer itself was written."""
+    """Whether some content was written."""
     _is_stream_complete: bool = False
     _is_end_written: bool = False
-    """Whether a stream's end was written: whatever fails now, its client misses nothing."""
+    """Whether the end of the stream was written. A later failure does not concern the client."""
     _finish_reasons: list[FinishReason] = []
 
     @property
     def record(self) -> RequestRecord:
-        """What is known of it so far."""
+        """The request's record so far."""
         return self._record
 
     @property
     def age(self) -> float:
-        """Seconds since its request was read."""
+        """Seconds since the request was read."""
         return self._get_elapsed()
 
     @property
     def started(self) -> bool:
-        """Whether some of its answer was passed on."""
+        """Whether the response has begun."""
         return self._writer.started
 
     def stop(self, why: GatewayError | None = None) -> None:
-        """End it, since its client says so, or who runs the gateway: that is ``why``."""
+        """Cancel the request with the error ``why``; by default, as its client's wish."""
         self._stop_reason = why or ClientDisconnected("the request was stopped")
         self._cancel_task()
 
     async def run(self, live: set["Responder"], *, stream: bool) -> None:
-        """Answer, as one of those that are ``live``. Raises GatewayError while nothing was sent."""
+        """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
@@ -143,7 +143,7 @@ class Responder(Struct, eq=False):
                 return
             if (
                 not self._is_cancelled or task.cancelling() > cancelled + 1
-            ):  # others want it to end, too
+            ):  # somebody else cancels it, too
                 raise
             if self._is_client_stalled:
                 self._abandon_client()
@@ -163,16 +163,16 @@ class Responder(Struct, eq=False):
                 self._record.overhead = context.first_attempt_at - context.received_at
 
     def _cancel_task(self) -> None:
-        """Let what answers run no further."""
+        """Cancel the task once."""
         if self._task is not None and not self._is_cancelled:
             self._is_cancelled = True
             self._task.cancel()
 
     def on_deadline(self, now: float) -> None:
-        """Look whether time is up, and whether the client still takes what is written.
+        """Check the request's deadline, and whether the client still reads.
 
-        One that holds up a write for as long as a worker may be silent would keep its worker's
-        place, and is let go.
+        A client that blocks a write for longer than the idle timeout is disconnected, since it
+        would occupy its worker.
         """
         ends, idle = self._context.deadline.expires_at, self._context.timeouts.idle
         self._is_client_stalled = self._write_blocked_since + idle <= now
@@ -184,8 +184,8 @@ class Responder(Struct, eq=False):
     async def _stream_events(self) -> None:
         """Write events as they come.
 
-        The answer is opened by its first bytes, so that what fails before them gets a true status.
-        Its end is written with its last piece.
+        The response begins with its first bytes, so that an earlier failure gets an error status.
+        Its end is written with its last chunk.
         """
         sink = self._writer
         pieces = self._strategy.stream(self._write_events)
@@ -203,7 +203,7 @@ class Responder(Struct, eq=False):
         self._finish_stream()
 
     def _finish_stream(self) -> None:
-        """All has been said. Raises StreamBroken where it has not."""
+        """Write the end of the stream. Raises StreamBroken if it is incomplete."""
         if self._is_end_written:
             return
         self._check_complete()
@@ -213,7 +213,7 @@ class Responder(Struct, eq=False):
         self._is_end_written = True
 
     def _write_events(self, data: bytes | None, events: Sequence[Event]) -> bool:
-        """Write what came; whether the client takes more at once."""
+        """Write a batch of events. Returns whether the client takes more at once."""
         events = self._strategy.process_events(events)
         out = (
             self._strategy.get_encoder().encode_events(events) if data is None and events else data
@@ -226,7 +226,7 @@ class Responder(Struct, eq=False):
         return not (self._writer.started and self._writer.needs_drain)
 
     def _send_unary(self, body: bytes | None, said: Sequence[Event]) -> None:
-        """Send an answer in one piece."""
+        """Send a unary response."""
         if not said or type(said[-1]) is not StreamEnd:
             raise StreamBroken(_TRUNCATED_MESSAGE)
         record, reasons = self._record, []
@@ -239,13 +239,13 @@ class Responder(Struct, eq=False):
         send_reply(self._writer, self._strategy.build_response(said, body), record, self._headers)
 
     def _check_complete(self) -> None:
-        """Raises StreamBroken unless all has been said."""
+        """Raises StreamBroken unless the stream is complete."""
         if not self._is_stream_complete:
             raise StreamBroken(_TRUNCATED_MESSAGE)
         self._record.finish_reasons = tuple(self._finish_reasons)
 
     def _record_events(self, events: Sequence[Event]) -> int:
-        """Keep what an exchange is told by; gives how many tokens were said."""
+        """Note usage and finish reasons for the record. Returns the number of text tokens."""
         tokens = 0
         for event in events:
             if type(event) is TextDelta:
@@ -259,7 +259,7 @@ class Responder(Struct, eq=False):
         return tokens
 
     def _begin_content(self, events: Sequence[Event]) -> bool:
-        """Open the answer, if it is not open; whether these events say something of it."""
+        """Begin the response if it has not begun. Returns whether these events have content."""
         elapsed = self._get_elapsed()
         if not self._writer.started:
             self._start_response(elapsed)
@@ -282,7 +282,7 @@ class Responder(Struct, eq=False):
         return self._context.clock() - self._context.started_at
 
     def _abandon_client(self) -> None:
-        """Leave the answer as it is: what more is written would not be read either."""
+        """End without a further write, which the client would not read either."""
         record_error(self._record, ClientDisconnected("the client does not read"))
         self._record.outcome = "cancelled"
 
@@ -307,7 +307,7 @@ def send_reply(
 
 
 def record_error(record: RequestRecord, error: GatewayError) -> None:
-    """What went wrong, for the record."""
+    """Note an error and its outcome in the record."""
     record.error = type(error).__name__
     if isinstance(error, ClientError):
         record.outcome = "client_error"

@@ -1,13 +1,12 @@
-"""Copies of requests for a version that is being tried: answered, compared, and thrown away.
+"""Shadow traffic: copies of requests for another target, whose responses are compared and discarded.
 
-A shadow is a request of its own, made from its client's by way of the one internal request, also
-where that one is passed on as it is. It has none of the client's wishes to the gateway, and no name
-by which the client could stop it. It runs in a task of its own, for as long as its model allows, is
-not tried again, and gives way to all that clients wait for (``Context.give_way``). There are so
-many at a time of one model; what comes beyond that is left out.
+A shadow is a request of its own. It is translated through the internal request even where the
+client's request is passed through. It has none of the client's ``x-interlingua-`` headers and no
+id by which the client could cancel it. It runs in its own task within the model's shadow timeout,
+is never retried, and is preempted by requests of clients (``RequestContext.preempt``). At most
+``max_concurrent`` run per model; a request beyond that gets no shadow.
 
-It ends with its client's exchange where that is cancelled: nothing is left to compare, and a client
-who leaves would leave the version that is tried, too.
+If the client's request is cancelled, so is its shadow: there is nothing left to compare.
 """
 
 import asyncio
@@ -53,15 +52,15 @@ from protocols.core.interfaces import ClientAdapter, ClientRequest, Clock
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
 
-# What an answer comes to, noted as it passes; and two of them side by side.
+# Summaries of two responses, and their comparison.
 
 ShadowOutcome = RequestOutcome | Literal["dropped"]
 
 
 class ShadowSide(Struct, omit_defaults=True):
-    """One of two answers to a request. Times are in seconds, from when its target was asked.
+    """One of the two responses to a request. Times are in seconds since its target was asked.
 
-    ``dropped``: there was no room for it. ``length`` is in characters, as far as it came.
+    ``dropped``: too many shadows were running. ``length`` is in characters.
     """
 
     model: str
@@ -78,7 +77,7 @@ class ShadowSide(Struct, omit_defaults=True):
 
 
 class ShadowComparison(Struct, omit_defaults=True, tag_field="kind", tag="shadow"):
-    """A client's answer, and its shadow's. ``id`` is the client's exchange."""
+    """A client's response and its shadow's. ``id`` is the client's request."""
 
     id: str
     shadow_id: str
@@ -87,21 +86,21 @@ class ShadowComparison(Struct, omit_defaults=True, tag_field="kind", tag="shadow
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     """The shadow's."""
     equal: bool | None = None
-    """Whether both say the same; None where they need not, or did not come to their end."""
+    """Whether both have the same content; None if they need not, or one is incomplete."""
 
 
 ReportComparison = Callable[[ShadowComparison], None]
 
 
 class ResponseSummary:
-    """What one answer comes to. Of what it says only digests are kept."""
+    """Summarizes one response. Of its content it keeps only digests."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.start()
 
     def start(self) -> None:
-        """A target is asked. What another said before it was heard by nobody."""
+        """A target is asked. Forget what a failed target sent before."""
         self._started_at = self._clock()
         self._first_token_time: float | None = None
         self._started_choices: set[int] = set()
@@ -112,7 +111,7 @@ class ResponseSummary:
         self._digests: dict[tuple[int, int], hashlib.blake2b] = {}
 
     def add_events(self, events: Sequence[Event]) -> None:
-        """Note these events."""
+        """Add these events to the summary."""
         for event in events:
             match event:
                 case TextDelta(text, index, tokens):
@@ -138,13 +137,13 @@ class ResponseSummary:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it came to its end, and each choice to its own."""
+        """Whether the response and each of its choices has ended."""
         return self._is_done and self._started_choices <= self._finish_reasons.keys()
 
     def build_side(self, target: tuple[str, str], how: tuple[ShadowOutcome, str]) -> ShadowSide:
-        """What it comes to by now.
+        """The summary so far.
 
-        ``target`` is a model and its version, ``how`` the outcome and the error's class.
+        ``target`` is a model and its version, ``how`` the outcome and the error's class name.
         """
         return ShadowSide(
             *target,
@@ -157,15 +156,15 @@ class ResponseSummary:
         )
 
     def has_same_content(self, other: "ResponseSummary") -> bool:
-        """Whether both say the same words, and call the same tools with them."""
+        """Whether both have the same text and the same tool calls."""
         return self.get_digests() == other.get_digests()
 
     def get_digests(self) -> dict[tuple[int, int], bytes]:
-        """The digest of each choice's words, and of those of each call in it."""
+        """The digest of each choice's text, and of each tool call in it."""
         return {place: digest.digest() for place, digest in self._digests.items()}
 
     def _add_content(self, text: str, index: int, call: int = -1) -> None:
-        """Note words of a choice, or of a call in it."""
+        """Add text of a choice, or of a tool call in it."""
         self._mark_first_token()
         self._started_choices.add(index)
         self._length += len(text)
@@ -180,7 +179,7 @@ class ResponseSummary:
 
 
 class ObservedStrategy:
-    """An answer that is noted as it passes."""
+    """A strategy whose response is summarized as it passes."""
 
     def __init__(self, answering: ResponseStrategy, noted: ResponseSummary) -> None:
         self.unsupported_parameters = answering.unsupported_parameters
@@ -217,7 +216,7 @@ class ObservedStrategy:
 log = logging.getLogger("interlingua")
 
 _GATEWAY_HEADER_PREFIX: Final = "x-interlingua-"
-"""What a client wishes of the gateway stands in headers that begin so."""
+"""The request headers for the gateway itself begin with this."""
 _OUTCOME_BY_BLAME: Final[Mapping[ErrorOrigin, RequestOutcome]] = {
     "client": "client_error",
     "worker": "worker_error",
@@ -226,7 +225,7 @@ _OUTCOME_BY_BLAME: Final[Mapping[ErrorOrigin, RequestOutcome]] = {
 
 
 class PrimaryRequest(Struct, frozen=True):
-    """What a shadow is made from: a client's request, where it goes, and what is told of it."""
+    """The client's request from which a shadow is made, with its route and record."""
 
     adapter: ClientAdapter
     client_request: ClientRequest
@@ -236,7 +235,7 @@ class PrimaryRequest(Struct, frozen=True):
 
 
 class ShadowPair:
-    """A client's answer, and its shadow's. Whichever ends last tells of both."""
+    """A client's response and its shadow's. Whichever ends last reports the comparison."""
 
     def __init__(
         self,
@@ -246,9 +245,9 @@ class ShadowPair:
         clock: Clock,
         tell: ReportComparison,
     ) -> None:
-        """``route`` is the shadow's, which is asked at once and has ``within`` so many seconds."""
+        """``route`` is the shadow's, which starts at once with a timeout of ``within`` seconds."""
         self.primary_summary = ResponseSummary(clock)
-        """To be told of the client's answer."""
+        """Summarizes the client's response."""
         self._shadow_id = make_shadow_id(original)
         self._primary = original
         self._route = route
@@ -257,18 +256,18 @@ class ShadowPair:
         self._shadow_summary = ResponseSummary(clock)
         self._emulation_plan = EmulationPlan()
         self._is_deterministic = False
-        """Both answers are to be the likeliest, and so the same."""
+        """Both requests are greedy, so that the responses should be equal."""
         self._shadow_end: tuple[ShadowOutcome, str] = ("cancelled", "")
-        """The shadow's end."""
+        """The shadow's outcome and error."""
         self._sides: dict[str, ShadowSide] = {}
-        """Those that have ended."""
+        """The sides that have ended."""
         self.task = asyncio.get_running_loop().create_task(self._run_shadow(within))
-        """The shadow."""
+        """Runs the shadow."""
         self.task.add_done_callback(self._on_shadow_done)
 
     @contextmanager
     def observe_primary(self) -> Iterator[None]:
-        """For as long as the client's exchange goes on."""
+        """Wraps the handling of the client's request."""
         record = self._primary.record
         how: tuple[ShadowOutcome, str] = _classify_error(InternalError(""))
         try:
@@ -288,7 +287,7 @@ class ShadowPair:
                 self.task.cancel()
 
     def preempt(self) -> None:
-        """End the shadow: a client waits for its place."""
+        """Cancel the shadow, since a client's request waits for its slot."""
         self._shadow_end = "dropped", ""
         self.task.cancel()
 
@@ -306,7 +305,7 @@ class ShadowPair:
             self._shadow_end = _classify_error(InternalError(""))
 
     async def _send_shadow(self, within: float) -> None:
-        """Have the whole answer, and throw it away. Raises GatewayError."""
+        """Read the response and discard it. Raises GatewayError."""
         original, backend = self._primary, self._route.target.backend
         request = self._build_shadow_request()
         names = original.adapter.field_names(original.client_request)
@@ -329,10 +328,10 @@ class ShadowPair:
             async for _, batch in batches:
                 self._shadow_summary.add_events(batch)
         if not self._shadow_summary.is_complete:
-            raise StreamBroken("the answer stopped before its end")
+            raise StreamBroken("the response ended early")
 
     def _build_shadow_request(self) -> Request:
-        """The client's request as the shadow's target takes it. Raises ClientError."""
+        """The client's request for the shadow's target. Raises ClientError."""
         original, route = self._primary, self._route
         dialect, sent = original.adapter, original.client_request.headers
         headers = {name.lower(): text for name, text in sent.items()}
@@ -375,7 +374,7 @@ class ShadowPair:
 
 
 class ShadowManager:
-    """Every shadow that there is now."""
+    """Starts shadows and keeps track of the running ones."""
 
     def __init__(self, clock: Clock, *tell: ReportComparison) -> None:
         self._clock = clock
@@ -384,13 +383,13 @@ class ShadowManager:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add_reporter(self, tell: ReportComparison) -> None:
-        """Tell this one of them, too."""
+        """Report comparisons to this function, too."""
         self._reporters.append(tell)
 
     def start(
         self, original: PrimaryRequest, route: Route, shadow: ShadowRule
     ) -> ShadowPair | None:
-        """Begin one, on its own ``route``; None where there are as many as there may be."""
+        """Start a shadow on its ``route``; None if the maximum number is running."""
         name = shadow.model
         if self._running_by_model[name] >= shadow.max_concurrent:
             self._report(_build_dropped_comparison(original, route))
@@ -407,26 +406,26 @@ class ShadowManager:
         return pair
 
     async def wait_idle(self) -> None:
-        """Wait for those that there are now."""
+        """Wait for the shadows that are running now."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
     async def aclose(self) -> None:
-        """End them all."""
+        """Cancel all shadows."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # for what is still to be told
+        await asyncio.sleep(0)  # lets the pending reports run
 
     def _report(self, shadowed: ShadowComparison) -> None:
-        """Tell of it, but not in the midst of an exchange, which must not fail by that."""
+        """Report a comparison later, so that an error in a reporter fails no request."""
         loop = asyncio.get_running_loop()
         for tell in self._reporters:
             loop.call_soon(tell, shadowed)
 
 
 def make_shadow_id(original: PrimaryRequest) -> str:
-    """The name of its shadow."""
+    """The id of a request's shadow."""
     return f"{original.record.id}-shadow"
 
 
@@ -442,7 +441,7 @@ def _classify_error(error: GatewayError) -> tuple[ShadowOutcome, str]:
 
 
 def _is_deterministic(request: Request) -> bool:
-    """Whether the answer is to be the likeliest text, and nothing around it."""
+    """Whether the request is greedy and its response is only the generated text."""
     if not isinstance(request, GenerationRequest) or request.echo or request.suffix:
         return False
     return request.sampling.temperature == 0 or request.sampling.do_sample is False

@@ -1,4 +1,4 @@
-"""How a target answers a client of another dialect: by way of the one internal request."""
+"""The two ways in which a target serves a request: translation and pass-through."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -33,16 +33,16 @@ from protocols.core.interfaces import (
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request, SamplingParams, StopConditions
 
-# A client's request as the model takes it: the model's name, its defaults, its limits.
+# The model's name, defaults and limits, applied to a client's request.
 
 SectionT = TypeVar("SectionT", SamplingParams, StopConditions)
 
 MAX_CHOICES = 8192
-"""The most answers to one request, over all its prompts. Each costs memory before it says a word,
-and no dialect promises more."""
+"""The maximum number of choices of a request, over all its prompts. Each costs memory before its
+first token, and no protocol promises more."""
 
 MAX_TOP_LOGPROBS = 1000
-"""The most alternatives told of beside each token. Each has to be found, written and read."""
+"""The maximum number of alternatives per token. Each has to be found, written and read."""
 
 
 def apply_model_settings(
@@ -50,9 +50,8 @@ def apply_model_settings(
 ) -> Request:
     """The request for the route's target.
 
-    ``names`` gives the client's wire names of field paths, ``source`` is its dialect. Raises
-    InvalidParameter when the client asks for more than the model's limit, or for more answers than
-    anybody may.
+    ``names`` maps field paths to the client's wire names, ``source`` is its protocol. Raises
+    InvalidParameter if a parameter exceeds the model's limit or one of the gateway's.
     """
     if not isinstance(request, GenerationRequest):
         return request.bind_target(route.target.backend_model, source)
@@ -74,7 +73,7 @@ def apply_model_settings(
 def select_unset_defaults(
     section: SamplingParams | StopConditions, defaults: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """The defaults that hold for ``section``: those of fields of which the client was silent."""
+    """The defaults that apply to ``section``: those of fields that the client did not set."""
     return {
         name: default for name, default in defaults.items() if getattr(section, name) in (None, ())
     }
@@ -103,7 +102,7 @@ def _build_limit_error(param: str, most: int, asked: int, where: str) -> Invalid
 
 
 class TranslationStrategy:
-    """A decoded request and what writes its answer. Raises ClientError when it is made."""
+    """The internal request and its encoder. The constructor raises ClientError."""
 
     unsupported_parameters: tuple[UnsupportedParameter, ...]
 
@@ -173,14 +172,14 @@ class TranslationStrategy:
         )
 
 
-# How a target answers a client of its own dialect: by the client's bytes, and the worker's.
+# Pass-through: the client's bytes go to the worker, and the worker's to the client.
 
 _STRICT_HEADER: Final = "x-interlingua-strict"
-"""The header of who would rather have an error than a loss."""
+"""The request header of a client that wants an error instead of an unsupported parameter."""
 
 
 class PassthroughStrategy(Struct, eq=False):
-    """A call that is passed on. It is translated only where its answer must be after all."""
+    """A request that is passed through. It is translated only if its response has to be."""
 
     passthrough: PassthroughRequest
     _backend: PassthroughBackend
@@ -192,7 +191,7 @@ class PassthroughStrategy(Struct, eq=False):
     _translation: TranslationStrategy | None = None
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     process_events: Callable[[Sequence[Event]], Sequence[Event]] = tuple
-    """See ``gateway.pipeline.responder.ResponseStrategy``: with usage where the worker tells none."""
+    """See ``gateway.pipeline.responder.ResponseStrategy``. Adds usage if the worker sends none."""
     _encoder: ResponseEncoder | None = None
 
     @property
@@ -249,9 +248,9 @@ def try_passthrough(
     *,
     translation: TranslationStrategy | None = None,
 ) -> PassthroughStrategy | None:
-    """The call as it may be passed on; None where the gateway has something to do with it.
+    """The strategy for pass-through; None if the gateway has to change the request.
 
-    ``translation`` is what it would be otherwise, if that is known.
+    ``translation`` is the strategy otherwise, if it was built before.
     """
     relayer, headers = route.target.passthrough_backend, call.headers
     if relayer is None or (_STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"):

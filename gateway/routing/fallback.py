@@ -1,8 +1,7 @@
-"""Who answers in a target's stead: which errors lead on, and what is told of the way. Pure."""
+"""Fallbacks: which errors lead to another target, and the history of one request's failures. Pure."""
 
 import math
 
-from gateway.observability.record import RequestRecord
 from gateway.routing.requirements import CONTEXT_LENGTH
 from gateway.routing.router import Route
 from protocols.core.errors import (
@@ -18,9 +17,9 @@ from protocols.core.errors import (
 
 
 def is_fallback_error(error: GatewayError) -> bool:
-    """Whether another target may do better: the fault is not the client's, and time is left.
+    """Whether another target may succeed: the client is not at fault, and time is left.
 
-    A prompt that is too long for one may fit another.
+    A prompt that is too long for one target may fit another.
     """
     match error:
         case DeadlineExceeded(phase=which):
@@ -32,34 +31,34 @@ def is_fallback_error(error: GatewayError) -> bool:
 
 
 class FallbackHistory:
-    """The targets that one request was to be answered by, and why they did not."""
+    """The targets of one request that failed or were skipped, and why."""
 
     def __init__(self, route: Route, error: GatewayError) -> None:
-        """``route`` was asked first, and failed with ``error``, which ``passes_on``."""
+        """``route`` was asked first and failed with ``error``, a fallback error."""
         self.route = route
-        """The last that was asked and failed."""
+        """The last target that was asked and failed."""
         self.error = error
-        """What it said, which the client hears if nobody is left."""
+        """Its error, which the client gets if no fallback is left."""
         self._first_target = route.target_name
         self._reasons = {route.target_name: type(error).__name__}
         self._min_context = -1.0
-        """What was told to be too little room for the prompt, in tokens."""
+        """The largest context that was too short for the prompt, in tokens; below 0 if none was."""
         if isinstance(error, ContextTooLong):
             known = _read_context_limit(route, error)
             self._min_context = math.inf if known is None else known
 
     def fits_context(self, route: Route) -> bool:
-        """Whether the prompt may fit a target's context, after what was heard of its length."""
+        """Whether the prompt may fit a target's context, as far as its length is known."""
         return self._min_context < 0 or (route.model.info.context_length or 0) > self._min_context
 
     def record_skipped(self, route: Route, why: str) -> None:
-        """A target can't do what the request asks, so it was not asked."""
+        """A target lacks a requirement, so it was not asked."""
         self._reasons[route.target_name] = why
 
     def record_failure(self, route: Route, error: GatewayError) -> bool:
-        """A target in the first one's stead failed: whether the next may be asked.
+        """A fallback failed. Returns whether the next one may be asked.
 
-        Where it could not do what was asked, what the one before it said is still what counts.
+        If it could not serve such a request at all, the error before it stays the one to report.
         """
         self._reasons[route.target_name] = type(error).__name__
         if isinstance(error, ContextTooLong):
@@ -68,16 +67,21 @@ class FallbackHistory:
             self.route, self.error = route, error
         return is_fallback_error(error) or isinstance(error, InvalidParameter | UnsupportedFeature)
 
-    def write_record(self, record: RequestRecord, route: Route) -> None:
-        """Note how ``route`` came to be the one that answers, or fails last."""
-        record.fallback_from = "" if route.target_name == self._first_target else self._first_target
-        record.failed_attempts = tuple(
-            f"{named} {why}" for named, why in self._reasons.items() if named != route.target_name
+    def get_first_target(self, route: Route) -> str:
+        """The target from which the request fell back to ``route``; "" if that is the first."""
+        return "" if route.target_name == self._first_target else self._first_target
+
+    def list_failures(self, route: Route) -> tuple[str, ...]:
+        """``model@version Error`` of each target that failed or was skipped before ``route``."""
+        return tuple(
+            f"{name} {reason}"
+            for name, reason in self._reasons.items()
+            if name != route.target_name
         )
 
 
 def describe_missing(*abilities: str) -> str:
-    """Why a target is passed over."""
+    """Why a fallback is skipped."""
     return f"lacks {', '.join(abilities)}"
 
 
@@ -85,5 +89,5 @@ CONTEXT_TOO_SHORT = describe_missing(CONTEXT_LENGTH)
 
 
 def _read_context_limit(route: Route, error: ContextTooLong) -> int | None:
-    """How many tokens a target takes, where that is known."""
+    """The target's context length in tokens, if it is known."""
     return route.model.info.context_length if error.limit is None else error.limit

@@ -86,7 +86,7 @@ async def test_a_backend_that_does_not_know_its_tokens(gateway: Running) -> None
     answer = await post(gateway, "/v1/tokenizer", {"inputs": "hi", "model": "far"})
 
     assert answer.status_code == 422
-    assert answer.json()["error"] == "the model 'far' does not tell its tokens"
+    assert answer.json()["error"] == "the model 'far' does not support tokenization"
 
 
 async def test_the_tokens_are_told_in_time_or_not_at_all(

@@ -58,9 +58,7 @@ def test_only_what_is_not_the_clients_fault_leads_on(
 
 
 def told(trail: FallbackHistory, at: Route) -> tuple[tuple[str, ...], str]:
-    record = RequestRecord("r")
-    trail.write_record(record, at)
-    return record.failed_attempts, record.fallback_from
+    return trail.list_failures(at), trail.get_first_target(at)
 
 
 def test_the_way_is_told_in_its_order_without_its_end() -> None:
