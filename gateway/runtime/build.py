@@ -182,10 +182,10 @@ def build_static_pages(
     )
 
     @functools.cache
-    def told() -> HttpResponse:
+    def serve_openapi() -> HttpResponse:
         return HttpResponse(200, openapi.build_document(mounts, version=__version__, keyed=keyed))
 
-    return {"/health": lambda: well if ready() else leaving, "/openapi.json": told}
+    return {"/health": lambda: well if ready() else leaving, "/openapi.json": serve_openapi}
 
 
 def build_backend(

@@ -97,7 +97,7 @@ UNSUPPORTED_PROVIDERS: Final = frozenset({
 """Providers of LiteLLM whose protocol this gateway does not have."""
 
 
-class Endpoint(Struct, frozen=True):
+class ProviderEndpoint(Struct, frozen=True):
     """A worker's base URL, its provider, its name of the model (None: the public one), comments."""
 
     url: str | Env
@@ -108,20 +108,20 @@ class Endpoint(Struct, frozen=True):
 
 def resolve_endpoint(
     model: SourceValue, said: SourceValue | None, where: SourceValue | None, notes: NoteCollector
-) -> Endpoint:
+) -> ProviderEndpoint:
     """Find the endpoint of an entry. Raises UnsupportedEntry."""
     provider, name = _find_provider(model, said)
     comments = (provider.note,) if provider.note else ()
     if where is None:
         if provider.url is None:
             raise UnsupportedEntry(model, "no api_base")
-        return Endpoint(provider.url, provider, name, comments)
+        return ProviderEndpoint(provider.url, provider, name, comments)
     if isinstance(variable := where.value, Env):
         if provider.root:
             reason = f"{variable.name} must hold the address without {provider.root} at its end"
             notes.add(where, "changed", reason)
             comments = (*comments, reason)
-        return Endpoint(variable, provider, name, comments)
+        return ProviderEndpoint(variable, provider, name, comments)
     text = where.text
     if provider.address is not None:
         found = re.fullmatch(provider.address, text)
@@ -133,7 +133,7 @@ def resolve_endpoint(
         reason = f"requests go to {provider.root}, as the protocol requires"
         notes.add(where, "changed", reason)
         comments = (*comments, reason)
-    return Endpoint(url, provider, name, comments)
+    return ProviderEndpoint(url, provider, name, comments)
 
 
 def _find_provider(model: SourceValue, said: SourceValue | None) -> tuple[Provider, str | None]:

@@ -1,0 +1,434 @@
+"""Rules of the architecture that no other tool checks. A failure names the place and the remedy.
+
+Sizes, the layers that pyproject.toml declares, the registries of protocols and backends, class
+names, forbidden names, and the pinned dependencies.
+"""
+
+import ast
+import importlib
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PACKAGES: Final = ("gateway", "backends", "protocols")
+PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+FILE_LINES: Final = 1_050
+FUNCTION_LINES: Final = 60
+PARAMETERS: Final = 7
+
+FORBIDDEN: Final = frozenset(
+    line
+    for line in (ROOT / "tests" / "forbidden_names.txt").read_text("utf-8").split("\n")
+    if line and not line.startswith("#")
+)
+
+EXCUSED: Final[dict[tuple[str, str], str]] = {
+    ("backends/torch/ipc.py", "echo"): "a field of the request",
+    ("gateway/cli/serve.py", "echo"): "a built-in configuration",
+    ("gateway/cli/serve.py", "torch"): "the package, which may not be installed",
+    ("gateway/config/schema.py", "echo"): "a Struct's tag",
+    ("gateway/config/schema.py", "pool"): "a Struct's tag",
+    ("gateway/config/schema.py", "torch"): "a Struct's tag",
+    ("protocols/chat/upstream.py", "openai"): "a worker profile's name",
+    ("gateway/tools/connect_check.py", "torch"): "the package, which may not be installed",
+    (
+        "gateway/tools/migrate/providers.py",
+        "databricks",
+    ): "names in another gateway's configuration",
+    (
+        "gateway/tools/migrate/providers.py",
+        "echo",
+    ): "the backend for another gateway's mock responses",
+    ("gateway/tools/migrate/providers.py", "openai"): "names in another gateway's configuration",
+    ("gateway/tools/migrate/providers.py", "tgi"): "names in another gateway's configuration",
+    ("gateway/tools/migrate/providers.py", "triton"): "names in another gateway's configuration",
+}
+
+PROTOCOLS: Final = ("protocols", "PROTOCOLS")
+BACKENDS: Final = ("backends", "BACKENDS")
+REGISTRIES: Final = (PROTOCOLS, BACKENDS)
+SHARED: Final = frozenset({"core", "chat"})
+"""Packages under protocols that hold no protocol."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources(*tops: str) -> list[Path]:
+    return sorted(path for top in tops for path in (ROOT / top).rglob("*.py"))
+
+
+def every_source() -> list[Path]:
+    tops = (top for top in ROOT.iterdir() if top.is_dir() and not top.name.startswith("."))
+    return sources(*(top.name for top in tops if top.name not in {"tests", "build", "dist"}))
+
+
+def short(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), filename=str(path))
+
+
+def report(violations: Sequence[str], remedy: str) -> None:
+    if violations:
+        pytest.fail("\n  ".join([remedy, *violations]), pytrace=False)
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
+    for child in ast.iter_child_nodes(node):
+        inner = prefix
+        if isinstance(child, Function | ast.ClassDef):
+            inner = f"{prefix}{child.name}."
+        if isinstance(child, Function):
+            yield prefix + child.name, child
+        yield from functions(child, inner)
+
+
+def count_parameters(function: Function, *, method: bool) -> int:
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    if method and positional and positional[0].arg in {"self", "cls"}:
+        positional = positional[1:]
+    rest = [one for one in (arguments.vararg, arguments.kwarg) if one]
+    return len(positional) + len(arguments.kwonlyargs) + len(rest)
+
+
+def sizes() -> Iterator[tuple[str, int, int]]:
+    """What was measured, its size, the largest size allowed."""
+    for path in every_source():
+        where = short(path)
+        yield f"{where}: lines", len(path.read_text("utf-8").splitlines()), FILE_LINES
+        for name, function in functions(tree(path)):
+            at = f"{where}:{function.lineno}: {name}"
+            lines = (function.end_lineno or function.lineno) - function.lineno + 1
+            yield f"{at}: lines", lines, FUNCTION_LINES
+            yield f"{at}: parameters", count_parameters(function, method="." in name), PARAMETERS
+
+
+def test_files_and_functions_stay_small() -> None:
+    violations = [
+        f"{what}: {size}; at most {largest}" for what, size, largest in sizes() if size > largest
+    ]
+    report(violations, "Split it by subject:")
+
+
+# ── layers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def contracts() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = PROJECT["tool"]["importlinter"]["contracts"]
+    return found
+
+
+def layer_names(contract: dict[str, Any]) -> set[str]:
+    return {name.strip("() ") for layer in contract["layers"] for name in re.split(r"[|:]", layer)}
+
+
+def test_every_package_of_the_gateway_is_in_a_layer() -> None:
+    layers = set[str]()
+    for contract in contracts():
+        if contract["type"] == "layers" and "containers" not in contract:
+            layers |= layer_names(contract)
+    present = {
+        f"gateway.{path.stem}"
+        for path in (ROOT / "gateway").iterdir()
+        if (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").is_file()
+    }
+    remedy = "Add it to the layers in pyproject.toml ([[tool.importlinter.contracts]], the first):"
+    report(sorted(present - layers), remedy)
+    report(
+        sorted(
+            name
+            for name in layers - present
+            if not (ROOT / name.replace(".", "/")).with_suffix(".py").is_file()
+            and not (ROOT / name.replace(".", "/") / "__init__.py").is_file()
+        ),
+        "pyproject.toml names a layer that does not exist:",
+    )
+
+
+def test_every_protocol_and_backend_is_in_the_contracts() -> None:
+    """A protocol's folder may import the shared modules and no other protocol; so may a backend."""
+    named = set[str]()
+    for contract in contracts():
+        named |= set(contract.get("modules", ())) | set(contract.get("forbidden_modules", ()))
+    homes = {
+        f"{package}.{home(value)}"
+        for package, name in REGISTRIES
+        for value in registry(package, name).values()
+    }
+    remedy = "Name it beside the others in pyproject.toml's import contracts:"
+    report(sorted(homes - named), remedy)
+
+
+def test_the_gateway_package_imports_nothing() -> None:
+    violations = [
+        f"gateway/__init__.py:{node.lineno}"
+        for node in ast.walk(tree(ROOT / "gateway" / "__init__.py"))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    report(violations, "Remove the import: importing one module of gateway must not load others:")
+
+
+# ── registries ───────────────────────────────────────────────────────────────────────────────────
+
+
+def registry(package: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(importlib.import_module(package), name)
+    return found
+
+
+def module_of(value: object) -> str:
+    """The module of a registry's value: "module:name", a class, a function or an instance."""
+    if isinstance(value, str):
+        return value.partition(":")[0]
+    return str(getattr(value, "__module__", type(value).__module__))
+
+
+def home(value: object) -> str:
+    """The module or package directly under protocols or backends that holds an entry."""
+    return module_of(value).split(".")[1]
+
+
+@pytest.mark.parametrize(("package", "name"), REGISTRIES)
+def test_every_registry_entry_can_be_imported(package: str, name: str) -> None:
+    violations = []
+    for key, value in registry(package, name).items():
+        if not isinstance(value, str):
+            continue
+        module, _, attribute = value.partition(":")
+        try:
+            target = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] in PACKAGES:
+                violations.append(f'"{key}": "{value}": there is no module {error.name}')
+            continue  # an extra is not installed here
+        except AttributeError:
+            violations.append(f'"{key}": "{value}": {module} has no {attribute!r}')
+            continue
+        if not callable(target) and getattr(target, "name", None) is None:
+            violations.append(f'"{key}": "{value}" is neither a class, a function nor an adapter')
+    report(violations, f"Correct the entry in {package}/__init__.py ({name}):")
+
+
+def methods(node: ast.ClassDef) -> set[str]:
+    return {part.name for part in node.body if isinstance(part, Function)}
+
+
+def classes(path: Path) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+
+
+def interface(path: str, name: str) -> set[str]:
+    return next(methods(node) for node in classes(ROOT / path) if node.name == name)
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "path", "interfaces"),
+    [
+        (*PROTOCOLS, "protocols/core/interfaces.py", ("ClientAdapter", "UpstreamAdapter")),
+        (*BACKENDS, "backends/interfaces.py", ("Backend",)),
+    ],
+)
+def test_every_protocol_and_backend_is_registered(
+    package: str, name: str, path: str, interfaces: tuple[str, ...]
+) -> None:
+    homes = {home(value) for value in registry(package, name).values()}
+    wanted = [interface(path, one) for one in interfaces]
+    violations = []
+    for source in sources(package):
+        owner = source.relative_to(ROOT / package).parts[0].removesuffix(".py")
+        if owner in homes or short(source) == path:
+            continue
+        violations += [
+            f"{short(source)}:{node.lineno}: {node.name}"
+            for node in classes(source)
+            if any(methods(node) >= one for one in wanted) and owner not in SHARED
+        ]
+    report(violations, f"Give it an entry in {name} ({package}/__init__.py):")
+
+
+# ── who may name a protocol or a backend ─────────────────────────────────────────────────────────
+
+
+@cache
+def literals(path: Path) -> Sequence[tuple[int, str]]:
+    """Every string that a module uses. A string standing alone is documentation."""
+    module = tree(path)
+    prose = {
+        id(node.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    ]
+
+
+def mentions(package: str, name: str, tops: tuple[str, ...]) -> Iterator[tuple[str, str, int, str]]:
+    """A protocol's name counts as a word of any literal; a backend's kind only as all of it."""
+    entire = package == "backends"
+    for key, value in registry(package, name).items():
+        own = ROOT / package / home(value)
+        allowed = {own.with_suffix(".py"), ROOT / package / "__init__.py"}
+        word = re.compile(rf"\A{key}\Z" if entire else rf"(?<!\w){key}(?!\w)", re.IGNORECASE)
+        for path in sources(*tops):
+            if path in allowed or own in path.parents:
+                continue
+            for line, text in literals(path):
+                if word.search(text):
+                    yield short(path), key, line, text
+
+
+def all_mentions() -> list[tuple[str, str, int, str]]:
+    """Protocols are not searched for backends' kinds: there, ``echo`` is a parameter."""
+    protocols = mentions(*PROTOCOLS, PACKAGES)
+    return [*protocols, *mentions(*BACKENDS, ("gateway", "backends"))]
+
+
+def test_no_module_names_a_protocol_or_a_backend() -> None:
+    violations = [
+        f"{where}:{line}: {text[:60]!r} names {key!r}"
+        for where, key, line, text in all_mentions()
+        if (where, key) not in EXCUSED
+    ]
+    remedy = (
+        "Adding a protocol must cost one folder and one entry. Let the object say it (a method, "
+        "an attribute, a profile), or move the text to its module; if the word means something "
+        "else here, say so in EXCUSED above:"
+    )
+    report(violations, remedy)
+
+
+def test_excuses_are_needed() -> None:
+    used = {(where, key) for where, key, _, _ in all_mentions()}
+    stale = [f"{where}: {key}" for where, key in sorted(EXCUSED.keys() - used)]
+    report(stale, "These excuses are no longer needed; delete them:")
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_a_protocol_folder(path: Path) -> bool:
+    parts = path.relative_to(ROOT).parts
+    return parts[0] == "protocols" and len(parts) > 2 and parts[1] not in SHARED
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """The adapters' agreed names may repeat, from one protocol's folder to the next."""
+    places = defaultdict[str, list[str]](list)
+    for path in sources(*PACKAGES):
+        if in_a_protocol_folder(path):
+            continue
+        for node in classes(path):
+            if not node.name.startswith("_"):
+                places[node.name].append(f"{short(path)}:{node.lineno}")
+    violations = [f"{name}: {', '.join(where)}" for name, where in places.items() if where[1:]]
+    report(violations, "Two classes have one name; rename one of them:")
+
+
+def targets(node: ast.AST) -> list[ast.expr]:
+    match node:
+        case ast.Assign():
+            return node.targets
+        case ast.AnnAssign():
+            return [node.target]
+    return []
+
+
+def defined_names(path: Path) -> Iterator[tuple[int, str]]:
+    """A module's own name and those of its classes, functions, methods and attributes.
+
+    Attributes are what a class body assigns or annotates, and what is assigned to ``self``.
+    Variables are free.
+    """
+    yield 1, path.parent.name if path.stem == "__init__" else path.stem
+    for node in ast.walk(tree(path)):
+        if isinstance(node, Function | ast.ClassDef):
+            yield node.lineno, node.name
+        if isinstance(node, ast.ClassDef):
+            for field in (one for part in node.body for one in targets(part)):
+                if isinstance(field, ast.Name):
+                    yield field.lineno, field.id
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def test_no_name_is_forbidden() -> None:
+    violations = [
+        f"{short(path)}:{line}: {name}"
+        for path in sources(*PACKAGES)
+        for line, name in defined_names(path)
+        if name.lstrip("_").lower() in FORBIDDEN
+    ]
+    report(
+        violations, "Use the field's standard term (tests/forbidden_names.txt lists the others):"
+    )
+
+
+def test_the_forbidden_names_are_single_words() -> None:
+    assert len(FORBIDDEN) > 70
+    report(sorted(one for one in FORBIDDEN if not one.isidentifier()), "One name a line:")
+
+
+# ── packaging ────────────────────────────────────────────────────────────────────────────────────
+
+
+def folded(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> list[str]:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_constraints_are_plain_pins() -> None:
+    plain = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+( ; .+)?")
+    report(
+        [line for line in pins() if not plain.fullmatch(line)],
+        "Write name==version and nothing else, without a local part such as +cpu:",
+    )
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
+    for extra in project["optional-dependencies"].values():
+        wanted += extra
+    names = {folded(re.split(r"[^A-Za-z0-9._-]", one, maxsplit=1)[0]) for one in wanted}
+    pinned = {folded(line.partition("==")[0]) for line in pins()}
+    report(sorted(names - pinned), "Pin it in constraints.txt, with what it brings along:")
+
+
+def test_readme_changelog_and_license_exist() -> None:
+    pages = ("README.md", "CHANGELOG.md", "LICENSE")
+    report([page for page in pages if not (ROOT / page).is_file()], "Write it:")
+    version = PROJECT["project"]["version"]
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    said = f"## [{version}]" in text or "## [Unreleased]" in text
+    assert said, f"CHANGELOG.md: add a heading '## [Unreleased]' or '## [{version}]'"
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = PROJECT["project"]["version"]
+    text = (ROOT / "gateway" / "__init__.py").read_text("utf-8")
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert found is None or found[1] == version, (
+        f"gateway/__init__.py says {found[1]}, pyproject.toml {version}: make them the same"
+    )
