@@ -15,10 +15,11 @@ from gateway.cli.serve import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
+from tests import time_limits
 
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None)
-settings.load_profile("thorough" if os.environ.get("CI") else "quick")
+settings.load_profile("quick")  # make verify: --hypothesis-profile=thorough
 
 HERE = Path(__file__).parent
 CONFORMANCE, _ = read_built_in_config("conformance")
@@ -28,21 +29,22 @@ ANYWHERE = {"PORT": "0", "ALONE_PORT": "0"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A law that is tried 2,000 times may take longer than one case."""
+    """Mark the property tests: with 2,000 examples they may take longer than one case."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.properties)
             item.add_marker(pytest.mark.timeout(1200))
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: collecting at the end of each file is cheap then."""
+    """Freeze what was imported, so that collecting garbage after each file is cheap."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
-    """What a file's tests left open is found there, and not by the collector in another file."""
+    """Collect garbage after each file, so that what it left open is reported there."""
     yield
     if getattr(nextitem, "path", None) != item.path:
         gc.collect()
@@ -51,8 +53,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         found.pytest_runtest_teardown(item)
 
 
-class Told:
-    """Tells a failure when it happens: whoever watches a long run need not wait for its end."""
+class FailureReporter:
+    """Prints a failure when it happens, not only at the end of the run."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
@@ -64,10 +66,11 @@ class Told:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers of xdist have no terminal; what fails there is told by the process that has one."""
+    """Workers of xdist have no terminal; the process that has one prints their failures."""
+    config.pluginmanager.register(time_limits)
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if isinstance(terminal, pytest.TerminalReporter):
-        config.pluginmanager.register(Told(terminal))
+        config.pluginmanager.register(FailureReporter(terminal))
 
 
 class Running(Struct):

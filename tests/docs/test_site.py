@@ -4,23 +4,26 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import urldefrag
 
 import pytest
 
+from tests.deploy.tools import need
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
 LOADED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="([^"]+)"')
 NAV = re.compile(r'<a href="([^"]+)" class="md-nav__link')
 
 
 def build(docs: Path, site: Path) -> "subprocess.CompletedProcess[str]":
-    """Build it as ``make site`` does; whatever is warned of is an error."""
+    """Build it as ``make site`` does; every warning is an error."""
+    need(MKDOCS.exists(), "there is no MkDocs here; make site installs it")
     return subprocess.run(
         [
-            *(sys.executable, "-m", "mkdocs", "build", "--strict"),
+            *(MKDOCS, "build", "--strict"),
             *("--config-file", docs / "site" / "mkdocs.yml", "--site-dir", site),
         ],
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
