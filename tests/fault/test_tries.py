@@ -98,7 +98,7 @@ async def test_what_is_kept_back_is_bounded() -> None:
         ScriptedWorker([CHUNKED, *[endless] * 300, HANG]) as worker,
         pool(worker.url) as backend,
     ):
-        with pytest.raises(WorkerFailed, match="said nothing"):
+        with pytest.raises(WorkerFailed, match="without content"):
             await heard(backend)
 
 
