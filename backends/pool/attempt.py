@@ -262,7 +262,7 @@ class Attempt(AttemptTimeouts):
     """One request to one worker. Its outcome is recorded in the worker's health.
 
     Call ``begin``, then ``read_next`` until ``finished``, then ``drain`` unless ``complete``.
-    Always call ``close``, which closes the worker's connection at once if the response is unfinished.
+    Always call ``close``, which closes the worker's connection if the response is unfinished.
     ``accepted``: the worker sent status 200. ``failure`` is the error that ended the response.
     """
 

@@ -113,7 +113,7 @@ class WorkerState(Struct, eq=False):
         return self.health.get_limit(most, self.in_flight)
 
     def has_room(self) -> bool:
-        """Whether a slot is free. (A property would cost twice as much.)"""
+        """Whether a slot is free; a property would cost twice as much."""
         most = (
             self.limit
             if self.model_limits or not self.health.healthy
