@@ -1,4 +1,4 @@
-"""One request at one worker: what it answers, as events, and how far that has come."""
+"""One attempt: one request to one worker, its timeouts, headers and response events."""
 
 import asyncio
 import functools
@@ -43,7 +43,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.request import Request
 
-# How long a worker may be silent.
+# Timeouts of an attempt.
 
 TimeoutName = Literal["first_token", "idle", "total"]
 
@@ -51,13 +51,13 @@ NO_TIMEOUT: Final = math.inf
 
 
 class AttemptTimeouts:
-    """Looks after one worker's answer, and cuts it off when the worker is silent for too long.
+    """Aborts a worker's response when the worker is silent for too long.
 
-    ``first`` is when the first events must be there, by the lookout's clock; ``NEVER`` where only
-    the deadline says. Once they have ``begun``, what comes next has ``idle`` seconds each time. The
-    deadline holds for all. Whoever waits says so (``start``, then ``wait``), and that it waits no
-    more (``rest``); at the end it is taken from the lookout. What reads the answer is one, and says
-    how it is ``cut``.
+    ``first`` is the time, by the timer's clock, by which the first events must arrive;
+    ``NO_TIMEOUT`` if only the deadline applies. After the first events (``has_started``), each
+    further read may take ``idle`` seconds. The deadline always applies. The reader calls
+    ``start_wait`` or ``wait_next`` before it waits and ``stop_wait`` afterwards, and at last
+    removes the object from the timer. A subclass implements ``abort_response``.
     """
 
     __slots__ = (
@@ -82,37 +82,37 @@ class AttemptTimeouts:
         self._idle_timeout = idle
         self._first_due = first
         self.has_started = False
-        """The first events have come."""
+        """Whether the first events have arrived."""
         self.longest_gap = 0.0
-        """Seconds from one read to the next, or to ``hurry``, at most; since the first events."""
+        """The longest time between two reads since the first events, in seconds."""
         self._last_read_at = NO_TIMEOUT
-        """When the last read after the first events began, by the clock."""
+        """Start of the last read after the first events, by the clock."""
         self._is_waiting = False
         self._next_check = NO_TIMEOUT
-        """When it is looked at, by the clock."""
+        """When the timer checks it next, by the clock."""
         self._expired: TimeoutName | None = None
-        """The limit that cut it off."""
+        """The timeout that expired, if any."""
         self._connecting_task: asyncio.Task[Any] | None = None
-        """What waits for a connection."""
+        """The task that waits for a connection."""
 
     def abort_response(self) -> None:
-        """Cut it off, if there is anything yet."""
+        """Abort the response, if there is one yet."""
 
     async def wait_response(
         self, opening: Coroutine[Any, Any, UpstreamResponse]
     ) -> UpstreamResponse:
-        """The answer whose head ``opening`` waits for. Raises DeadlineExceeded."""
+        """Await ``opening`` and return the response. Raises DeadlineExceeded."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled = task.cancelling()
         self._connecting_task = task
         try:
-            if self._expired is not None:  # just when a connection that had rested ended
+            if self._expired is not None:  # expired just as an idle connection closed
                 raise _make_deadline_error(self._expired)
             self.wait_next()
             return await opening
         except asyncio.CancelledError:
-            # Unless somebody else wants it to end, too.
+            # Swallow the cancellation only if nobody else requested one.
             if self._expired is not None and task.uncancel() <= cancelled:
                 raise _make_deadline_error(self._expired) from None
             raise
@@ -121,7 +121,7 @@ class AttemptTimeouts:
             opening.close()
 
     def start_wait(self, now: float) -> None:
-        """Have it cut off when its first bytes are late. Raises DeadlineExceeded."""
+        """Start to wait for the first bytes. Raises DeadlineExceeded."""
         due, total = self._first_due, self._deadline.expires_at
         if total <= now:
             raise _make_deadline_error("total")
@@ -132,7 +132,7 @@ class AttemptTimeouts:
         self._deadline_timer.add(self, due)
 
     def wait_next(self) -> None:
-        """Have it cut off when the next bytes are late. Raises DeadlineExceeded."""
+        """Start to wait for the next bytes. Raises DeadlineExceeded."""
         if self.has_started:
             now = self.record_read()
             due = now + self._idle_timeout
@@ -149,11 +149,11 @@ class AttemptTimeouts:
             self._deadline_timer.add(self, due)
 
     def stop_wait(self) -> None:
-        """Nobody waits."""
+        """Stop waiting: no timeout but the next check applies."""
         self._is_waiting = False
 
     def record_read(self) -> float:
-        """More has come of an answer that had begun, and more is waited for; gives the time."""
+        """Record a read after the first events; returns the time."""
         now = self._deadline_timer.clock()
         if now - self._last_read_at > self.longest_gap:  # noqa: PLR1730 - it would be a call for each read
             self.longest_gap = now - self._last_read_at
@@ -161,7 +161,7 @@ class AttemptTimeouts:
         return now
 
     def on_deadline(self, now: float) -> None:
-        """Cut it off if it is late by ``now``."""
+        """Abort the response if a timeout has expired by ``now``."""
         self._next_check = NO_TIMEOUT
         if not self._is_waiting:
             return
@@ -173,23 +173,23 @@ class AttemptTimeouts:
             self._expire(which)
 
     def cancel_wait(self) -> None:
-        """Wait for its first events no longer, whatever time they had."""
+        """Stop waiting for the first events, whatever time is left."""
         self._expire("first_token")
 
     def set_drain_deadline(self, seconds: float) -> None:
-        """Whatever is still to be read must come within ``seconds``."""
+        """Let the rest of the body take at most ``seconds``."""
         now = self.record_read() if self.has_started else self._deadline_timer.clock()
         self.has_started = False
         self._first_due = now + seconds
 
     def get_cause(self, error: GatewayError) -> GatewayError:
-        """What was behind ``error``: where a limit ran out, that broke the answer."""
+        """The cause of ``error``: the timeout error if an expired timeout broke the response."""
         if self._expired is None or not isinstance(error, StreamBroken):
             return error
         return _make_deadline_error(self._expired)
 
     def _get_next_limit(self) -> tuple[float, TimeoutName]:
-        """The next limit, by the clock, and which it is."""
+        """The next timeout, by the clock, and its name."""
         total = self._deadline.expires_at
         own = self._last_read_at + self._idle_timeout if self.has_started else self._first_due
         if own > total:
@@ -210,8 +210,8 @@ def _make_deadline_error(which: TimeoutName) -> DeadlineExceeded:
 
 
 _TIMEOUT_TEXTS: dict[TimeoutName, str] = {
-    "first_token": "the worker took too long to begin its answer",
-    "idle": "the worker fell silent in the middle of its answer",
+    "first_token": "the worker sent no first token in time",
+    "idle": "the worker stopped sending in the middle of its response",
     "total": "the request's time is up",
 }
 
@@ -220,36 +220,36 @@ ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
 """See ``protocols.core.interfaces.UpstreamAdapter.read_error``."""
 
 _MAX_ERROR_BYTES: Final = 64 << 10
-"""As much of an error's body as is read; its shape is known from less."""
+"""How much of an error body is read."""
 _MAX_UNARY_BYTES: Final = 256 << 20
-"""The largest answer in one piece. A stream has no such limit: it does not pile up."""
+"""The largest unary response. Streams have no such limit: they are not buffered."""
 _MAX_BYTES_WITHOUT_CONTENT: Final = 16 << 20
-"""How much of a stream may come before it says anything: that much is kept back."""
+"""How much of a stream may arrive before its first content; it is buffered until then."""
 _BODY_END_SECONDS: Final = 1.0
-"""How long the rest of a body may take when the answer, or its failure, is known already."""
+"""How long the rest of a body may take once the response or its error is complete."""
 _STATUS_OK: Final = 200
 _NO_OUTPUT: Final[StreamItem] = None, ()
 _EVENTS_WITHOUT_CONTENT: Final = frozenset({StreamStart, ResponseMetadata, Timing, Usage})
-"""Events that tell nothing of an answer's content."""
+"""Events without content of the response."""
 
 
 class AttemptRequest(Struct, frozen=True):
-    """One request on its way. ``wire`` has the headers that many have in common."""
+    """A request as sent to workers. ``upstream_request`` has the headers common to requests."""
 
     request: Request
     upstream_request: UpstreamRequest
     request_headers: Headers
-    """The headers of this request alone, but for the worker's key."""
+    """The headers of this request alone, without the worker's key."""
     make_response_reader: Callable[[], PassthroughReader]
-    """Makes what reads the answer, a new one for each attempt."""
+    """Creates the reader of the response, a new one for each attempt."""
     read_error: ErrorReader
     deadline: Deadline
     background: bool = False
-    """Nobody waits for it, and what comes of it is no sign of how well a worker is."""
+    """Shadow traffic: no client waits for it, and it does not affect the worker's health."""
 
 
 class AttemptServices(Struct, frozen=True):
-    """What every attempt of a pool needs."""
+    """Shared by all attempts of a pool."""
 
     http_client: HttpClient
     timeouts: Timeouts
@@ -259,12 +259,11 @@ class AttemptServices(Struct, frozen=True):
 
 
 class Attempt(AttemptTimeouts):
-    """One request at one worker, which is told to that worker's health.
+    """One request to one worker. Its outcome is recorded in the worker's health.
 
-    ``begin``, then ``more`` until it is ``over``, then ``end`` unless the ``whole`` of it is there;
-    and ``close`` whatever happened, which closes the worker's connection at once where the answer
-    is not over. ``accepted``: the worker began an answer that looked good. ``failure`` is why it
-    gave no whole one.
+    Call ``begin``, then ``read_next`` until ``finished``, then ``drain`` unless ``complete``.
+    Always call ``close``, which closes the worker's connection if the response is unfinished.
+    ``accepted``: the worker sent status 200. ``failure`` is the error that ended the response.
     """
 
     __slots__ = (
@@ -292,24 +291,24 @@ class Attempt(AttemptTimeouts):
         self._response_reader = work.make_response_reader()
         timeouts = means.timeouts
         self._is_stream = streams = work.request.stream
-        # The first token of an answer in one piece is its last: only the deadline bounds it.
+        # A unary response has no first token of its own: only the deadline applies.
         first = place.acquired_at + timeouts.first_token if streams else NO_TIMEOUT
         AttemptTimeouts.__init__(self, means.deadline_timer, work.deadline, first, timeouts.idle)
         self._response: UpstreamResponse | None = None
         self._rate_limited = False
         self.finished = False
-        """All is told: the last event was Done, or an error. Else the worker may be at work."""
+        """The last event was StreamEnd or an error; else the worker may still be generating."""
         self.complete = False
-        """Nothing more of an answer in one piece is to be waited for."""
+        """A unary response has been read to its end."""
         self.accepted = False
         self.failure: GatewayError | None = None
 
     async def begin(self) -> list[StreamItem]:
-        """Ask, and wait for the first pieces of an answer.
+        """Send the request and return the first items of the response.
 
-        A stream begins with its first content, an answer in one piece when the whole of it is
-        there. Until then another worker can make up for it. Raises DeadlineExceeded, WorkerError,
-        and what the dialect reads in a worker's error.
+        For a stream these reach to its first content; for a unary response they are all of it.
+        Until then the request can be retried on another worker. Raises DeadlineExceeded,
+        WorkerError, and the errors that the protocol's adapter reads from the worker.
         """
         member, work = self.worker, self._request
         worker = member.config
@@ -347,16 +346,16 @@ class Attempt(AttemptTimeouts):
         return held
 
     def abort_response(self) -> None:
-        """See Watch."""
+        """See AttemptTimeouts."""
         if self._response is not None:
             self._response.abort()
 
     def _read_unary(self, pieces: Sequence[bytes]) -> list[StreamItem]:
-        """What an answer in one piece means whose body this is."""
+        """Decode a unary response whose body is complete."""
         if sum(map(len, pieces)) > _MAX_UNARY_BYTES:
             raise self._make_too_large_error()
         passage = self._response_reader
-        held: list[StreamItem] = []  # not list[Piece](), which costs a hundred times as much
+        held: list[StreamItem] = []  # not list[StreamItem](), which costs a hundred times as much
         raw, events = passage.feed(pieces) if pieces else _NO_OUTPUT
         if raw or events:
             held.append((raw, events))
@@ -367,7 +366,7 @@ class Attempt(AttemptTimeouts):
         return held
 
     async def _read_beginning(self, reading: UpstreamResponse) -> list[StreamItem]:
-        """What the beginning of an answer means; that of one in one piece is the whole of it."""
+        """Decode a stream up to its first content, or all of a unary response."""
         streams = self._is_stream
         held: list[StreamItem] = []
         size, most = 0, _MAX_BYTES_WITHOUT_CONTENT if streams else _MAX_UNARY_BYTES
@@ -390,10 +389,10 @@ class Attempt(AttemptTimeouts):
         return held
 
     async def read_next(self, take: EventSink | None = None) -> StreamItem:
-        """The next piece; its last event is Done if it is the last. Raises as ``begin`` does.
+        """The next item; the last one ends with StreamEnd. Raises as ``begin`` does.
 
-        With ``take``, that gets the pieces as they come, and what is returned is the last one; or
-        an empty one where it takes no more at once.
+        ``take`` receives items as they arrive; returned is the last item, or an empty one if
+        ``take`` accepts no more at once.
         """
         reading = self._response
         assert reading is not None  # noqa: S101 - it has begun
@@ -413,7 +412,7 @@ class Attempt(AttemptTimeouts):
             self._raise_failure(error)
 
     async def drain(self) -> None:
-        """Wait a little for the body's end, for the connection's sake: the answer has been told."""
+        """Read the rest of the body for up to a second, so that the connection can be reused."""
         reading = self._response
         assert reading is not None  # noqa: S101 - it has begun
         self.set_drain_deadline(_BODY_END_SECONDS)
@@ -424,13 +423,13 @@ class Attempt(AttemptTimeouts):
                 await self._read_body(reading)
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Stop the timeouts and release the connection."""
         self._deadline_timer.remove(self)
         if self._response is not None:
             self._response.release()
 
     async def _send_on_new_connection(self, own: Headers) -> UpstreamResponse:
-        """Send the request over a new connection, and wait for the head of its answer."""
+        """Send the request over a new connection and wait for the response headers."""
         means, url = self._services, self.worker.config.url
         opening = means.http_client.send_on_new_connection(
             url, self._request.upstream_request, means.timeouts.connect, own
@@ -439,13 +438,13 @@ class Attempt(AttemptTimeouts):
         return reading
 
     async def _read_error(self, reading: UpstreamResponse) -> GatewayError:
-        """What an answer of another status than 200 means."""
+        """Read the error of a response whose status is not 200."""
         status, headers = reading.status, reading.headers
         if status < HTTPStatus.BAD_REQUEST:
             return WorkerFailed(f"the worker answered {status}", status=status)
         self.set_drain_deadline(_BODY_END_SECONDS)
         body = bytearray()
-        with suppress(GatewayError):  # what has come says enough
+        with suppress(GatewayError):  # a part of the body is enough
             while len(body) < _MAX_ERROR_BYTES and (pieces := await self._read_body(reading)):
                 body += b"".join(pieces)
         told = bytes(body[:_MAX_ERROR_BYTES])
@@ -453,7 +452,7 @@ class Attempt(AttemptTimeouts):
         return self._request.read_error(status, headers, told)
 
     async def _read_body(self, reading: UpstreamResponse) -> list[bytes]:
-        """The next of the body, [] at its end. Raises DeadlineExceeded or StreamBroken."""
+        """The next chunks of the body, [] at its end. Raises DeadlineExceeded or StreamBroken."""
         if reading.complete:
             return reading.read_available()
         self.wait_next()
@@ -462,7 +461,7 @@ class Attempt(AttemptTimeouts):
         return pieces
 
     def _forward_body(self, pieces: Sequence[bytes]) -> bool:
-        """Pass on what the next bytes mean; whether more is taken at once."""
+        """Pass the next decoded item on; returns whether more is accepted at once."""
         raw, events = self._response_reader.feed(pieces)
         if events and type(events[-1]) is StreamEnd:
             self._record_success()
@@ -473,14 +472,14 @@ class Attempt(AttemptTimeouts):
         return more
 
     def _decode_body(self, pieces: Sequence[bytes]) -> StreamItem:
-        """What the next bytes mean."""
+        """Decode the next bytes."""
         raw, events = self._response_reader.feed(pieces)
         if events and type(events[-1]) is StreamEnd:
             self._record_success()
         return raw, events
 
     def _decode_end(self) -> StreamItem:
-        """What the body's end means; the last event is Done."""
+        """Decode the end of the body; the last event is StreamEnd."""
         piece = _decode_end(self._response_reader)
         self._record_success()
         return piece
@@ -490,24 +489,24 @@ class Attempt(AttemptTimeouts):
         self.worker.record_success()
 
     def _make_too_large_error(self) -> WorkerFailed:
-        """Too much came of an answer before any of it was passed on."""
+        """The error for a response that exceeds the buffer."""
         if self._is_stream:
             return WorkerFailed(
-                f"the worker sent {_MAX_BYTES_WITHOUT_CONTENT} bytes and said nothing"
+                f"the worker sent {_MAX_BYTES_WITHOUT_CONTENT} bytes without content"
             )
-        return WorkerFailed(f"the worker's answer is larger than {_MAX_UNARY_BYTES} bytes")
+        return WorkerFailed(f"the worker's response is larger than {_MAX_UNARY_BYTES} bytes")
 
     def _record_first_token(self) -> None:
-        """The first token came, or its time is over.
+        """Record the time to the first token, or the timeout of it.
 
-        Of a text in one piece that says more about the text than about the worker.
+        Not for unary text, whose time depends on the length of the text.
         """
         if not self._request.background:
             now = self._services.clock()
             self.worker.latency_average.add(now, now - self.slot.acquired_at)
 
     def _raise_failure(self, error: GatewayError) -> NoReturn:
-        """Raise ``error``, or what was behind it, having told of it."""
+        """Record the failure and raise ``error`` or its cause."""
         cause = self.get_cause(error)
         self._record_failure(cause)
         if cause is error:
@@ -517,7 +516,7 @@ class Attempt(AttemptTimeouts):
     def _record_failure(self, error: GatewayError) -> None:
         self.failure = error
         if self.accepted and self._response is not None:
-            self._response.abort()  # what else comes there must not be taken for another answer
+            self._response.abort()  # further bytes must not be read as another response
         if isinstance(error, DeadlineExceeded):
             tells = self._is_stream or self._request.request.kind == "embedding"
             if error.phase == "first_token" and tells:
@@ -531,7 +530,7 @@ class Attempt(AttemptTimeouts):
 
 
 class TranslatedResponse:
-    """A Passage for an answer of which nothing is passed on as it is."""
+    """A PassthroughReader for a response that is translated: it returns no raw bytes."""
 
     def __init__(self, decoder: ResponseDecoder) -> None:
         self._decoder = decoder
@@ -546,7 +545,7 @@ class TranslatedResponse:
 
 
 def _decode_end(passage: PassthroughReader) -> StreamItem:
-    """What the body's end means; the last event is Done."""
+    """Decode the end of the body; the last event is StreamEnd."""
     raw, events = passage.close()
     if not events or type(events[-1]) is not StreamEnd:
         events = [*events, StreamEnd()]
@@ -554,13 +553,15 @@ def _decode_end(passage: PassthroughReader) -> StreamItem:
 
 
 def _check_encoding(encoding: str) -> None:
-    """Raises WorkerFailed where a body's encoding makes other bytes of it."""
+    """Raise WorkerFailed for a compressed body."""
     if encoding.lower() != "identity":
-        raise WorkerFailed("the worker sent an encoded body, which was not asked for")
+        raise WorkerFailed(
+            f"unsupported content-encoding of the worker's response: {encoding[:100]!r}"
+        )
 
 
 def _has_content(piece: StreamItem) -> bool:
-    """Whether it, and what came before it, may be passed on: it tells of content, or the end."""
+    """Whether the item holds content or the end, so that the response may be passed on."""
     for event in piece[1]:
         if type(event) is TextDelta:
             if event.text or event.token_ids or event.logprobs:
@@ -570,12 +571,12 @@ def _has_content(piece: StreamItem) -> bool:
     return False
 
 
-# What a worker sees in the headers of a request: the dialect's, the exchange's id, its trace.
+# Headers sent to workers: the protocol's own, the request id and the trace context.
 
 _COMMON_HEADERS: Final = ("content-type", "accept")
-"""The headers of a dialect that a worker sees, and that many requests have in common."""
+"""Headers of a protocol that are sent to workers and are the same for many requests."""
 _PER_REQUEST_HEADERS: Final = ("req-id",)
-"""The same, but each of one request."""
+"""Headers of a protocol that differ for each request."""
 _HEADER_WORD: Final = re.compile(r"[!-~]{1,256}")
 """Printable ASCII without spaces, and not too long for a header."""
 _TRACESTATE: Final = re.compile(r"[ -~]{1,512}")
@@ -585,7 +586,7 @@ _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 def filter_headers(
     wire: UpstreamRequest, context: RequestContext
 ) -> tuple[UpstreamRequest, Headers]:
-    """``wire`` with no header that a worker need not see, and the headers of this request alone."""
+    """``wire`` with the common headers only, and the headers of this request alone."""
     shared, own = _split_headers(wire.headers)
     if shared is not wire.headers:
         wire = UpstreamRequest(wire.path, wire.body, shared, wire.method)
@@ -600,7 +601,7 @@ def filter_headers(
 
 @functools.lru_cache(256)
 def _split_headers(headers: Headers) -> tuple[Headers, Headers]:
-    """Those that a worker sees: what requests have in common, and what is each one's own."""
+    """The headers that are sent: those common to requests, and those of one request."""
     shared = tuple(one for one in headers if one[0].lower() in _COMMON_HEADERS)
     if shared == headers:
         return headers, ()
@@ -610,6 +611,6 @@ def _split_headers(headers: Headers) -> tuple[Headers, Headers]:
 def add_trace_headers(
     work: AttemptRequest, trace: AttemptTrace, member: WorkerState
 ) -> AttemptRequest:
-    """``work`` for one worker, which is told of the trace."""
+    """``work`` with the trace headers of an attempt at this worker."""
     own = [one for one in work.request_headers if one[0] not in _TRACE_HEADERS]
     return replace(work, request_headers=(*own, *trace.start_attempt(member.name)))

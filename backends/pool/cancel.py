@@ -1,4 +1,4 @@
-"""Telling workers to stop what nobody waits for any more, where closing a connection does not."""
+"""Cancel requests: stop generation at a worker that ignores a closed connection."""
 
 import asyncio
 import logging
@@ -16,10 +16,10 @@ _MAX_CONCURRENT_CANCELS: Final = 256
 
 
 class CancelSender:
-    """Sends requests that stop others, on connections of their own and in the background.
+    """Sends cancel requests in the background, on connections of their own.
 
-    Each has two seconds, and there are 256 at most at a time: a worker that takes none of them has
-    at least lost the connection that its answer was for.
+    Each has a timeout of two seconds, and at most 256 run at a time. If one fails, the connection
+    of the cancelled response is closed all the same.
     """
 
     def __init__(self, upstream: HttpClient) -> None:
@@ -27,20 +27,20 @@ class CancelSender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, worker: WorkerConfig, wire: UpstreamRequest) -> None:
-        """Begin to send ``wire``."""
+        """Send ``wire`` in the background."""
         if len(self._tasks) >= _MAX_CONCURRENT_CANCELS:
-            log.warning("worker %s was not told to stop: too many are being told", worker.url)
+            log.warning("cancel request to worker %s dropped: too many are in flight", worker.url)
             return
         task = asyncio.get_running_loop().create_task(self._send_cancel(worker, wire))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Wait for what is being sent."""
+        """Wait for the requests in flight."""
         await asyncio.gather(*self._tasks)
 
     async def _send_cancel(self, worker: WorkerConfig, wire: UpstreamRequest) -> None:
         try:
             await request_worker(self._http_client, worker, wire, _CANCEL_TIMEOUT)
         except GatewayError as error:
-            log.info("worker %s was not told to stop: %s", worker.url, error)
+            log.info("cancel request to worker %s failed: %s", worker.url, error)

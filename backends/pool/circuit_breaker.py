@@ -1,8 +1,8 @@
-"""Whether a worker may be asked, and how much of it. Pure: the moment is a parameter, in seconds.
+"""Health of a worker: availability, slow start and limits. Pure: time is a parameter, in seconds.
 
-Three things take a worker out: probes that fail, requests that fail, and connections that it does
-not take. Each has its own way back. Too many requests (429) take it out never; they make it smaller
-for a while.
+Three things take a worker out of rotation: failed health checks, failed requests (outlier ejection)
+and failed connects (backoff). Each ends in its own way. A 429 never takes a worker out; it lowers
+the worker's concurrency limit for a while.
 """
 
 import math
@@ -12,18 +12,17 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-# What was measured of late, as one number. Pure: the moment is a parameter, in seconds.
+# Recent measurements: a latency average and counters over a sliding window.
 
 _WINDOW_SLOTS: Final = 10
 
 
 class PeakEwma:
-    """A mean of seconds in which the latest count most, and a rise counts at once.
+    """Peak EWMA: an exponentially weighted average in seconds that rises at once.
 
-    A worker that grows slow must be seen from its first slow answer, and one that grows fast may
-    take its time: a larger value replaces the mean, a smaller one only pulls at it. ``memory`` is
-    how long (seconds) a value keeps a third of its worth. With nothing new the mean fades to
-    nothing, so that a worker which nobody asks any more gets another chance.
+    A slow worker must show from its first slow response: a larger value replaces the average, a
+    smaller one only lowers it gradually. ``memory`` is the decay time in seconds. Without new
+    values the average decays to zero, so that an unused worker is tried again.
     """
 
     def __init__(self, memory: float = 10.0) -> None:
@@ -32,7 +31,7 @@ class PeakEwma:
         self._updated_at = 0.0
 
     def add(self, now: float, seconds: float) -> None:
-        """One more value."""
+        """Add a value."""
         if self._mean is None or seconds >= self._mean:
             self._mean = seconds
         else:
@@ -41,7 +40,7 @@ class PeakEwma:
         self._updated_at = now
 
     def get_value(self, now: float) -> float | None:
-        """The mean, faded by the time since the last value; None when there was none."""
+        """The average, decayed since the last value; None without values."""
         return None if self._mean is None else self._mean * self._decay_mean(now)
 
     def _decay_mean(self, now: float) -> float:
@@ -49,7 +48,7 @@ class PeakEwma:
 
 
 class SlidingWindowCounter:
-    """How often something happened in the last ``window`` seconds, give or take a tenth of them."""
+    """Counts events in the last ``window`` seconds, within a tenth of them."""
 
     __slots__ = (
         "_current_slot",
@@ -63,34 +62,34 @@ class SlidingWindowCounter:
     def __init__(self, window: float) -> None:
         self._slot_seconds = window / _WINDOW_SLOTS
         self._slots: deque[tuple[float, int]] = deque()
-        """The number and the count of each that is over and not yet too old."""
+        """Number and count of each past slot within the window."""
         self._earlier_slots = 0
-        """How often in these."""
+        """The sum of their counts."""
         self._slot_number = 0.0
         self._current_slot = 0
-        """How often in the slot that lasts."""
+        """The count of the current slot."""
         self._slot_end = -math.inf
-        """When that is over."""
+        """When the current slot ends."""
 
     def add(self, now: float) -> None:
-        """It happened once more."""
+        """Count one event."""
         if now >= self._slot_end:
             self._advance_slot(now)
         self._current_slot += 1
 
     def count(self, now: float) -> int:
-        """How often."""
+        """The number of events in the window."""
         if now >= self._slot_end:
             self._advance_slot(now)
         return self._earlier_slots + self._current_slot
 
     def clear(self) -> None:
-        """Nothing has happened."""
+        """Forget all events."""
         self._slots.clear()
         self._earlier_slots = self._current_slot = 0
 
     def _advance_slot(self, now: float) -> None:
-        """Begin the slot that ``now`` is in, and let go of those that are too old."""
+        """Begin the slot of ``now`` and drop slots outside the window."""
         if self._current_slot:
             self._slots.append((self._slot_number, self._current_slot))
         self._earlier_slots += self._current_slot
@@ -102,46 +101,46 @@ class SlidingWindowCounter:
 
 
 HealthState = Literal["up", "trial", "out"]
-"""``trial``: it was out, its time is over, and one request at a time finds out about it."""
+"""``trial`` (half open): the time out is over; one request at a time tests the worker."""
 
 _FIRST_BACKOFF: Final = 0.5
 _MAX_BACKOFF: Final = 30.0
 _MAX_EJECTION: Final = 300.0
-"""Also how long a worker must be good for its earlier ejections to count no more."""
+"""Also how long a worker must be healthy until earlier ejections are forgotten."""
 _MAX_DOUBLINGS: Final = 16
 _MIN_WEIGHT_FACTOR: Final = 0.1
 _LIMIT_DECREASE: Final = 0.7
 _MIN_RATE_LIMIT_PAUSE: Final = 1.0
-"""Refusals within so many seconds were under way together, and count as one."""
+"""429s within so many seconds were in flight together and count as one."""
 _RATE_LIMIT_MEMORY: Final = 60.0
 
 
 class HealthSettings(Struct, frozen=True):
-    """When a worker is out, and how it comes back. Times are in seconds."""
+    """When a worker is taken out of rotation and how it returns. Times are in seconds."""
 
     fall: int = 3
-    """Failed probes in a row that take it out."""
+    """Consecutive failed health checks that take it out."""
     rise: int = 2
-    """Good probes in a row that bring it back from there."""
+    """Consecutive successful health checks that bring it back."""
     failures: int = 5
-    """Failed requests in a row that take it out."""
+    """Consecutive failed requests that eject it."""
     rate: float = 0.25
-    """The part of all requests in ``window`` whose failing takes it out, of ``least`` at least."""
+    """The failure rate within ``window`` that ejects it, from ``least`` requests on."""
     least: int = 20
     window: float = 10.0
     open: float = 15.0
-    """How long failed requests keep it out the first time; each time after twice as long."""
+    """Duration of the first ejection; it doubles with each further one."""
     slow_start: float = 30.0
-    """In how long its share grows to the whole after it comes back; 0 is at once."""
+    """Duration of slow start, in which the weight grows to its full value; 0: at once."""
     panic: float = 0.3
-    """When fewer than this part of all workers are in, it is rather the health that is wrong."""
+    """Panic threshold: if a smaller part of the workers is available, health is ignored."""
 
 
 class WorkerHealth:
-    """What is known of one worker. Nothing is known of a new one, and it may be asked.
+    """The health of one worker. A new worker is available.
 
-    Its caller tells what happened and judges nothing itself, but for this: an error that is the
-    client's, or a client that left, says nothing about the worker and is not told.
+    The caller records all outcomes, except client errors and client disconnects, which say nothing
+    about the worker.
     """
 
     def __init__(self, settings: HealthSettings | None = None) -> None:
@@ -151,12 +150,12 @@ class WorkerHealth:
         self._ejection = _OutlierEjection(self._settings)
         self._adaptive_limit = _AdaptiveLimit()
         self._full_weight_at = 0.0
-        """When its share is whole again."""
+        """When slow start ends."""
         self.healthy = True
-        """Nothing is known against it. What is may lapse with time; that it is well never does."""
+        """No problem is recorded. True stays true until a failure; False may end with time."""
 
-    def record_health_check(self, now: float, ok: bool) -> None:  # noqa: FBT001 - it is what a probe gives
-        """A probe ended. One that is good also ends an absence: it can be reached again."""
+    def record_health_check(self, now: float, ok: bool) -> None:  # noqa: FBT001 - the result of a check
+        """Record a health check. A successful one also ends the connect backoff."""
         if not ok:
             self._health_checks.record_failure(self._settings.fall)
         else:
@@ -167,9 +166,9 @@ class WorkerHealth:
         self._update_healthy(now)
 
     def record_connected(self, now: float) -> None:
-        """It took a connection: an absence is over, whatever the answer will be.
+        """Record a successful connect, which ends the backoff whatever the response will be.
 
-        That it missed but one is no reason to go slow.
+        Slow start follows only after more than one failed connect.
         """
         if self._backoff.failures > 1:
             self._full_weight_at = now + self._settings.slow_start
@@ -178,9 +177,9 @@ class WorkerHealth:
             self._update_healthy(now)
 
     def record_success(self, now: float) -> None:
-        """A request was answered."""
+        """Record a completed request."""
         ejection = self._ejection
-        if self.healthy:  # nothing ends by it
+        if self.healthy:  # no state to leave
             ejection.consecutive_failures = 0
             ejection.requests.add(now)
             return
@@ -192,53 +191,53 @@ class WorkerHealth:
         self._update_healthy(now)
 
     def record_failure(self, now: float) -> None:
-        """A request met a status from 500 on, a cut stream, garbage, or silence."""
+        """Record a failed request: a status from 500 on, a broken stream, garbage or a timeout."""
         self.record_connected(now)
         self._ejection.record_failure(now)
         self._update_healthy(now)
 
     def record_connect_failure(self, now: float) -> None:
-        """There was no connection: leave it alone, twice as long each time.
+        """Record a failed connect: back off, twice as long each time.
 
-        Requests that were under way to it together count as one.
+        Requests that were in flight together count as one.
         """
         if self._backoff.record_failure(now):
             self._ejection.record_connect_failure(now)
             self._update_healthy(now)
 
     def record_rate_limit(self, now: float, retry_after: float | None = None) -> None:
-        """It has too many requests (429), and said after how many seconds it may have more."""
+        """Record a 429, with the worker's Retry-After in seconds, if any."""
         self.record_connected(now)
         self._adaptive_limit.decrease(now, retry_after or 0.0)
         self._update_healthy(now)
 
     def get_state(self, now: float) -> HealthState:
-        """Whether it may be asked."""
+        """The state at ``now``."""
         if self._health_checks.down or self.in_backoff(now) or self._ejection.is_active(now):
             return "out"
         return "trial" if self._backoff.failures or self._ejection.ejected else "up"
 
     def is_available(self, now: float) -> bool:
-        """Whether it is not out."""
+        """Whether it is not out of rotation."""
         return self.get_state(now) != "out"
 
     def in_backoff(self, now: float) -> bool:
-        """Whether it is left alone since it took no connection."""
+        """Whether it is in backoff after failed connects."""
         return now < self._backoff.until
 
     def is_rate_limited(self, now: float) -> bool:
-        """Whether it refused the only request that it had (429), and its time is not over."""
+        """Whether it answered 429 to its only request, and the pause is not over."""
         return now < self._adaptive_limit.rate_limited_until
 
     def get_unavailable_until(self, now: float) -> float | None:
-        """The moment until which it is left alone, where that is known and still to come."""
+        """When the backoff or ejection ends; None if there is none or the end is unknown."""
         moment = max(self._backoff.until, self._ejection.ejected_until)
         return moment if now < moment else None
 
     def get_weight_factor(self, now: float) -> float:
-        """The part of its weight that counts, which grows after it came back.
+        """The factor of its weight during slow start, up to 1.
 
-        A trial needs no smaller part: it is one request at a time, and it has to come about.
+        It is 1 in a trial, which is limited to one request at a time anyway.
         """
         left = self._full_weight_at - now
         if left <= 0.0 or self.get_state(now) == "trial":
@@ -246,7 +245,7 @@ class WorkerHealth:
         return max(_MIN_WEIGHT_FACTOR, 1.0 - left / self._settings.slow_start)
 
     def get_limit(self, configured: int | None, in_flight: int) -> int | None:
-        """How many requests it may have at a time, of which it has ``in_flight`` now."""
+        """The concurrency limit, given the requests in flight."""
         self._adaptive_limit.in_flight = in_flight
         if self._adaptive_limit.limit is None:
             return configured
@@ -254,22 +253,22 @@ class WorkerHealth:
         return limit if configured is None else min(limit, configured)
 
     def _update_healthy(self, now: float) -> None:
-        """Something happened: say whether it is well."""
+        """Update ``healthy``."""
         pressure = self._adaptive_limit
         eased = pressure.limit is None and pressure.rate_limited_until <= now
         self.healthy = eased and self.get_state(now) == "up"
 
 
 class HasHealth(Protocol):
-    """A worker with its health."""
+    """Something with the health of a worker."""
 
     @property
     def health(self) -> WorkerHealth:
-        """What is known of it."""
+        """The worker's health."""
 
     @property
     def in_flight(self) -> int:
-        """The requests that it has now."""
+        """The number of requests in flight."""
 
 
 HasHealthT = TypeVar("HasHealthT", bound=HasHealth)
@@ -278,11 +277,11 @@ HasHealthT = TypeVar("HasHealthT", bound=HasHealth)
 def select_available(
     members: Sequence[HasHealthT], now: float, panic: float
 ) -> Sequence[HasHealthT]:
-    """Those that may be asked, of all the ``members`` of a pool: one at least, if there is any.
+    """The available workers of a pool: at least one, if there is any.
 
-    When fewer than the part ``panic`` of them are in, health is ignored, but for workers that are
-    left alone since they took no connection: they would not take the next either. They are asked
-    when there is nobody else, and so are those that have too much to do for even one request.
+    If a smaller part than ``panic`` of them is available, health is ignored, except for workers in
+    connect backoff. Those, and workers that answer 429 to a single request, are used only if there
+    is no other.
     """
     for one in members:
         if not one.health.healthy:
@@ -297,7 +296,7 @@ def select_available(
 
 
 class _HealthCheckResults(Struct):
-    """Whether probes say that it is down."""
+    """Consecutive results of health checks, and whether they take the worker out."""
 
     successes: int = 0
     failures: int = 0
@@ -309,7 +308,7 @@ class _HealthCheckResults(Struct):
         self.down = self.down or self.failures >= fall
 
     def record_success(self, rise: int) -> bool:
-        """Whether that brought it back."""
+        """Returns whether the worker is back."""
         self.failures = 0
         self.successes += 1
         back = self.down and self.successes >= rise
@@ -318,13 +317,13 @@ class _HealthCheckResults(Struct):
 
 
 class _ConnectBackoff(Struct):
-    """How often in a row it took no connection, and until when it is left alone for it."""
+    """Consecutive failed connects, and the end of the backoff."""
 
     failures: int = 0
     until: float = 0.0
 
     def record_failure(self, now: float) -> bool:
-        """Whether that was another time."""
+        """Returns whether this counts as a further failure."""
         if now < self.until:
             return False
         seconds = _FIRST_BACKOFF * 2.0 ** min(self.failures, _MAX_DOUBLINGS)
@@ -334,12 +333,11 @@ class _ConnectBackoff(Struct):
 
 
 class _OutlierEjection:
-    """Requests that failed, and how long they keep it out.
+    """Outlier ejection by failed requests.
 
-    ``on`` from the ejection until a request proves it good. What still comes in from requests that
-    were sent before says little, and is not counted; but answers that are good a ``window`` later,
-    as many in a row as would have taken it out, are those of a worker which all the gateway's
-    requests go to for want of a better: it is back.
+    ``ejected`` from the ejection until a request succeeds after it. Results of requests that were
+    sent before the ejection are not counted. If all requests go to an ejected worker in panic,
+    ``failures`` consecutive successes at least one ``window`` later bring it back as well.
     """
 
     def __init__(self, settings: HealthSettings) -> None:
@@ -371,7 +369,7 @@ class _OutlierEjection:
             self._eject(now)
 
     def record_connect_failure(self, now: float) -> None:
-        """No connection, which counts among all; the absence says what it is worth in a row."""
+        """Count a failed connect in the failure rate, not among consecutive failures."""
         if self.ejected:
             return
         self._count_failure(now)
@@ -379,7 +377,7 @@ class _OutlierEjection:
             self._eject(now)
 
     def record_success(self, now: float) -> bool:
-        """Whether that brought it back."""
+        """Returns whether the worker is back."""
         self.consecutive_failures = 0
         self.requests.add(now)
         if not self.ejected:
@@ -392,7 +390,7 @@ class _OutlierEjection:
         return True
 
     def end_ejection(self, now: float) -> None:
-        """It is proven good."""
+        """End the ejection."""
         if self.ejected:
             self._ended = now
         self.ejected = False
@@ -422,11 +420,10 @@ class _OutlierEjection:
 
 
 class _AdaptiveLimit(Struct):
-    """How small too many requests have made it; ``limit`` is None where they have not.
+    """A concurrency limit that adapts to 429s (AIMD); ``limit`` is None without recent ones.
 
-    A refusal takes a part of what it has or may have, and each answer gives a little back, one
-    more request for as many answers as it may have requests: the limit hovers below where refusals
-    begin.
+    A 429 lowers the limit by a factor; each response raises it by 1/limit, so that it stays just
+    below the load at which the worker refuses.
     """
 
     in_flight: int = 0

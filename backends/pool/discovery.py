@@ -1,4 +1,4 @@
-"""The workers of a pool, from all who name some: the configuration, sources and the admin."""
+"""Worker discovery: the workers of the configuration, of sources, and of the admin API, merged."""
 
 import asyncio
 import logging
@@ -13,22 +13,22 @@ from msgspec import Struct, field
 from backends.aio import BackgroundCall
 from backends.http.interfaces import WorkerConfig
 
-# What tells of workers, and how it fails.
+# Worker sources.
 
 
 class DiscoveryError(Exception):
-    """A source can't tell which workers there are. Its text says why, for a log."""
+    """A lookup failed. The text says why, for a log."""
 
 
 class WorkerSource(Protocol):
-    """Tells which workers there are now."""
+    """Lists the current workers."""
 
     @property
     def interval(self) -> float:
-        """In how many seconds to look again."""
+        """Seconds until the next lookup."""
 
     async def list_workers(self) -> Sequence[WorkerConfig]:
-        """The workers; none at all counts as a failure. Raises DiscoveryFailed."""
+        """The workers; an empty list counts as a failure. Raises DiscoveryError."""
 
 
 log = logging.getLogger("interlingua")
@@ -39,7 +39,7 @@ _MAX_LOGGED_URLS: Final = 20
 
 
 class _SourceState(Struct, eq=False):
-    """A source: whom it named last, and how often in a row it has failed since."""
+    """A source, its last list, and its consecutive failures since."""
 
     source: WorkerSource
     workers: Mapping[str, WorkerConfig] = {}
@@ -49,12 +49,12 @@ class _SourceState(Struct, eq=False):
 
 
 class WorkerDiscovery:
-    """Keeps the set of a pool's workers, and tells it to ``replace`` whenever it changes.
+    """Maintains the set of a pool's workers, and calls ``replace`` whenever it changes.
 
-    The set holds the static ``workers``, those that each source named when it last named any, and
-    those that the admin added, less those that the admin removed. It never shrinks to nothing. Who
-    is named twice is what the admin says, or else the configuration, or else the first source.
-    What the admin says is not kept beyond the process.
+    The set holds the static ``workers``, the last list of each source, and the workers added by the
+    admin API, without those removed by it. It never becomes empty. For a worker listed twice, the
+    admin API takes precedence, then the configuration, then the first source. Changes by the admin
+    API last until the process ends.
     """
 
     def __init__(
@@ -76,25 +76,25 @@ class WorkerDiscovery:
         self._current = dict(self._static)
         self._task: asyncio.Task[None] | None = None
         self.failures = 0
-        """How often a source has failed, or named nobody."""
+        """The number of failed lookups."""
 
     @property
     def workers(self) -> Sequence[WorkerConfig]:
-        """The set as it is now."""
+        """The current set."""
         return tuple(self._current.values())
 
     @property
     def source_errors(self) -> Sequence[str]:
-        """Why each source that fails now does."""
+        """The errors of the sources that fail now."""
         return [one.error for one in self._source_states if one.failures]
 
     @property
     def manual_workers(self) -> Sequence[str]:
-        """The URLs of the workers that the admin added or removed."""
+        """The URLs of the workers added or removed by the admin API."""
         return (*self._added_by_admin, *self._removed_by_admin)
 
     async def start(self, within: float = 2.0) -> None:
-        """Begin to look, and wait until each source was looked at, ``within`` seconds at most."""
+        """Start the lookups and wait for the first of each source, at most ``within`` seconds."""
         self._task = asyncio.get_running_loop().create_task(self._watch_sources())
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -102,15 +102,15 @@ class WorkerDiscovery:
                     await one.checked.wait()
 
     async def aclose(self) -> None:
-        """Stop looking at once."""
+        """Stop all lookups."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def add(self, worker: WorkerConfig) -> bool:
-        """Add a worker, or put it in the place of the one with its URL; whether it is a new one.
+        """Add a worker or replace the one with its URL; returns whether the URL is new.
 
-        Raises ValueError where there are too many.
+        Raises ValueError if there are too many.
         """
         url = _normalize_url(worker.url)
         new = url not in self._current
@@ -122,10 +122,10 @@ class WorkerDiscovery:
         return new
 
     def remove(self, url: str) -> bool:
-        """Remove the worker with this URL, whoever named it; whether there was one.
+        """Remove the worker with this URL, wherever it is listed; returns whether there was one.
 
-        It stays away until it is added again, or until nobody names it any more and then somebody
-        does. Raises ValueError for the last one.
+        It stays removed until it is added again, or until no source lists it any more. Raises
+        ValueError for the last worker.
         """
         url = _normalize_url(url)
         if url not in self._current:
@@ -152,7 +152,7 @@ class WorkerDiscovery:
             except DiscoveryError as error:
                 self._record_failure(one, str(error))
             except Exception as error:  # noqa: BLE001 - as below
-                # A fault of ours in one source must not keep the others from being looked at.
+                # A bug in one source must not stop the others.
                 self._record_failure(one, f"a source broke: {type(error).__name__}", error)
             one.checked.set()
             await self._sleep(_get_next_delay(one))
@@ -172,7 +172,7 @@ class WorkerDiscovery:
         one.failures, one.error = one.failures + 1, why
 
     def _merge_workers(self, who: str) -> None:
-        """Make the set anew, and tell of it where it changed."""
+        """Rebuild the set; report it if it changed."""
         named: dict[str, WorkerConfig] = {}
         for group in (
             self._added_by_admin,
@@ -195,7 +195,7 @@ class WorkerDiscovery:
 
 
 def _get_next_delay(one: _SourceState) -> float:
-    """Seconds until the next look: soon after a failure, then ever later."""
+    """Seconds until the next lookup; after failures it starts at one and doubles."""
     every = one.source.interval
     return (
         min(every, _FIRST_RETRY_DELAY * 2.0 ** min(one.failures - 1, 10)) if one.failures else every
@@ -219,27 +219,27 @@ def _normalize_url(url: str) -> str:
     return url.rstrip("/")
 
 
-# Workers that a file lists, which is read anew when it changes.
+# Workers listed in a file, which is read again when it changes.
 
 WorkerFileReader = Callable[[bytes], Sequence[WorkerConfig]]
-"""What a file's bytes list. What it raises says what is wrong."""
+"""Parses the content of a file. Its exception says what is wrong."""
 
 _MAX_FILE_BYTES: Final = 1 << 20
 _READ_TIMEOUT: Final = 5.0
 
 
 class _FileContent(Struct, frozen=True):
-    """A file's content, and which file it was."""
+    """A file's content, with its device and inode."""
 
     identity: tuple[int, int]
     data: bytes
 
 
 class FileSource:
-    """A Source. ``every`` is in seconds.
+    """A WorkerSource that reads a file every ``every`` seconds.
 
-    What is put in its place whole, by renaming or by another link, counts at once. What is written
-    over in place counts when two looks have found it the same: half a list is often a list, too.
+    A file that is replaced (renamed or linked) is used at once. A file that is overwritten in place
+    is used when two lookups have read the same content, since half a list is often valid, too.
     """
 
     def __init__(self, path: str | Path, read: WorkerFileReader, *, every: float = 1.0) -> None:
@@ -254,11 +254,11 @@ class FileSource:
 
     @property
     def interval(self) -> float:
-        """In how many seconds to look again."""
+        """Seconds until the next lookup."""
         return self._every
 
     async def list_workers(self) -> Sequence[WorkerConfig]:
-        """See Source."""
+        """See WorkerSource."""
         try:
             async with asyncio.timeout(_READ_TIMEOUT):
                 return await self._background_read.wait_result()
@@ -276,9 +276,9 @@ class FileSource:
         return self._workers
 
     def _read_file(self) -> _FileContent:
-        # The file is read each time: a clock that is too coarse hides a change, its bytes don't.
+        # The file is read each time: timestamps may be too coarse to show a change.
         try:
-            if not self._path.is_file():  # what is no file may keep a reader waiting for ever
+            if not self._path.is_file():  # reading a pipe may block forever
                 raise DiscoveryError(f"{self._path}: there is no such file")
             with self._path.open("rb") as file:
                 about = os.fstat(file.fileno())
@@ -295,12 +295,3 @@ class FileSource:
             self._workers, self._parse_error = self._read(data), ""
         except Exception as error:  # noqa: BLE001 - whatever it is, the last good list stays
             self._parse_error = str(error) or type(error).__name__
-
-
-# Which workers a pool has, while it runs.
-#
-# source      what tells of workers, and how it fails
-# names       DNS: a host's addresses, a service's places
-# nameserver  asks nameservers
-# file        a file that lists them
-# merging     all of it, and the admin's word, made one set

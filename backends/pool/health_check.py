@@ -1,4 +1,4 @@
-"""Asking workers whether they are well, whether or not there are requests for them."""
+"""Active health checks of workers, independent of requests."""
 
 import asyncio
 import logging
@@ -19,9 +19,9 @@ _JITTER = 0.1
 
 
 class HealthChecker:
-    """Probes each worker by itself, at once and then again and again.
+    """Checks each worker in a task of its own, at once and then periodically.
 
-    A worker that is found well, for the first time or after it was not, is asked about its models.
+    After a successful check the worker's model metadata is read, if it is not cached.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class HealthChecker:
         draw: Callable[[], float],
         lost: Callable[[WorkerState], None],
     ) -> None:
-        """``lost`` is told of each worker that its probes keep out, and which answers none.
+        """``lost`` is called for each worker that is out and does not answer checks at all.
 
-        One that answers that it is not well may be leaving, and finishes what it has; so may one
-        that takes no more connections.
+        A worker that reports unhealthy, or refuses connections, may be draining and still finish
+        its requests.
         """
         self._settings = settings
         path = settings.path
@@ -50,10 +50,10 @@ class HealthChecker:
         self._on_worker_down = lost
         self._tasks: dict[WorkerState, asyncio.Task[None]] = {}
         self._first_checks: dict[WorkerState, asyncio.Event] = {}
-        """Set when a worker was probed for the first time."""
+        """Set after the first check of a worker."""
 
     def set_workers(self, members: Sequence[WorkerState]) -> None:
-        """These are the workers from now on."""
+        """Replace the set of workers."""
         for member in self._tasks.keys() - set(members):
             self._tasks.pop(member).cancel()
             self._first_checks.pop(member).set()
@@ -64,12 +64,12 @@ class HealthChecker:
                 self._tasks[member] = task
 
     async def wait_first_checks(self) -> None:
-        """Wait until each of the workers was probed."""
+        """Wait for the first check of each worker."""
         for one in tuple(self._first_checks.values()):
             await one.wait()
 
     async def aclose(self) -> None:
-        """Probe no more."""
+        """Stop all checks."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:
@@ -82,7 +82,7 @@ class HealthChecker:
             try:
                 await self._check_worker(member)
             except Exception:
-                log.exception("probing worker %s failed", member.config.url)
+                log.exception("health check of worker %s raised", member.config.url)
             looked.set()
             apart = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
             await asyncio.sleep(self._settings.every * apart)

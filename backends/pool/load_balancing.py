@@ -1,10 +1,10 @@
-"""Which of several workers is asked next. Pure: no clock, no I/O, and luck is a parameter.
+"""Load balancing policies. Pure: no clock, no I/O; randomness is a parameter.
 
-round_robin  each in turn, by weight
-least_load   the one with the fewest requests for its weight
-two_choices  of two drawn, the one where waiting is shorter, by requests and seconds to a token
-prefix       the one that this beginning of a prompt was sent to before, unless it is overloaded
-session      the one that this session was sent to before, unless it is overloaded
+round_robin  each worker in turn, by weight
+least_load   the worker with the fewest requests for its weight
+two_choices  of two random workers, the one with the lower expected wait (requests x latency)
+prefix       consistent hashing by the beginning of the prompt, with bounded load
+session      consistent hashing by the session, with bounded load
 """
 
 import math
@@ -22,7 +22,7 @@ from protocols.core.request import EmbeddingRequest, Message, Prompt, Request
 
 PolicyName = Literal["round_robin", "least_load", "two_choices", "prefix", "session"]
 RandomDraw = Callable[[], float]
-"""A number from 0 up to 1, never 1 itself."""
+"""Returns a random number in [0, 1)."""
 
 _PREFIX_CHARACTERS: Final = 1024
 _PREFIX_TOKENS: Final = 256
@@ -31,34 +31,34 @@ _SESSION_LABELS: Final = ("prompt_cache_key", "user", "safety_identifier")
 
 
 class WorkerLoad(Protocol):
-    """A worker as a policy sees it."""
+    """What a policy reads of a worker."""
 
     @property
     def key(self) -> int:
-        """What tells it from the others, as long as the pool lives."""
+        """The worker's key, unique within the pool's lifetime."""
 
     @property
     def name(self) -> str:
-        """What tells it from the others on every machine and after every start: its URL."""
+        """The worker's stable name on every machine and after every start: its URL."""
 
     @property
     def weight(self) -> float:
-        """Its share beside the others', more than 0."""
+        """The relative weight, greater than 0."""
 
     @property
     def in_flight(self) -> int:
-        """The requests that it has now."""
+        """The number of requests in flight."""
 
     @property
     def latency(self) -> float | None:
-        """How long its first token takes, in seconds and smoothed; None where nobody knows."""
+        """The smoothed time to the first token in seconds; None if unknown."""
 
 
 WorkerLoadT = TypeVar("WorkerLoadT", bound=WorkerLoad)
 
 
 class RoutingKey(Struct, frozen=True):
-    """What a request says for the choice: ``prefix`` as ``prefix_of`` has it, and its session."""
+    """What a policy reads of a request: ``hash_prefix`` and the session."""
 
     prefix: int | None = None
     session: str | None = None
@@ -68,9 +68,9 @@ NO_ROUTING_KEY: Final = RoutingKey()
 
 
 class PolicyScores(Struct, frozen=True):
-    """Each worker's score, by its key, and which of them wins; ``drawn``: the least of two drawn.
+    """The workers' scores by key, and which score wins; ``drawn``: the least of two random ones.
 
-    A worker that is not compared has none.
+    A worker that is not compared has no score.
     """
 
     winner: Literal["least", "most", "drawn"]
@@ -78,24 +78,24 @@ class PolicyScores(Struct, frozen=True):
 
 
 class LoadBalancingPolicy(Protocol):
-    """Picks one of the workers that may be asked, of which there is at least one."""
+    """Picks one of the available workers, of which there is at least one."""
 
     def pick_worker(
         self, loads: Sequence[WorkerLoadT], ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
-        """The one to ask."""
+        """The chosen worker."""
 
     def score_workers(
         self, loads: Sequence[WorkerLoad], ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
-        """What the next pick would compare; it changes nothing."""
+        """The scores that the next pick would compare; changes nothing."""
 
 
 class RoundRobin:
-    """Each in turn, as often as its weight says, and evenly spread: a a b a and not a a a b.
+    """Smooth weighted round robin (as in nginx): a a b a, not a a a b.
 
-    Every worker gains its weight at each pick, and the richest is picked and pays what all gained.
-    One that can't be asked just now neither gains nor pays.
+    At each pick every worker's credit grows by its weight; the worker with the most credit is
+    picked and pays the sum of the weights. Unavailable workers neither gain nor pay.
     """
 
     def __init__(self) -> None:
@@ -104,21 +104,21 @@ class RoundRobin:
     def pick_worker(
         self, loads: Sequence[WorkerLoadT], _ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
-        """The richest; of equals the first."""
+        """The worker with the most credit; the first of equals."""
         if len(loads) == 1:
-            return loads[0]  # which pays what it gained
+            return loads[0]  # gains and pays the same
         credit = self._credit
         credit.update(self._add_credit(loads))
         richest = max(loads, key=lambda load: credit[load.key])
         credit[richest.key] -= sum(load.weight for load in loads)
-        if len(credit) > _MAX_CACHED_KEYS + 2 * len(loads):  # most of them are gone for good
+        if len(credit) > _MAX_CACHED_KEYS + 2 * len(loads):  # drop workers that were removed
             self._credit = {load.key: credit[load.key] for load in loads}
         return richest
 
     def score_workers(
         self, loads: Sequence[WorkerLoad], _ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
-        """What each would have, having gained."""
+        """The credit that each would have."""
         return PolicyScores("most", self._add_credit(loads))
 
     def _add_credit(self, loads: Sequence[WorkerLoad]) -> dict[int, float]:
@@ -126,7 +126,7 @@ class RoundRobin:
 
 
 class LeastLoad:
-    """The one that would have the fewest requests for its weight; equals take turns."""
+    """The worker with the fewest requests for its weight; equals take turns."""
 
     def __init__(self) -> None:
         self._round_robin = RoundRobin()
@@ -134,7 +134,7 @@ class LeastLoad:
     def pick_worker(
         self, loads: Sequence[WorkerLoadT], _ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
-        """The least loaded."""
+        """The least loaded worker."""
         if len(loads) == 1:
             return loads[0]
         after = [_compute_load_after(load) for load in loads]
@@ -146,16 +146,15 @@ class LeastLoad:
     def score_workers(
         self, loads: Sequence[WorkerLoad], _ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
-        """The requests for its weight that each would have."""
+        """The load (requests by weight) that each would have."""
         return PolicyScores("least", {load.key: _compute_load_after(load) for load in loads})
 
 
 class PowerOfTwoChoices:
-    """Of two that are drawn, the one where a request would wait less.
+    """Power of two choices: of two random workers, the one with the shorter expected wait.
 
-    Looking at all would send every request of every gateway to the same worker until its answers
-    show it. The draw goes by weight. Where nobody knows how long one of the two takes, only their
-    requests are compared.
+    Comparing all workers would make every gateway send to the same one at once. Workers are drawn
+    by weight. If the latency of one of the two is unknown, only their loads are compared.
     """
 
     def __init__(self, draw: RandomDraw) -> None:
@@ -164,7 +163,7 @@ class PowerOfTwoChoices:
     def pick_worker(
         self, loads: Sequence[WorkerLoadT], _ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
-        """The nearer of two."""
+        """The better of two random workers."""
         one = self._draw_two(loads)
         others = [load for load in loads if load is not one]
         if not others:
@@ -178,7 +177,7 @@ class PowerOfTwoChoices:
     def score_workers(
         self, loads: Sequence[WorkerLoad], _ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
-        """How long each would let a request wait: seconds, or only requests where one is new."""
+        """The expected waits in seconds, or the loads if a latency is unknown."""
         known = all(load.latency is not None for load in loads)
         return PolicyScores(
             "drawn",
@@ -194,12 +193,12 @@ class PowerOfTwoChoices:
 
 
 class RendezvousHash:
-    """The same worker for the same key, unless it is overloaded.
+    """Weighted rendezvous hashing with bounded load: the same worker for the same key.
 
-    Every worker has a score for the key, from its name and weight alone, and the highest is
-    picked: one that comes or goes moves only its own keys (weighted rendezvous hashing). One that
-    would have more than ``bound`` times its part of all requests is passed over for the next;
-    ``least`` requests are never too many. Without a key the least loaded is picked.
+    Each worker has a score for the key from its name and weight alone, and the highest wins, so
+    that adding or removing a worker moves only its own keys. A worker that would have more than
+    ``bound`` times its share of all requests is skipped; ``least`` requests are never too many.
+    Without a key the least loaded worker is picked.
     """
 
     def __init__(
@@ -213,7 +212,7 @@ class RendezvousHash:
     def pick_worker(
         self, loads: Sequence[WorkerLoadT], ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
-        """The key's own, or the next that has room."""
+        """The key's worker, or the next one that is not overloaded."""
         key = self._key(ask)
         if key is None:
             return self._fallback_policy.pick_worker(loads)
@@ -224,7 +223,7 @@ class RendezvousHash:
     def score_workers(
         self, loads: Sequence[WorkerLoad], ask: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
-        """Those for the key, of workers that have room."""
+        """The key's scores of the workers that are not overloaded."""
         key = self._key(ask)
         if key is None:
             return self._fallback_policy.score_workers(loads)
@@ -247,7 +246,7 @@ class RendezvousHash:
 
 
 def _compute_load_after(load: WorkerLoad) -> float:
-    """The requests for its weight that it would have with one more."""
+    """The load (requests by weight) with one more request."""
     return (load.in_flight + 1) / load.weight
 
 
@@ -257,7 +256,7 @@ def _compute_rendezvous_score(key: int, load: WorkerLoad) -> float:
 
 
 def _hash_bytes(data: bytes, key: int = 0) -> int:
-    """64 bits, the same on every machine; Python's own hash is another after each start."""
+    """A 64-bit hash, the same on every machine (Python's own differs after each start)."""
     digest = blake2b(data, digest_size=8, key=key.to_bytes(8, "big"))
     return int.from_bytes(digest.digest(), "big")
 
@@ -297,15 +296,14 @@ ROUTING_KEY_FACTORIES: Final[Mapping[str, Callable[[Request, RequestContext], Ro
     "prefix": _make_prefix_key,
     "session": _make_session_key,
 }
-"""What a request says for the choice, by the policies that ask anything."""
+"""Builders of the routing key, for the policies that need one."""
 
 
 def hash_prefix(request: Request) -> int:
-    """A number below 2**64 for the beginning of a prompt, the same on every machine.
+    """A 64-bit hash of the beginning of the prompt, the same on every machine.
 
-    Of a conversation the messages up to the first of the user's count, so that all its turns have
-    the same number; of prompts the first. Of either no more than about what a worker's cache can
-    share with profit is looked at, whatever its length.
+    For a conversation it covers the messages up to the first user message, so that all turns have
+    the same hash; otherwise the first prompt. At most about 1,024 characters are hashed.
     """
     pieces: list[str] = []
     room = _PREFIX_CHARACTERS
@@ -319,7 +317,7 @@ def hash_prefix(request: Request) -> int:
 
 
 def _iterate_prefix(request: Request) -> Iterator[str]:
-    """What a worker reads first, in pieces."""
+    """The beginning of the prompt, in pieces."""
     if isinstance(request, EmbeddingRequest):
         yield request.instruction or ""
         yield _get_prompt_prefix(request.inputs)

@@ -1,7 +1,6 @@
-"""What a pool counts of what it does for requests. Pure.
+"""Counters of a pool: retries, failures, queue times and cancelled responses. Pure.
 
-What one exchange came to is told of it at its end; here is what that does not tell: the workers
-that were asked in vain, the time in the queue, the answers that nobody waited for.
+The outcome of a request is counted elsewhere; these are the metrics of attempts and of the queue.
 """
 
 from collections import Counter
@@ -50,21 +49,21 @@ STREAM_GAP_BUCKETS: Final = (
 
 
 class PoolMetrics(Struct, eq=False):
-    """Of one pool, since it was made."""
+    """The metrics of one pool since its creation."""
 
     retries: Counter[str] = field(default_factory=Counter[str])
-    """How often another worker was asked, by the reason: see ``retry.Reason``."""
+    """Retries by reason: see ``retry.RetryReason``."""
     exhausted: int = 0
-    """How often another would have been asked, had the budget allowed it."""
+    """Retries that the budget prevented."""
     failures: Counter[str] = field(default_factory=Counter[str])
-    """What workers failed with: see ``member.kind``."""
+    """Failures of workers by kind: see ``workers.get_error_kind``."""
     shed: Counter[str] = field(default_factory=Counter[str])
-    """Who was sent away: ``queue_full``, ``queue_wait`` or ``no_worker``."""
+    """Rejected requests by reason: ``queue_full``, ``queue_wait`` or ``no_worker``."""
     abandoned: int = 0
-    """Answers that were ended at their worker before their end, since nobody waited for them."""
+    """Responses that were cancelled at the worker before their end."""
     request_durations: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS))
-    """Each try at a worker, from its begin to its end."""
+    """Durations of attempts in seconds."""
     queue_times: Histogram = field(default_factory=lambda: Histogram(QUEUE_TIME_BUCKETS))
-    """For a place at a worker, of those who had to."""
+    """Time in the queue in seconds, of requests that had to wait."""
     stream_gaps: Histogram = field(default_factory=lambda: Histogram(STREAM_GAP_BUCKETS))
-    """The longest time between two reads of a stream that came to its end."""
+    """The longest time in seconds between two reads of a completed stream."""

@@ -1,4 +1,4 @@
-"""One request: a worker, its answer as events, and another worker where the first never began."""
+"""The pool backend: choose a worker, run the attempts of a request, retry on another worker."""
 
 import asyncio
 import itertools
@@ -76,13 +76,13 @@ from protocols.core.interfaces import (
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import Request
 
-# What is told of one request to who looks on; nothing is, as a rule.
+# Reports the selection of a worker to an observer (explain, dry run).
 
 Availability = Literal["yes", "no", "full", "tried"]
 
 
 class SelectionReporter:
-    """Tells who looks on how an answer comes about."""
+    """Reports selections and attempts of one request to its observer."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class SelectionReporter:
         self._request = work
 
     def observe_choice(self, wish: SelectionCriteria) -> None:
-        """A worker is about to be chosen: tells of the choice, which is not made by that.
+        """Report the selection that is about to be made, without making it.
 
-        Raises what the watch raises.
+        Raises what the observer raises.
         """
         free, scores, likely = self._workers.preview_pick(wish)
         can: dict[int, Availability] = dict.fromkeys(wish.tried_keys, "tried")
@@ -113,15 +113,15 @@ class SelectionReporter:
         )
 
     def observe_attempt(self, member: WorkerState) -> None:
-        """It was chosen, and is asked now."""
+        """Report that the request is sent to this worker."""
         self._observer.on_send(member.name, self._build_upstream_request(member))
 
     def observe_failure(self, member: WorkerState, error: GatewayError) -> None:
-        """It failed, and nothing of its answer was passed on."""
+        """Report that the attempt failed before its response began."""
         self._observer.on_failure(member.name, error)
 
     def _build_upstream_request(self, member: WorkerState | None) -> UpstreamRequest:
-        """The request as this worker gets it; None: without a key."""
+        """The request as sent to this worker; None: without a key."""
         wire, own = self._request.upstream_request, self._request.request_headers
         told = own if member is None else add_bearer(own, member.config)
         return UpstreamRequest(wire.path, wire.body, (*wire.headers, *told), wire.method)
@@ -162,11 +162,11 @@ def _build_candidate(
 
 
 class PoolBackend:
-    """Answers by asking one of several workers, which all speak one dialect.
+    """A backend that sends each request to one of several workers of one protocol.
 
-    ``settings`` are PoolSettings or a mapping of the same shape. ``draw`` gives a number from 0 up
-    to 1. ``upstream`` is how workers are reached; it is started and closed here. ``readers`` read
-    the files that list workers, each its own.
+    ``settings`` are PoolSettings or a mapping of the same shape. ``draw`` returns a random number
+    in [0, 1). ``upstream`` is the HTTP client; the pool starts and closes it. ``readers`` parse the
+    files that list workers, by path.
     """
 
     explains_selection = True
@@ -195,7 +195,7 @@ class PoolBackend:
         )
         limits = PoolLimits(told.max_concurrency, told.queue, told.health)
         self._make_routing_key = ROUTING_KEY_FACTORIES.get(told.policy)
-        """What a request says for the choice; None where nothing of it counts."""
+        """Builds the routing key of a request; None if the policy uses none."""
         self._workers = WorkerPool(
             workers, make_policy(told.policy, draw), limits, clock, self._metrics
         )
@@ -226,49 +226,49 @@ class PoolBackend:
 
     @property
     def ready(self) -> bool:
-        """Whether a worker is there, as far as is known."""
+        """Whether any worker is available."""
         return self._workers.ready
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """What the workers' dialect can't carry of it."""
+        """The parameters that the workers' protocol can't carry."""
         return self._adapter.unsupported_parameters(request, names)
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
-        """These are the workers from now on; see ``Roster.replace``."""
+        """Replace the workers; see ``WorkerPool.replace_workers``."""
         self._workers.replace_workers(workers)
         if self._health_checker is not None and self._started:
             self._health_checker.set_workers(self._workers.workers)
 
     @property
     def discovery_failures(self) -> int:
-        """How often who names workers failed, or named nobody."""
+        """How many discovery lookups failed or found no worker."""
         return self._discovery.failures
 
     def report_workers(self) -> Sequence[WorkerReport]:
-        """How each worker is now."""
+        """The state of each worker."""
         return self._workers.report_workers()
 
     @property
     def metrics(self) -> PoolMetrics:
-        """What is counted of it, all that is over by now."""
+        """The pool's counters, up to date."""
         self._workers.count_slot_times()
         return self._metrics
 
     @property
     def queued_request_ids(self) -> Sequence[str]:
-        """See ``Roster.queued``."""
+        """See ``WorkerPool.queued_request_ids``."""
         return self._workers.queued_request_ids
 
     @property
     def in_panic(self) -> bool:
-        """See ``Roster.panics``."""
+        """See ``WorkerPool.in_panic``."""
         return self._workers.in_panic
 
     @property
     def connections(self) -> ConnectionCounts:
-        """Those to its workers."""
+        """The connections to the workers."""
         upstream = self._http_client
         return (
             upstream.connections
@@ -277,25 +277,25 @@ class PoolBackend:
         )
 
     def add_worker(self, worker: WorkerConfig) -> bool:
-        """See ``Discovery.add``."""
+        """See ``WorkerDiscovery.add``."""
         return self._discovery.add(worker)
 
     def remove_worker(self, url: str) -> bool:
-        """See ``Discovery.remove``."""
+        """See ``WorkerDiscovery.remove``."""
         return self._discovery.remove(url)
 
     @property
     def manual_workers(self) -> Sequence[str]:
-        """See ``Discovery.by_hand``."""
+        """See ``WorkerDiscovery.manual_workers``."""
         return self._discovery.manual_workers
 
     async def warm_up(self) -> None:
-        """Wait until each worker was probed, if they are."""
+        """Wait for the first health check of each worker, if health checks are on."""
         if self._health_checker is not None:
             await self._health_checker.wait_first_checks()
 
     async def start(self) -> None:
-        """Get the HTTP client ready, begin to probe, and look for workers for a little while."""
+        """Start the HTTP client, the health checks and the discovery of workers."""
         await self._http_client.start()
         self._started = True
         if self._health_checker is not None:
@@ -303,7 +303,7 @@ class PoolBackend:
         await self._discovery.start()
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Stop the background tasks and close all connections."""
         self._started = False
         await self._discovery.aclose()
         self._workers.close_queue()
@@ -318,17 +318,17 @@ class PoolBackend:
     def stream(
         self, request: Request, context: RequestContext
     ) -> AsyncGenerator[Sequence[Event], None]:
-        """See ``pour``."""
+        """See ``stream_to``."""
         return self.stream_to(request, context, None)
 
     async def stream_to(
         self, request: Request, context: RequestContext, take: EventSink | None
     ) -> AsyncGenerator[Sequence[Event], None]:
-        """The events of a worker's answer, one batch for each read that held any.
+        """The events of a worker's response, one batch for each read that held any.
 
-        What comes before an answer's first content is kept back until that is there: until then
-        another worker may be asked instead. Raises Overloaded, DeadlineExceeded, WorkerError, and
-        what the dialect reads in a worker's error.
+        Events before the first content are buffered until it arrives: until then the request may
+        be retried on another worker. Raises Overloaded, DeadlineExceeded, WorkerError, and the
+        errors that the protocol's adapter reads from the worker.
         """
         work = await self._translate_request(request, context)
         attempt, pieces = await self._begin_response(work, context)
@@ -344,7 +344,7 @@ class PoolBackend:
             self._abandon_attempt(attempt, work, context)
 
     async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
-        """All that ``pour`` gives, together; raises as that does."""
+        """All items of the response; raises as ``stream_to`` does."""
         return await self._collect_attempts(
             await self._translate_request(request, context), context
         )
@@ -372,7 +372,7 @@ class PoolBackend:
         return self._collect_attempts(self._build_passthrough_request(relay, context), context)
 
     async def _translate_request(self, request: Request, context: RequestContext) -> AttemptRequest:
-        """The request as the workers' dialect has it."""
+        """Translate the request into the workers' protocol."""
         dialect = self._adapter
         deadline = self._compute_deadline(context)
         learner = self._metadata_cache
@@ -416,17 +416,17 @@ class PoolBackend:
         )
 
     def _compute_deadline(self, context: RequestContext) -> Deadline:
-        """The exchange's, or the pool's where that is sooner. Raises DeadlineExceeded."""
+        """The request's deadline, or the pool's if that is sooner. Raises DeadlineExceeded."""
         now, most = context.clock(), self._settings.timeouts.total
         if now < context.deadline.expires_at <= now + most:
             return context.deadline
-        context.deadline.remaining()  # raises where nothing is left
+        context.deadline.remaining()  # raises if the deadline has passed
         return Deadline(context.clock, most, now)
 
     async def _stream_attempts(
         self, work: AttemptRequest, context: RequestContext, take: EventSink | None
     ) -> StreamItems:
-        """The answer to ``work``, of the first worker that begins one."""
+        """The response of the first worker whose response begins."""
         attempt, pieces = await self._begin_response(work, context)
         try:
             for piece in pieces:
@@ -441,7 +441,7 @@ class PoolBackend:
     async def _collect_attempts(
         self, work: AttemptRequest, context: RequestContext
     ) -> Sequence[StreamItem]:
-        """The same, all of it together."""
+        """All items of that response."""
         attempt, pieces = await self._begin_response(work, context)
         try:
             while not attempt.finished:
@@ -455,7 +455,7 @@ class PoolBackend:
     async def _begin_response(
         self, work: AttemptRequest, context: RequestContext
     ) -> tuple[Attempt, list[StreamItem]]:
-        """The first worker's answer that begins, and how it does: all of one in one piece."""
+        """The first attempt whose response begins, and its first items (see ``Attempt.begin``)."""
         wish = self._build_criteria(work.request, context)
         watch = context.observer
         show = (
@@ -506,7 +506,7 @@ class PoolBackend:
         wish: SelectionCriteria,
         now: float,
     ) -> None:
-        """Raise what the client hears after ``error``, unless another worker may be asked."""
+        """Raise the error for the client, unless the request may be retried."""
         retry.record_failure(attempt.worker.key, error)
         left = bool(self._workers.select_available(wish))
         again = left and wish.preempt is None
@@ -520,17 +520,17 @@ class PoolBackend:
     def _abandon_attempt(
         self, attempt: Attempt, work: AttemptRequest, context: RequestContext
     ) -> None:
-        """Nobody waits for this worker any more."""
+        """End the attempt: free its slot, and cancel the work at the worker if it is unfinished."""
         attempt.close()
         self._workers.release(attempt.slot)
         if context.attempt_trace is not None:
             context.attempt_trace.end_attempt(attempt.failure)
-        if not attempt.finished:  # it may still be at work
+        if not attempt.finished:  # the worker may still be generating
             self._metrics.abandoned += 1
             self._send_cancel(attempt.worker, work.request)
 
     def _build_criteria(self, request: Request, context: RequestContext) -> SelectionCriteria:
-        """What is to be minded in choosing a worker."""
+        """The criteria for choosing a worker."""
         if self._make_routing_key is None and request.priority is None and context.preempt is None:
             return ANY_WORKER
         ask = (
@@ -544,7 +544,7 @@ class PoolBackend:
         return SelectionCriteria(frozenset(), ask, priority, context.preempt)
 
     def _cancel_waiting(self, member: WorkerState) -> None:
-        """Who still waits to hear from a worker that is out asks another, if there is one."""
+        """Cancel the attempts that wait for a worker that went down, if another worker is up."""
         if any(
             other.logged_state == "up" for other in self._workers.workers if other is not member
         ):
@@ -565,5 +565,5 @@ def _make_source(
     if told.dns is not None:
         return DnsSource(told.dns, told.template)
     if told.file is None or told.file not in readers:
-        raise ValueError("a source of workers is DNS, or a file and what reads it")
+        raise ValueError("a worker source needs dns, or file with a reader")
     return FileSource(told.file, readers[told.file])

@@ -1,14 +1,14 @@
-"""Whether a request may be sent to another worker. Pure.
+"""Retries: whether a request may be sent to another worker. Pure.
 
-Generation changes nothing in the world, so a request may be sent again while its client has seen
-nothing. Each worker is asked once at most. What it costs decides how often:
+Generation has no side effects, so a request may be retried until the client has received
+something. Each worker gets at most one attempt. The cost of a failure limits the retries:
 
-- A worker that can't be reached costs nothing: any number of them is passed over.
-- One that has too much to do (429) costs little: all may be asked while the budget lasts, and the
-  client hears of it when all have said so.
-- For anything else another worker is asked ``max`` times at most, and within the budget, so that
-  workers which all fail are not given more work for it.
-- A request that two workers did not survive is not given to a third.
+- A failed connect costs nothing: any number of workers is skipped.
+- A 429 costs little: all workers may be tried within the budget; if all refuse, the client
+  receives the 429.
+- Any other failure allows ``max`` retries, within the budget, so that retries do not add load when
+  all workers fail.
+- A request that killed two workers is not sent to a third.
 """
 
 from typing import Final, Literal, get_args
@@ -28,36 +28,36 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 
-# How many requests a pool may try again. Pure: the moment is a parameter, in seconds.
+# The retry budget of a pool. Time is a parameter, in seconds.
 #
-# When every worker fails, trying again is what keeps them down: each request would come twice. So
-# what is tried again stays a small part of what is asked.
+# If every worker fails, retries would double the load and keep the workers down. The budget keeps
+# retries a small part of all requests.
 
 
 class RetryBudget:
-    """In ``window`` seconds ``least`` tries, and beside them ``share`` of the requests asked."""
+    """Allows ``least`` retries in ``window`` seconds, plus ``share`` of the requests."""
 
     def __init__(self, share: float = 0.2, least: int = 3, window: float = 10.0) -> None:
         self._share = share
         self._min_retries = least
         self._requests = SlidingWindowCounter(window)
         self.record_request = self._requests.add
-        """To be told when a request is sent for the first time."""
+        """Record the first attempt of a request, at a time."""
         self._retries = SlidingWindowCounter(window)
 
     def allows_retry(self, now: float) -> bool:
-        """Whether one more may be tried again; tell ``retried`` when it is."""
+        """Whether one more retry is allowed; call ``record_retry`` when it is sent."""
         most = self._min_retries + self._share * self._requests.count(now)
         return self._retries.count(now) + 1 <= most
 
     def record_retry(self, now: float) -> None:
-        """A request was sent once more."""
+        """Record a retry."""
         self._retries.add(now)
 
 
 RetryReason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
-"""``before_first_token``: it took the request, and was lost, fell silent, or began with an
-error."""
+"""``before_first_token``: the worker accepted the request, then the connection broke, the first
+token timed out, or the response began with an error."""
 
 _STATUS_REASONS: Final[dict[int, RetryReason]] = {500: "500", 502: "502", 503: "503", 504: "504"}
 _DEFAULT_REASONS: Final[frozenset[RetryReason]] = frozenset(get_args(RetryReason))
@@ -65,9 +65,9 @@ _MAX_WORKERS_KILLED: Final = 2
 
 
 class RetrySettings(Struct, frozen=True):
-    """How often, and after what, another worker is asked.
+    """How often and after which failures a request is retried on another worker.
 
-    ``budget`` is the share of the requests of late that may be sent a second time.
+    ``budget`` is the share of recent requests that may be retried.
     """
 
     max: int = 1
@@ -76,9 +76,9 @@ class RetrySettings(Struct, frozen=True):
 
 
 def classify_error(error: GatewayError, *, accepted: bool) -> RetryReason | None:
-    """What ``error`` is in the words of ``RetrySettings.on``; None if it is none of them.
+    """The reason for a retry, as in ``RetrySettings.on``; None if ``error`` is not retryable.
 
-    ``accepted``: the worker had begun an answer that looked good.
+    ``accepted``: the worker had sent status 200.
     """
     match error:
         case WorkerUnreachable():
@@ -98,21 +98,21 @@ def classify_error(error: GatewayError, *, accepted: bool) -> RetryReason | None
 
 
 class RetryState(Struct):
-    """What was tried for one request: the keys of the workers, and what came of it."""
+    """The attempts of one request: the keys of the workers, and their outcomes."""
 
     settings: RetrySettings
     budget: RetryBudget
     tried: set[int] = field(default_factory=set[int])
     retries: int = 0
-    """How often another worker was asked that counts."""
+    """Retries that count against ``max``."""
     workers_killed: int = 0
-    """How many workers took the request and were lost, or fell silent."""
+    """Workers that accepted the request, then broke the stream or timed out."""
     min_retry_after: float | None = None
-    """The shortest time after which a worker said that it could be asked again."""
+    """The shortest Retry-After of the workers, in seconds."""
     metrics: PoolMetrics = field(default_factory=PoolMetrics)
 
     def allows_retry(self, error: GatewayError, now: float, *, accepted: bool) -> bool:
-        """Whether another worker may be asked after ``error``; nothing was passed on so far."""
+        """Whether to retry after ``error``. Nothing was sent to the client yet."""
         reason = classify_error(error, accepted=accepted)
         if reason is None or reason not in self.settings.on:
             return False
@@ -122,7 +122,7 @@ class RetryState(Struct):
         return True
 
     def _spend_budget(self, error: GatewayError, now: float, *, counts: bool) -> bool:
-        """Whether one more may be asked that had work with it, or has: then it is noted."""
+        """Take one retry from the budget; returns whether that was possible."""
         if isinstance(error, StreamBroken | DeadlineExceeded):
             self.workers_killed += 1
         if self.workers_killed >= _MAX_WORKERS_KILLED or (
@@ -137,7 +137,7 @@ class RetryState(Struct):
         return True
 
     def record_failure(self, key: int, error: GatewayError) -> None:
-        """The worker of this key answered with ``error``."""
+        """Record that the attempt at this worker failed with ``error``."""
         self.tried.add(key)
         if isinstance(error, RateLimitExceeded | Overloaded) and error.retry_after is not None:
             known = self.min_retry_after
@@ -146,10 +146,9 @@ class RetryState(Struct):
             )
 
     def get_final_error(self, error: GatewayError, *, left: bool) -> GatewayError:
-        """What the client hears after ``error``, if no other worker is asked.
+        """The error for the client if the request is not retried.
 
-        ``left``: there are workers that were not. Of those which were, one may have had more to say
-        than the last.
+        ``left``: some workers were not tried. The shortest Retry-After of all attempts is used.
         """
         match error:
             case WorkerUnreachable():

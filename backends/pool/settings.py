@@ -1,4 +1,4 @@
-"""What a pool may be told."""
+"""The settings of a pool."""
 
 from msgspec import Struct, field
 
@@ -11,10 +11,10 @@ from backends.pool.retry import RetrySettings
 
 
 class HealthCheckSettings(Struct, frozen=True):
-    """How workers are asked whether they are well.
+    """Active health checks.
 
-    Each is asked ``every`` so many seconds, a tenth more or less, and has ``timeout`` seconds.
-    ``path`` is asked for by GET in place of the dialect's own probe.
+    Each worker is checked every ``every`` seconds, give or take a tenth, with ``timeout`` seconds
+    to answer. ``path`` is requested by GET instead of the protocol's own health request.
     """
 
     every: float = 5.0
@@ -23,20 +23,20 @@ class HealthCheckSettings(Struct, frozen=True):
 
 
 class WorkerSourceSettings(Struct, frozen=True, kw_only=True):
-    """Somebody who names workers while the pool runs: DNS, or a file that lists them."""
+    """A source of workers at run time: DNS, or a file that lists them."""
 
     dns: DnsSettings | None = None
     template: WorkerTemplate = WorkerTemplate()
-    """What the workers that DNS names have in common."""
+    """Common settings of the workers found by DNS."""
     file: str | None = None
 
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
-    """Everything about a pool beside its workers and their dialect.
+    """All settings of a pool except its workers and their protocol.
 
-    ``max_concurrency`` is how many requests the whole pool has at a time; each worker has its own
-    limit beside. Without ``probe`` only requests tell how the workers are. ``models`` are the names
-    that the workers are asked about before the first request, where the dialect has questions.
+    ``max_concurrency`` limits the requests of the whole pool; each worker has its own limit, too.
+    Without ``probe`` there are no active health checks. ``models`` are the names whose metadata is
+    read from the workers before the first request, if the protocol has metadata requests.
     """
 
     policy: PolicyName = "least_load"
@@ -49,4 +49,4 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     sources: tuple[WorkerSourceSettings, ...] = ()
     name: str = ""
-    """As the pool is called in logs."""
+    """The pool's name in logs."""

@@ -1,4 +1,4 @@
-"""Short requests of the pool's own to a worker: a probe, a question, a word to stop."""
+"""Short requests of the pool itself: health checks, metadata queries, cancel requests."""
 
 import asyncio
 from typing import Final
@@ -8,11 +8,11 @@ from protocols.core.errors import DeadlineExceeded, WorkerFailed
 from protocols.core.interfaces import Headers, UpstreamRequest
 
 _MAX_RESPONSE_BYTES: Final = 1 << 20
-"""The largest answer that is read."""
+"""The largest response that is read."""
 
 
 def add_bearer(own: Headers, worker: WorkerConfig) -> Headers:
-    """A request's own headers with the worker's key, where it has one."""
+    """The headers plus the worker's API key, if it has one."""
     if worker.bearer is None:
         return own
     return (*own, ("Authorization", f"Bearer {worker.bearer}"))
@@ -21,7 +21,7 @@ def add_bearer(own: Headers, worker: WorkerConfig) -> Headers:
 async def request_worker(
     upstream: HttpClient, worker: WorkerConfig, wire: UpstreamRequest, seconds: float
 ) -> tuple[int, bytes]:
-    """The status and the body of the answer, all within ``seconds``.
+    """Send a request and return the status and body, all within ``seconds``.
 
     Raises WorkerError, and DeadlineExceeded (``first_token``).
     """
@@ -34,11 +34,11 @@ async def request_worker(
                     body += b"".join(pieces)
                     if len(body) > _MAX_RESPONSE_BYTES:
                         raise WorkerFailed(
-                            f"the worker's answer is larger than {_MAX_RESPONSE_BYTES} bytes"
+                            f"the worker's response is larger than {_MAX_RESPONSE_BYTES} bytes"
                         )
             finally:
                 reading.release()
     except TimeoutError:
-        text = "the worker took too long to answer"
+        text = "the worker did not answer in time"
         raise DeadlineExceeded(text, which="first_token") from None
     return reading.status, bytes(body)

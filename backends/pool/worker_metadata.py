@@ -1,4 +1,4 @@
-"""Asking workers about models, for dialects that have to know before they send a request."""
+"""Model metadata read from workers, for protocols that need it before the first request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from protocols.core.errors import GatewayError
 from protocols.core.interfaces import Clock, ModelMetadataReader, UpstreamRequest
 
 _METADATA_TIMEOUT: Final = 2.0
-"""How long one question may take, and how long a request waits for what is asked for its sake."""
+"""Timeout of one query in seconds, and how long a request waits for its model's metadata."""
 _METADATA_RETRY_DELAY: Final = 30.0
-"""How long a model is not asked about again when nobody knew of it."""
+"""Seconds until metadata of a model is queried again after all queries failed."""
 _MAX_CACHED_MODELS: Final = 1024
-"""Names of models that are kept in mind: where any name is taken, clients make them up."""
+"""Limit of cached model names, since clients may send any name."""
 
 
 class ModelMetadataCache:
-    """Knows which models the workers were asked about.
+    """Queries model metadata and remembers for which models it was read.
 
-    What the dialect makes of the answers is its own; only how many requests a worker takes at a
-    time is kept here, in its Member.
+    The protocol's adapter stores the metadata itself; the concurrency that a worker announces is
+    stored in its WorkerState.
     """
 
     def __init__(
@@ -39,26 +39,26 @@ class ModelMetadataCache:
         self._http_client = upstream
         self._clock = clock
         self._valid_until: dict[str, float] = {}
-        """The models that need not be asked about before that moment."""
+        """Until when the metadata of a model need not be queried, by the clock."""
         self._running_queries: dict[str, asyncio.Task[None]] = {}
 
     async def query_worker(self, member: WorkerState) -> None:
-        """Ask a worker that is there about every model of the pool."""
+        """Query the metadata of all configured models from an available worker."""
         for model in self._models:
             if model not in member.model_limits_from:
                 await self._query_worker_model(member, model)
 
     def has_metadata(self, model: str) -> bool:
-        """Whether ``model`` need not be asked about now."""
+        """Whether the metadata of ``model`` is cached."""
         until = self._valid_until.get(model)
         return until is not None and self._clock() < until
 
     async def load_metadata(
         self, model: str, members: Sequence[WorkerState], deadline: Deadline
     ) -> None:
-        """Ask about ``model``, if nobody has yet: the first of ``members``, or else the second.
+        """Query the metadata of ``model`` from the first of ``members``, or else the second.
 
-        Returns when that is known, or when it has taken too long. Raises DeadlineExceeded.
+        Returns when the metadata is read or the query timed out. Raises DeadlineExceeded.
         """
         if not members or self.has_metadata(model):
             return
@@ -73,7 +73,7 @@ class ModelMetadataCache:
                 await asyncio.shield(task)
 
     async def aclose(self) -> None:
-        """Ask no more."""
+        """Cancel running queries."""
         tasks = list(self._running_queries.values())
         for task in tasks:
             task.cancel()
@@ -86,7 +86,7 @@ class ModelMetadataCache:
         self._store_expiry(model, self._clock() + _METADATA_RETRY_DELAY)
 
     async def _query_worker_model(self, member: WorkerState, model: str) -> bool:
-        """Whether the worker answered any of the questions, or there were none."""
+        """Returns whether the worker answered any query, or none was needed."""
         answers: list[bytes | None] = []
         answered = False
         for question in (questions := self._adapter.metadata_requests(model)):
@@ -112,7 +112,7 @@ class ModelMetadataCache:
             )
         except GatewayError:
             return None, None
-        return status, body if status == 200 else None  # noqa: PLR2004 - HTTP's word for yes
+        return status, body if status == 200 else None  # noqa: PLR2004 - HTTP OK
 
     def _store_expiry(self, model: str, until: float) -> None:
         if len(self._valid_until) >= _MAX_CACHED_MODELS and model not in self._valid_until:

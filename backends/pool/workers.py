@@ -1,4 +1,4 @@
-"""Who may be asked: the workers of a pool, their free places, and who waits for one."""
+"""The workers of a pool, their slots, and the queue of requests that wait for a slot."""
 
 import asyncio
 import copy
@@ -33,7 +33,7 @@ from protocols.core.errors import (
 )
 from protocols.core.interfaces import Clock
 
-# A worker of a pool, and what is known of it now.
+# One worker and its state.
 
 log = logging.getLogger("interlingua")
 
@@ -42,12 +42,12 @@ _CLIENT_ERROR_STATUSES: Final = range(400, _FIRST_SERVER_ERROR)
 
 
 class WorkerReport(Struct, frozen=True):
-    """How a worker is, for people and for other programs.
+    """The state of a worker, for the admin API and metrics.
 
-    ``state`` is ``up``, ``trial`` (one request at a time) or ``out``, and then for ``back_in``
-    seconds more, where that is known. ``latency`` is in seconds to the first token. ``error`` is
-    the kind of its last failure: ``connect``, ``first_token``, ``idle``, ``cut``, ``garbage``, or a
-    status. ``weight`` is what counts now.
+    ``state`` is ``up``, ``trial`` (one request at a time) or ``out``; ``back_in`` is for how many
+    more seconds, if known. ``latency`` is the time to the first token in seconds. ``error`` is the
+    kind of the last failure: ``connect``, ``first_token``, ``idle``, ``cut``, ``garbage``, or a
+    status. ``weight`` is the effective weight.
     """
 
     url: str
@@ -61,14 +61,14 @@ class WorkerReport(Struct, frozen=True):
 
 
 class AttemptWaiter(Protocol):
-    """Whoever waits for a worker."""
+    """An attempt that waits for a worker's first events."""
 
     def cancel_wait(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
 
 
 class WorkerState(Struct, eq=False):
-    """A worker, and what is known of it now. ``gone``: no longer of the pool."""
+    """A worker and its state. ``removed``: it no longer belongs to the pool."""
 
     key: int
     config: WorkerConfig
@@ -78,34 +78,34 @@ class WorkerState(Struct, eq=False):
     in_flight: int = 0
     removed: bool = False
     model_limits_from: set[str] = field(default_factory=set[str])
-    """The models that it was asked about since it was last out."""
+    """The models whose metadata was read since it was last out."""
     model_limits: dict[str, int] = field(default_factory=dict[str, int])
-    """How many requests it said that it takes, by model."""
+    """The concurrency that the worker announces, by model."""
     last_error: str = ""
-    """The kind of its last failure."""
+    """The kind of the last failure."""
     logged_state: HealthState = "up"
-    """Its state when something last happened to it."""
+    """The state at the last change, as logged."""
     waiting_attempts: set[AttemptWaiter] = field(default_factory=set[AttemptWaiter])
-    """The requests that have heard nothing from it yet."""
+    """The attempts without a response yet."""
 
     @property
     def name(self) -> str:
-        """What it is to policies that place by name: the same whenever it comes back."""
+        """The URL, a stable name for hashing policies."""
         return self.config.url
 
     @property
     def weight(self) -> float:
-        """As configured, and less while it warms up."""
+        """The configured weight, reduced during slow start."""
         return self.config.weight * self.health.get_weight_factor(self.clock())
 
     @property
     def latency(self) -> float | None:
-        """Seconds to the first token, of late."""
+        """Recent average time to the first token, in seconds."""
         return self.latency_average.get_value(self.clock())
 
     @property
     def limit(self) -> int | None:
-        """The most requests that it is given now."""
+        """The current concurrency limit."""
         most = self.config.max_concurrency
         if self.model_limits:
             told = max(self.model_limits.values())
@@ -113,7 +113,7 @@ class WorkerState(Struct, eq=False):
         return self.health.get_limit(most, self.in_flight)
 
     def has_room(self) -> bool:
-        """Whether it has a place left: no property, which would cost twice as much."""
+        """Whether a slot is free; a property would cost twice as much."""
         most = (
             self.limit
             if self.model_limits or not self.health.healthy
@@ -121,23 +121,23 @@ class WorkerState(Struct, eq=False):
         )
         return most is None or self.in_flight < most
 
-    # --- what happened ----------------------------------------------------------------------------
+    # --- outcomes ---------------------------------------------------------------------------------
 
     def record_connected(self) -> None:
-        """It began to answer, whatever that will be."""
+        """The worker began to respond."""
         self.health.record_connected(self.clock())
         self._log_state_change()
 
     def record_success(self) -> None:
-        """It answered a request to the end."""
+        """The worker completed a response."""
         self.health.record_success(self.clock())
         if not self.health.healthy or self.logged_state != "up":
             self._log_state_change()
 
     def record_failure(self, error: GatewayError, *, pushed_back: bool = False) -> None:
-        """It answered a request with ``error``; ``pushed_back``: and said that it has too much.
+        """An attempt failed with ``error``; ``pushed_back``: the worker reported overload.
 
-        What a client did wrong is an answer, and no failure; that its time ran out is neither.
+        A client error counts as a success; an expired deadline of the request as neither.
         """
         now = self.clock()
         pushed_back = pushed_back or isinstance(error, RateLimitExceeded)
@@ -145,10 +145,10 @@ class WorkerState(Struct, eq=False):
             case WorkerUnreachable():
                 self.health.record_connect_failure(now)
             case RateLimitExceeded() | Overloaded() if pushed_back:
-                self.health.get_limit(None, self.in_flight)  # it shrinks from what it has
+                self.health.get_limit(None, self.in_flight)  # the limit shrinks from this
                 self.health.record_rate_limit(now, error.retry_after)
             case WorkerFailed(status=int() as status) if status in _CLIENT_ERROR_STATUSES:
-                pass  # it is well, and was not asked rightly
+                pass  # the worker is healthy, the request was wrong
             case Overloaded() | WorkerError() | DeadlineExceeded(phase="first_token" | "idle"):
                 self.health.record_failure(now)
             case ClientError():
@@ -160,19 +160,19 @@ class WorkerState(Struct, eq=False):
         self._log_state_change(error.__cause__ or error)
 
     def record_health_check(self, *, ok: bool) -> None:
-        """It answered a probe as it should, or did not."""
+        """A health check succeeded or failed."""
         self.health.record_health_check(self.clock(), ok)
         if not ok:
             self.model_limits_from.clear()
-        self._log_state_change("its probes fail")
+        self._log_state_change("its health checks fail")
 
     def cancel_waiting(self) -> None:
-        """Let those who have heard nothing from it yet wait no longer."""
+        """Cancel the attempts without a response yet."""
         for one in tuple(self.waiting_attempts):
             one.cancel_wait()
 
     def report(self) -> WorkerReport:
-        """How it is now."""
+        """The state as a report."""
         now = self.clock()
         until = self.health.get_unavailable_until(now)
         return WorkerReport(
@@ -187,21 +187,21 @@ class WorkerState(Struct, eq=False):
         )
 
     def _log_state_change(self, why: object = None) -> None:
-        """Tell of a change: whether it is in or out."""
+        """Log whether the worker was ejected or is back."""
         now = self.clock()
         state = self.health.get_state(now)
         if state == "out" != self.logged_state:
             self.model_limits_from.clear()
             until = self.health.get_unavailable_until(now)
-            long = "a while" if until is None else f"{until - now:.3g} s"
-            log.warning("worker %s is left alone for %s: %s", self.config.url, long, why)
+            long = "now" if until is None else f"for {until - now:.3g} s"
+            log.warning("worker %s ejected %s: %s", self.config.url, long, why)
         elif state == "up" != self.logged_state:
-            log.warning("worker %s is back", self.config.url)
+            log.warning("worker %s is back in rotation", self.config.url)
         self.logged_state = state
 
 
 def get_error_kind(error: GatewayError) -> str:
-    """What a worker failed with, in a word: see ``WorkerReport.error``."""
+    """The kind of a failure: see ``WorkerReport.error``."""
     match error:
         case WorkerUnreachable():
             return "connect"
@@ -220,21 +220,21 @@ def get_error_kind(error: GatewayError) -> str:
 
 
 DEFAULT_PRIORITY: Final = 128
-"""Of a request that says nothing of it."""
+"""The priority of a request without one."""
 BACKGROUND_PRIORITY: Final = 256
-"""Of a request for whose answer nobody waits: below all that clients may say."""
+"""The priority of shadow traffic: below all that clients may set."""
 _QUEUE_CHECK_INTERVAL: Final = 0.25
-"""Seconds after which those who wait look whether time has brought a worker back."""
+"""Seconds between checks whether a worker is back while requests wait."""
 _MIN_RETRY_AFTER: Final = 1.0
 _MAX_RETRY_AFTER: Final = 3600.0
 _MAX_UNCOUNTED: Final = 256
-"""Places that are counted together, where nobody asks before."""
+"""Slot times that are buffered before they are added to the metrics."""
 _AVERAGE_WEIGHT: Final = 0.1
-"""The part that the latest request has in how long one is thought to take."""
+"""The weight of the latest request in the average slot time."""
 
 
 class PoolLimits(Struct, frozen=True):
-    """Of the whole pool: requests at a time, and waiting; below which part of it health counts."""
+    """Limits of the whole pool: concurrency, queue and health settings."""
 
     max_concurrency: int | None = None
     queue: QueueSettings = QueueSettings()
@@ -242,9 +242,9 @@ class PoolLimits(Struct, frozen=True):
 
 
 class SelectionCriteria(Struct, frozen=True):
-    """What a request wants of a worker. One whose key is in ``tried`` will not do.
+    """What a request requires of a worker. ``tried_keys`` are excluded.
 
-    ``priority``: lower first. ``give_way`` ends one that is to leave its place to those who wait.
+    ``priority``: lower first. ``preempt`` ends a request that must free its slot for others.
     """
 
     tried_keys: Collection[int] = frozenset()
@@ -254,11 +254,11 @@ class SelectionCriteria(Struct, frozen=True):
 
 
 ANY_WORKER: Final = SelectionCriteria()
-"""Whatever worker, in the usual turn."""
+"""Any worker, default priority."""
 
 
 class WorkerSlot(Struct, eq=False):
-    """A place at a worker, taken at this moment."""
+    """A slot at a worker and when it was acquired, by the clock."""
 
     worker: WorkerState
     acquired_at: float
@@ -269,7 +269,7 @@ class _QueuedRequest(Struct, eq=False):
     number: int
     slot: asyncio.Future[WorkerSlot]
     request_id: str
-    """The exchange's id."""
+    """The request id."""
 
 
 def _get_queue_order(waiter: _QueuedRequest) -> tuple[int, int]:
@@ -277,9 +277,9 @@ def _get_queue_order(waiter: _QueuedRequest) -> tuple[int, int]:
 
 
 class WorkerPool:
-    """Gives out places at workers: at once, or by priority and then in the order of asking.
+    """Assigns slots at workers: at once, or queued by priority and order of arrival.
 
-    The set of workers may change at any time, and may be empty.
+    The set of workers may change at any time and may be empty.
     """
 
     def __init__(
@@ -296,53 +296,52 @@ class WorkerPool:
         self._clock = clock
         self._keys = 0
         self._workers_by_url: dict[str, WorkerState] = {}
-        """By URL; also those that are gone and still have requests."""
+        """By URL, with removed workers that still have requests."""
         self._workers: list[WorkerState] = []
         self._in_flight = 0
         self._preemptible: dict[WorkerSlot, Callable[[], None]] = {}
-        """Places that are to be left to those who wait, and what makes their holders leave."""
+        """Slots of preemptible requests, with the function that ends the request."""
         self._queue: list[_QueuedRequest] = []
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._slot_times: list[float] = []
-        """For how many seconds places were held, as far as it is not counted yet."""
+        """Seconds for which slots were held, not yet added to the metrics."""
         self._average_slot_time: float | None = None
-        """The same, smoothed: of those that are counted."""
+        """The smoothed average of the slot times in seconds."""
         self.replace_workers(workers)
 
     @property
     def workers(self) -> Sequence[WorkerState]:
-        """The workers of now."""
+        """The current workers."""
         return self._workers
 
     @property
     def ready(self) -> bool:
-        """Whether a worker is there, as far as is known."""
+        """Whether any worker is available."""
         now = self._clock()
         return any(one.health.is_available(now) for one in self._workers)
 
     @property
     def queue_length(self) -> int:
-        """How many wait for a place."""
+        """How many requests wait for a slot."""
         return len(self._queue)
 
     @property
     def queued_request_ids(self) -> Sequence[str]:
-        """The ids of the exchanges that wait for one."""
+        """The ids of the requests that wait for a slot."""
         return [one.request_id for one in self._queue]
 
     @property
     def in_panic(self) -> bool:
-        """Whether health is ignored, since too few workers are well."""
+        """Whether health is ignored because too few workers are healthy."""
         now = self._clock()
         return any(not one.health.is_available(now) for one in self.select_available(ANY_WORKER))
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
-        """These are the workers from now on.
+        """Replace the set of workers.
 
-        One of the same URL is the same worker: what is known of it stays. One that is not among
-        them takes no more requests, and finishes what it has. Of two with the same URL the last
-        counts.
+        A worker with the same URL keeps its state. A worker that is no longer listed gets no new
+        requests and finishes those it has. Of two with the same URL the last counts.
         """
         members = {}
         for worker in workers:
@@ -367,24 +366,24 @@ class WorkerPool:
         self._serve_queue()
 
     def report_workers(self) -> list[WorkerReport]:
-        """How each worker is."""
+        """The state of each worker."""
         return [one.report() for one in self._workers]
 
     def select_available(self, wish: SelectionCriteria) -> Sequence[WorkerState]:
-        """The workers that may be asked, whether or not they have a place."""
+        """The available workers, whether or not a slot is free."""
         found = select_available(self._workers, self._clock(), self._limits.health.panic)
         return [one for one in found if one.key not in wish.tried_keys]
 
     def preview_pick(
         self, wish: SelectionCriteria
     ) -> tuple[Sequence[WorkerState], PolicyScores, WorkerState | None]:
-        """Who has a place, how they compare, and who would be taken now; it changes nothing."""
+        """The workers with a free slot, their scores, and the likely choice; changes nothing."""
         free = self._select_with_room(wish, self._clock())
         likely = copy.deepcopy(self._policy).pick_worker(free, wish.routing_key) if free else None
         return free, self._policy.score_workers(free, wish.routing_key), likely
 
     def try_acquire(self, wish: SelectionCriteria, now: float) -> WorkerSlot | None:
-        """A place at a worker that will do, to be given back; None where there is none now."""
+        """A slot at a matching worker, to be released; None if there is none now."""
         if self._queue:
             self._serve_queue()
         return self._acquire_now(wish, now)
@@ -392,10 +391,10 @@ class WorkerPool:
     async def acquire(
         self, wish: SelectionCriteria, deadline: Deadline, name: str = ""
     ) -> WorkerSlot:
-        """The same, and if need be after some time, for the exchange of this name.
+        """A slot at a matching worker, waiting in the queue if necessary.
 
-        Raises Overloaded when there is no worker, or too many wait already who come before this
-        one, and DeadlineExceeded (``queue``) when none came free in time.
+        ``name`` is the request id. Raises Overloaded if there is no worker or the queue is full,
+        and DeadlineExceeded (``queue``) if no slot became free in time.
         """
         place = self.try_acquire(wish, self._clock())
         if place is not None:
@@ -412,7 +411,7 @@ class WorkerPool:
             self._remove_waiter(waiter)
             if isinstance(e, TimeoutError):
                 self._metrics.shed["queue_wait"] += 1
-                late = DeadlineExceeded("no worker came free in time", which="queue")
+                late = DeadlineExceeded("no worker became free in time", which="queue")
                 late.retry_after = self._estimate_queue_time()
                 raise late from None
             raise
@@ -421,14 +420,14 @@ class WorkerPool:
         return place
 
     def release(self, place: WorkerSlot) -> None:
-        """The place is free again."""
+        """Release the slot."""
         self._slot_times.append(self._clock() - place.acquired_at)
         if len(self._slot_times) >= _MAX_UNCOUNTED:
             self.count_slot_times()
         self._free_slot(place)
 
     def count_slot_times(self) -> None:
-        """Count how long places were held, as far as they are free again."""
+        """Add the times of released slots to the metrics."""
         held, self._slot_times = self._slot_times, []
         self._metrics.request_durations.extend(held)
         for seconds in held:
@@ -436,17 +435,17 @@ class WorkerPool:
             self._average_slot_time = takes + _AVERAGE_WEIGHT * (seconds - takes)
 
     def close_queue(self) -> None:
-        """Nobody is served any more."""
+        """Reject all waiting requests."""
         for waiter in self._queue:
             if not waiter.slot.done():
-                waiter.slot.set_exception(Overloaded("the gateway is stopping"))
+                waiter.slot.set_exception(Overloaded("the gateway is shutting down"))
         self._queue.clear()
         self._start_timer()
 
-    # --- places -----------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------
 
     def _acquire_now(self, wish: SelectionCriteria, now: float) -> WorkerSlot | None:
-        """A place, taken."""
+        """A slot, if one is free now."""
         free = self._select_with_room(wish, now)
         if not free:
             return None
@@ -459,7 +458,7 @@ class WorkerPool:
         return place
 
     def _select_with_room(self, wish: SelectionCriteria, now: float) -> Sequence[WorkerState]:
-        """Those that may be asked and have a place."""
+        """The available workers with a free slot."""
         limits, tried = self._limits, wish.tried_keys
         if limits.max_concurrency is not None and self._in_flight >= limits.max_concurrency:
             return []
@@ -480,7 +479,7 @@ class WorkerPool:
         if self._queue:
             self._serve_queue()
 
-    # --- those who wait ---------------------------------------------------------------------------
+    # --- queue ------------------------------------------------------------------------------------
 
     def _enqueue(self, wish: SelectionCriteria, name: str) -> _QueuedRequest:
         waiter = _QueuedRequest(
@@ -499,7 +498,7 @@ class WorkerPool:
         return waiter
 
     def _preempt_slot(self, wish: SelectionCriteria) -> bool:
-        """Have one place left, if somebody has one who is to leave it."""
+        """End one preemptible request, if any holds a usable slot; returns whether one did."""
         choices = self.select_available(wish) if self._preemptible else ()
         for place, give_way in self._preemptible.items():
             if place.worker in choices:
@@ -509,13 +508,13 @@ class WorkerPool:
         return False
 
     def _serve_queue(self) -> None:
-        """Give out what is free, to whoever comes first and may have it.
+        """Assign free slots to waiting requests, in order.
 
-        Where nothing will do for one who would take any, nothing will for those who come after.
+        If there is no slot for a request that accepts any worker, there is none for later ones.
         """
         now = self._clock()
         for waiter in self._queue:
-            if waiter.slot.done():  # its task was cancelled, and has not run since
+            if waiter.slot.done():  # its task was cancelled and has not run since
                 continue
             place = self._acquire_now(waiter.criteria, now)
             if place is not None:
@@ -532,7 +531,7 @@ class WorkerPool:
             self._free_slot(waiter.slot.result())
 
     def _start_timer(self) -> None:
-        """Have a timer as long as somebody waits: health changes by itself."""
+        """Run a timer while requests wait, since health changes with time."""
         if self._timer is None and self._queue:
             self._timer = asyncio.get_running_loop().call_later(
                 _QUEUE_CHECK_INTERVAL, self._on_timer
@@ -548,11 +547,11 @@ class WorkerPool:
 
     def _make_overloaded_error(self) -> GatewayError:
         self._metrics.shed["queue_full"] += 1
-        text = "every worker is busy, and too many requests wait already"
+        text = "all workers are busy and the queue is full"
         return Overloaded(text, retry_after=self._estimate_queue_time())
 
     def _estimate_queue_time(self) -> float:
-        """In how many seconds all who wait now will be served, going by the last requests."""
+        """The estimated time in seconds until the queue is served."""
         self.count_slot_times()
         if self._average_slot_time is None:
             return max(self._limits.queue.wait, _MIN_RETRY_AFTER)

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
 from backends.http.client import AsyncioHttpClient
 from backends.pool.pool import PoolBackend
 from protocols.core.errors import StreamBroken
-from protocols.core.events import Event
 from protocols.core.request import GenerationRequest
 from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, whole
 from tests.fault.lines import STREAMED, UNARY, Hear, context, every_way, heard, pool, say, text
+
+if TYPE_CHECKING:
+    from protocols.core.events import Event
 
 GOOD = [chunked(say("Hello"), b"end\n")]
 SAYS = chunk(say("Hello"))

@@ -22,7 +22,7 @@ from tests.fault.gateways import written
 
 SAID = whole(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
 MANY = [{"role": "user", "content": "hi"}] * 20_000
-HINDRANCES = {"read": (TranslationStrategy, "__init__"), "written": (ChatTemplate, "render")}
+HINDRANCES = {"read": (TranslationStrategy, "__init__"), "written": (ChatTemplate, "render_prompt")}
 
 
 class Held:

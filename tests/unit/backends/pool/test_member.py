@@ -138,7 +138,7 @@ def test_only_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         one.record_health_check(ok=False)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "worker http://w:1 is left alone for 0.5 s: refused",
-        "worker http://w:1 is back",
-        "worker http://w:1 is left alone for a while: its probes fail",
+        "worker http://w:1 ejected for 0.5 s: refused",
+        "worker http://w:1 is back in rotation",
+        "worker http://w:1 ejected now: its health checks fail",
     ]

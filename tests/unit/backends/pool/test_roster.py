@@ -328,7 +328,7 @@ async def test_a_pool_that_closes_tells_those_who_wait() -> None:
     gone.cancel()
     pool.close_queue()
 
-    with pytest.raises(Overloaded, match="stopping"):
+    with pytest.raises(Overloaded, match="shutting down"):
         await waiting
     assert pool.queue_length == 0
 
