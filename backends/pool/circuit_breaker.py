@@ -123,17 +123,17 @@ class HealthSettings(Struct, frozen=True):
     """Failed probes in a row that take it out."""
     rise: int = 2
     """Good probes in a row that bring it back from there."""
-    failures: int = 5
+    consecutive_failures: int = 5
     """Failed requests in a row that take it out."""
-    rate: float = 0.25
-    """The part of all requests in ``window`` whose failing takes it out, of ``least`` at least."""
-    least: int = 20
+    failure_rate: float = 0.25
+    """The part of requests in ``window`` that takes it out, if at least ``min_requests``."""
+    min_requests: int = 20
     window: float = 10.0
-    open: float = 15.0
+    open_for: float = 15.0
     """How long failed requests keep it out the first time; each time after twice as long."""
     slow_start: float = 30.0
     """In how long its share grows to the whole after it comes back; 0 is at once."""
-    panic: float = 0.3
+    panic_threshold: float = 0.3
     """When fewer than this part of all workers are in, it is rather the health that is wrong."""
 
 
@@ -365,7 +365,7 @@ class _OutlierEjection:
         self._count_failure(now)
         if (
             self.ejected
-            or self.consecutive_failures >= self._settings.failures
+            or self.consecutive_failures >= self._settings.consecutive_failures
             or self._exceeds_failure_rate(now)
         ):
             self._eject(now)
@@ -386,7 +386,7 @@ class _OutlierEjection:
             return False
         if self.is_active(now):
             self._successes += now >= self._since + self._settings.window
-            if self._successes < self._settings.failures:
+            if self._successes < self._settings.consecutive_failures:
                 return False
         self.end_ejection(now)
         return True
@@ -405,17 +405,17 @@ class _OutlierEjection:
 
     def _exceeds_failure_rate(self, now: float) -> bool:
         count = self.requests.count(now)
-        most = self._settings.rate * count
-        return count >= self._settings.least and self._failures.count(now) >= most
+        most = self._settings.failure_rate * count
+        return count >= self._settings.min_requests and self._failures.count(now) >= most
 
     def _eject(self, now: float) -> None:
         if not self.ejected and now - self._ended >= _MAX_EJECTION:
             self._ejections = 0
-        seconds = self._settings.open * 2.0 ** min(self._ejections, _MAX_DOUBLINGS)
+        seconds = self._settings.open_for * 2.0 ** min(self._ejections, _MAX_DOUBLINGS)
         self._ejections += 1
         self.ejected = True
         self._since = now
-        self.ejected_until = now + min(seconds, max(self._settings.open, _MAX_EJECTION))
+        self.ejected_until = now + min(seconds, max(self._settings.open_for, _MAX_EJECTION))
         self.consecutive_failures = self._successes = 0
         self.requests.clear()
         self._failures.clear()

@@ -13,11 +13,11 @@ from backends.pool.retry import RetrySettings
 class HealthCheckSettings(Struct, frozen=True):
     """How workers are asked whether they are well.
 
-    Each is asked ``every`` so many seconds, a tenth more or less, and has ``timeout`` seconds.
+    Each is asked every ``interval`` seconds, a tenth more or less, and has ``timeout`` seconds.
     ``path`` is asked for by GET in place of the dialect's own probe.
     """
 
-    every: float = 5.0
+    interval: float = 5.0
     path: str | None = None
     timeout: float = 2.0
 

@@ -104,7 +104,7 @@ class WorkerSourceConfig(ConfigSection, frozen=True):
 
     Several are told by DNS: by the addresses of a name (``dns``, as host:port) or by the places of
     a service (``srv``), or listed in a ``file``, of which each entry is written like one of these.
-    They are looked for again ``every`` so often, and the last that were found are kept.
+    They are looked for again each ``refresh_interval``, and the last that were found are kept.
     """
 
     shorthand_field: ClassVar[str] = "url"
@@ -113,7 +113,7 @@ class WorkerSourceConfig(ConfigSection, frozen=True):
     dns: HostPort | None = None
     srv: SrvName | None = None
     file: FilePath | None = None
-    every: Timeout = 10.0
+    refresh_interval: Timeout = 10.0
     scheme: Literal["http", "https"] = "http"
     nameserver: NameserverAddress | None = None
     """An address to ask in place of the system's nameservers."""
@@ -136,49 +136,52 @@ class ClientTlsConfig(ConfigSection, frozen=True):
 
 
 class HealthCheckConfig(ConfigSection, frozen=True):
-    """Probes that are sent to each worker, and how a worker comes back.
+    """Active health checks of each worker, and how a worker returns to rotation.
 
-    ``fall`` probes that fail in a row take a worker out, ``rise`` good ones bring it back; its
-    share then grows to the whole within ``slow_start``. When fewer than ``panic`` of the workers
-    are in, all are asked. ``path`` left out is the dialect's own.
+    ``fall`` failed checks in a row take a worker out of rotation, and ``rise`` successful ones
+    bring it back; its share of the traffic then grows over ``slow_start``. When fewer than
+    ``panic_threshold`` of the workers are healthy, requests go to all of them. ``path`` defaults to
+    the protocol's own health check.
     """
 
     path: NonEmptyStr | None = None
-    every: Timeout = 5.0
+    interval: Timeout = 5.0
     timeout: Timeout = 2.0
     fall: PositiveInt = 3
     rise: PositiveInt = 2
     slow_start: Duration = 30.0
-    panic: Share = 0.3
+    panic_threshold: Share = 0.3
 
 
 class CircuitBreakerConfig(ConfigSection, frozen=True):
-    """When requests that fail take a worker out.
+    """When failed requests take a worker out of rotation.
 
-    ``failures`` in a row do, or ``rate`` of those within ``window``, if they are at least
-    ``least``: the first time for ``open``, then for twice as long.
+    ``consecutive_failures`` do, or a ``failure_rate`` within ``window``, if the window has at least
+    ``min_requests``. The worker is out for ``open_for`` the first time, and then for twice as long
+    each time.
     """
 
-    failures: PositiveInt = 5
-    rate: Share = 0.25
-    least: PositiveInt = 20
+    consecutive_failures: PositiveInt = 5
+    failure_rate: Share = 0.25
+    min_requests: PositiveInt = 20
     window: Timeout = 10.0
-    open: Timeout = 15.0
+    open_for: Timeout = 15.0
 
 
 class PoolConfig(BackendConfigBase, frozen=True, tag="pool"):
-    """Workers that speak one dialect. ``timeouts`` and ``retries`` left out are the defaults'.
+    """Workers that speak one protocol. ``timeouts`` and ``retries`` default to ``defaults``.
 
-    ``max_concurrency`` holds for each worker that does not say its own, ``total_concurrency`` for
-    all of them together. ``options`` are the dialect's own settings. ``template`` makes a prompt of
-    a conversation, for workers that take only text: a tokenizer's folder, or a Jinja template.
+    ``max_concurrency`` is the limit of each worker that has none of its own, ``total_concurrency``
+    that of the whole pool. ``options`` are the protocol's own settings. ``chat_template`` turns a
+    conversation into a prompt, for workers that accept only text: a tokenizer's folder, or a Jinja
+    template.
     """
 
     implied_by: ClassVar[str | None] = "workers"
     former_files: ClassVar[frozenset[str]] = frozenset({"capabilities"})
     """Keys that once named a file. The checks say what stands in their place."""
 
-    dialect: NonEmptyStr
+    protocol: NonEmptyStr
     workers: Annotated[tuple[WorkerSourceConfig, ...], Meta(min_length=1)]
     profile: NonEmptyStr | None = None
     options: Mapping[str, OptionValue] = {}
@@ -187,7 +190,7 @@ class PoolConfig(BackendConfigBase, frozen=True, tag="pool"):
     unsupported_parameters: tuple[NonEmptyStr, ...] = ()
     """Parameters that the workers don't support, as `interlingua probe --write` prints them: they
     are not sent, and the gateway emulates what it can."""
-    template: TemplatePath | None = None
+    chat_template: TemplatePath | None = None
     policy: Literal["round_robin", "least_load", "two_choices", "prefix", "session"] = "least_load"
     max_concurrency: PositiveInt | None = None
     total_concurrency: PositiveInt | None = None
@@ -225,31 +228,31 @@ class KeyRateLimitConfig(RateLimitConfig, frozen=True):
 
 
 class ServerLimitsConfig(ConfigSection, frozen=True):
-    """What the gateway takes in.
+    """Limits of the server.
 
-    Of ``connections`` at most half as many are taken as the process may have files open, since
-    each may need one to a worker. Where all are taken, a new one ends that which has waited longest
-    for a request. ``head_time`` is how long the head of a request may take; ``body_pause``, how
-    long nothing of its body may come; ``keep``, how long a connection may wait for its next
-    request.
+    ``body`` and ``header`` are the largest sizes of a request's body and head. ``connections`` is
+    capped at half of the process's limit of open files, since each connection may need one to a
+    worker. At the limit, a new connection closes the one that has been idle longest.
+    ``header_timeout`` is the time limit for the head of a request; ``body_timeout``, the longest
+    pause in its body; ``idle_timeout``, how long a connection may wait for its next request.
 
-    At SIGTERM the gateway is not ready any more, ends each connection with its answer, and goes on
-    as before for ``lame_duck``, so that whoever sends requests learns of it. Then it takes no more,
-    and ``drain`` is how long running answers may go on.
+    On SIGTERM the gateway reports that it is not ready, closes each connection after its response,
+    and keeps serving for ``shutdown_delay``, so that load balancers notice. Then it accepts no more
+    requests, and running ones have ``drain_timeout`` to finish.
 
-    ``warm`` is how long a reload waits for a new backend to get ready: a model to be loaded.
+    ``warmup_timeout`` is how long a reload waits for a new backend: for a model to be loaded.
     """
 
     body: Size = 8 << 20
     header: Size = 16 << 10
     connections: PositiveInt = 10_000
     connections_per_address: PositiveInt | None = None
-    head_time: Timeout = 10.0
-    body_pause: Timeout = 10.0
-    keep: Timeout = 75.0
-    lame_duck: Duration = 5.0
-    drain: Duration = 60.0
-    warm: Duration = 120.0
+    header_timeout: Timeout = 10.0
+    body_timeout: Timeout = 10.0
+    idle_timeout: Timeout = 75.0
+    shutdown_delay: Duration = 5.0
+    drain_timeout: Duration = 60.0
+    warmup_timeout: Duration = 120.0
 
 
 # What the file may say of who signs tokens, beside the keys that it lists itself.
@@ -278,7 +281,7 @@ class JwtConfig(ConfigSection, frozen=True, kw_only=True):
     ``audience`` is what one of them must be meant for. ``jwks`` is where its public keys are; left
     out, ``issuer`` is a URL, and its ``/.well-known/openid-configuration`` tells. ``leeway`` is how
     far clocks may be apart. While the issuer can't be asked, the keys that were had last are good
-    for ``keep``.
+    for ``jwks_max_stale``.
     """
 
     issuer: NonEmptyStr
@@ -286,7 +289,7 @@ class JwtConfig(ConfigSection, frozen=True, kw_only=True):
     jwks: NonEmptyStr | None = None
     algorithms: Annotated[tuple[JwtAlgorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")
     leeway: Duration = 30.0
-    keep: Timeout = 86400.0
+    jwks_max_stale: Timeout = 86400.0
     claims: JwtClaimsConfig = JwtClaimsConfig()
     tls: ClientTlsConfig | None = None
 
@@ -343,7 +346,7 @@ class OtlpMetricsConfig(ConfigSection, frozen=True):
     shorthand_field: ClassVar[str] = "otlp"
 
     otlp: CollectorUrl
-    every: Timeout = 60.0
+    interval: Timeout = 60.0
     auth: UpstreamAuthConfig | None = None
     headers: Mapping[HeaderName, Secret] = {}
 
@@ -386,17 +389,18 @@ class ListenerProtocolConfig(ConfigSection, frozen=True):
 
 
 class ListenerConfig(ConfigSection, frozen=True):
-    """An address and the dialects mounted on it; port 0 is any that is free.
+    """An address and the protocols served there; port 0 chooses a free port.
 
-    Of several dialects with one path, a request means: the one its header ``x-interlingua-dialect``
-    names (where ``dialect_header`` allows it), its key's, its model's, or else the first.
+    Where several protocols have the same path, a request gets the one that its header
+    ``x-interlingua-protocol`` names (if ``protocol_header`` is set), that of its API key, that of
+    its model, or else the first in the list.
     """
 
     address: ListenAddress
-    dialects: Annotated[tuple[ListenerProtocolConfig, ...], Meta(min_length=1)]
-    dialect_header: bool = False
+    protocols: Annotated[tuple[ListenerProtocolConfig, ...], Meta(min_length=1)]
+    protocol_header: bool = False
     tls: TlsConfig | None = None
-    front: Literal["native", "reference"] = "native"
+    http_server: Literal["native", "aiohttp"] = "native"
     """What speaks HTTP there: our own, or aiohttp's server, which that is held against."""
 
 
@@ -413,7 +417,7 @@ class ApiKeyConfig(ConfigSection, frozen=True):
     name: Name
     sha256: Sha256Digest
     models: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None
-    dialect: NonEmptyStr | None = None
+    protocol: NonEmptyStr | None = None
     """What its holder speaks where several dialects have one path."""
     tags: tuple[Name, ...] = ()
     """What rules may know it by, with others."""
@@ -442,8 +446,8 @@ class DefaultsConfig(ConfigSection, frozen=True):
 class EchoFailureConfig(ConfigSection, frozen=True):
     """Fail after so many pieces: as a worker that errs, is cut, is at its limit, or is down."""
 
-    how: Literal["error", "cut", "rate", "down"]
-    after: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    mode: Literal["error", "disconnect", "rate_limit", "unavailable"]
+    after_chunks: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     retry_after: Duration = 2.0
 
 
@@ -474,9 +478,10 @@ class WatermarkConfig(ConfigSection, frozen=True):
 class TorchConfig(BackendConfigBase, frozen=True, tag="torch"):
     """A local model.
 
-    ``task`` is what it is for, where its files would say something else. ``matryoshka`` are the
-    sizes to which its vectors may be cut; left out, those that its files name. ``memory`` is for
-    the keys and values of what is in work or may be wanted again; one whole context always fits.
+    ``task`` overrides what the model's files say. ``matryoshka`` lists the dimensions to which
+    embeddings may be truncated; it defaults to those that the model's files name.
+    ``kv_cache_memory`` is the size of the KV cache, including the prefix cache; it always holds at
+    least one full context.
     """
 
     path: WeightsPath
@@ -486,11 +491,11 @@ class TorchConfig(BackendConfigBase, frozen=True, tag="torch"):
     """int8 is for text on a processor: faster, smaller, and not quite the same answers."""
     max_concurrency: PositiveInt = 16
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    memory: Size = 1 << 30
+    kv_cache_memory: Size = 1 << 30
     watermark: WatermarkConfig = WatermarkConfig()
-    template: TemplatePath | None = None
+    chat_template: TemplatePath | None = None
     """A tokenizer's folder, or a chat template's file, in the place of the model's own."""
-    trust_templates: bool = False
+    trust_request_chat_template: bool = False
     """Whether a request may bring a chat template: it is a program, and costs what it costs."""
     matryoshka: Annotated[tuple[TokenCount, ...], Meta(min_length=1)] | None = None
 
@@ -524,13 +529,13 @@ class TrafficSplitConfig(ConfigSection, frozen=True, kw_only=True):
 class ShadowConfig(ConfigSection, frozen=True, kw_only=True):
     """A part of a model's requests is copied to another target, whose answers nobody gets.
 
-    ``to`` is a version of the model, or another model. At most ``max_concurrent`` copies run at a
+    ``to`` is a version of the model, or another model. At most ``max_concurrency`` copies run at a
     time, and the others are left out; each has ``timeout`` for its whole answer.
     """
 
     to: NonEmptyStr
     share: Share
-    max_concurrent: PositiveInt = 4
+    max_concurrency: PositiveInt = 4
     timeout: Duration = 60.0
 
 
@@ -586,7 +591,7 @@ class ModelConfig(ConfigSection, frozen=True):
     limits: ModelLimitsConfig = ModelLimitsConfig()
     defaults: ModelDefaultsConfig = ModelDefaultsConfig()
     on_loss: OnLoss | None = None
-    dialect: NonEmptyStr | None = None
+    protocol: NonEmptyStr | None = None
     """What its clients speak where several dialects have one path."""
     fallback: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None
     """Who answers where the target can't: versions of this model, or other models, in this order.
@@ -627,7 +632,7 @@ class RouteMatchConfig(ConfigSection, frozen=True):
     """
 
     model: NonEmptyStr | None = None
-    dialect: NonEmptyStr | None = None
+    protocol: NonEmptyStr | None = None
     header: Mapping[HeaderName, NonEmptyStr] = {}
     body: Mapping[NonEmptyStr, OptionValue] = {}
     key: NonEmptyStr | None = None
@@ -650,7 +655,7 @@ class RouteConfig(ConfigSection, frozen=True, kw_only=True):
 
     name: Name
     when: RouteMatchConfig = RouteMatchConfig()
-    use: RouteTargetConfig
+    to: RouteTargetConfig
 
 
 # --- what is told of it all ----------------------------------------------------------------------
@@ -671,14 +676,14 @@ class UsageConfig(ConfigSection, frozen=True):
 
     The file, or the table ``interlingua_usage``, is made if it is not there; ``interlingua usage``
     sums it. ``postgres`` is a URL, which may hold a password and is never shown:
-    postgresql://USER@HOST/DATABASE. Older rows than ``keep`` are removed.
+    postgresql://USER@HOST/DATABASE. Older rows than ``retention`` are removed.
     """
 
     shorthand_field: ClassVar[str] = "sqlite"
 
     sqlite: OutputPath | None = None
     postgres: Secret | None = None
-    keep: Retention = 90 * 86400
+    retention: Retention = 90 * 86400
 
 
 class ObservabilityConfig(ConfigSection, frozen=True):

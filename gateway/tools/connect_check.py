@@ -220,7 +220,7 @@ def _check_device(subject: str, model: TorchConfig, torch: Any) -> Finding:
         f"torch {torch.__version__} on {torch.cuda.get_device_name(device)}: "
         f"{free >> 20:,} of {total >> 20:,} MiB free"
     )
-    if free < model.memory:
+    if free < model.kv_cache_memory:
         hint = "stop other processes on the device, or lower `memory`"
         return _warning(subject, f"{message}, less than `memory`", hint)
     return _ok(subject, message)
@@ -424,7 +424,7 @@ async def _check_worker(check: _WorkerCheck, now: Callable[[], float]) -> AsyncI
 async def _check_protocol(check: _WorkerCheck, now: Callable[[], float]) -> AsyncIterator[Finding]:
     """Send the health check and the protocol's probe. Raises httpx.HTTPError."""
     pool = check.pool
-    protocol: Any = build_adapter(pool.dialect, pool.profile, pool.options)
+    protocol: Any = build_adapter(pool.protocol, pool.profile, pool.options)
     probes = [protocol.probe]
     if (path := pool.health.path) is not None:
         probes.insert(0, UpstreamRequest(path, b"", method="GET"))
@@ -447,7 +447,7 @@ async def _check_protocol(check: _WorkerCheck, now: Callable[[], float]) -> Asyn
 def _check_response(
     check: _WorkerCheck, probe: UpstreamRequest, response: httpx.Response
 ) -> Finding:
-    status, protocol = response.status_code, check.pool.dialect
+    status, protocol = response.status_code, check.pool.protocol
     request = f"{probe.method} {probe.path}"
     if status in _AUTH_STATUSES:
         reason = "the key is not accepted" if check.bearer else "a key is required"

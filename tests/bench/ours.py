@@ -21,15 +21,15 @@ from tests.bench.targets import (
 
 _CONFIG: Final = """
 listeners:
-  - {{address: "127.0.0.1:{port}", dialects: [openai, {{name: triton, profile: vllm}}]{front}}}
+  - {{address: "127.0.0.1:{port}", protocols: [openai, {{name: triton, profile: vllm}}]{front}}}
 admin: {{address: "127.0.0.1:0"}}
-limits: {{body: 8MiB, lame_duck: 0s, drain: 1s}}
+limits: {{body: 8MiB, shutdown_delay: 0s, drain_timeout: 1s}}
 backends:
-  same: {{dialect: openai, workers: ["http://127.0.0.1:{worker}"]}}
+  same: {{protocol: openai, workers: ["http://127.0.0.1:{worker}"]}}
   other:
-    dialect: triton
+    protocol: triton
     profile: vllm
-    template: "{template}"
+    chat_template: "{template}"
     workers: ["http://127.0.0.1:{worker}"]
 models:
   mock: {{backend: same}}
@@ -73,7 +73,7 @@ OURS: Final = Gateway(
 )
 REFERENCE: Final = Gateway(
     name="interlingua, reference front",
-    start=partial(start, front=", front: reference"),
+    start=partial(start, front=", http_server: aiohttp"),
     version=always(f"aiohttp {version('aiohttp')} in the place of our own listener"),
     ways=(OPENAI,),
 )
