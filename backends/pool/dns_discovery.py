@@ -450,8 +450,8 @@ class DnsSettings(Struct, frozen=True):
 
     ``name`` is ``host:port`` for the addresses of a host, and the name alone for a service (SRV):
     ``_http._tcp.triton.models.svc.cluster.local``. It is asked again after
-    ``refresh_interval`` seconds, or sooner where the answer holds for less; an answer may take ``within`` seconds. ``nameserver`` is
-    an IP address, with a port if it is not 53. Without one the system finds addresses, as it does
+    ``refresh_interval`` seconds, or sooner where the answer holds for less; an answer may take
+    ``within`` seconds. ``nameserver`` is an IP address, with a port if it is not 53. Without one the system finds addresses, as it does
     for every program; services are asked of its nameservers, for which a name must be whole.
     """
 

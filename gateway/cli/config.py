@@ -69,8 +69,11 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
 
 
 def _check_connections(config: Config) -> "Sequence[Finding]":
-    from gateway.runtime.gateway import build_services  # noqa: PLC0415 - a check of the file alone needs none
-    from gateway.tools.connect_check import check_connections, check_host
+    from gateway.runtime.gateway import build_services  # noqa: PLC0415 - a plain check needs none
+    from gateway.tools.connect_check import (  # noqa: PLC0415 - as above
+        check_connections,
+        check_host,
+    )
 
     return [*check_host(), *asyncio.run(check_connections(config, build_services()))]
 

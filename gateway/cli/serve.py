@@ -51,12 +51,12 @@ class ServerProcess(Struct, frozen=True):
 
     async def run(self) -> int:
         """Serve until told to stop; gives the command's exit code. A second signal ends at once."""
-        from gateway.runtime.gateway import Gateway, build_services
-        from gateway.runtime.handover import SocketHandover  # noqa: PLC0415 - as above
-        from gateway.runtime.reload import (
-            ConfigSource,  # noqa: PLC0415 - as above
-            ReloadTrigger,  # noqa: PLC0415 - as above
+        from gateway.runtime.gateway import (  # noqa: PLC0415 - a bad file needs none of it
+            Gateway,
+            build_services,
         )
+        from gateway.runtime.handover import SocketHandover  # noqa: PLC0415 - as above
+        from gateway.runtime.reload import ConfigSource, ReloadTrigger  # noqa: PLC0415 - as above
 
         origin = ConfigSource(self.initial_config, self.load_config)
         app = Gateway(self.initial_config.config, build_services(self.access_log), origin=origin)
@@ -204,7 +204,10 @@ def serve(target: str | None, port: int | None, log_level: str, **told: Any) -> 
         sys.exit(run_gateway(first, reading, watched, handover=told["handover"]))
     if told["handover"] is not None:
         raise click.UsageError("--handover: only one process can take another's place")
-    from gateway.multiprocess.supervisor import ServePlan, run_supervisor
+    from gateway.multiprocess.supervisor import (  # noqa: PLC0415 - one process needs none
+        ServePlan,
+        run_supervisor,
+    )
 
     sys.exit(
         run_supervisor(ServePlan(first, reading, told["processes"], watched, log_level.upper()))

@@ -63,7 +63,7 @@ RENAMED_KEYS: Final[Mapping[str, Sequence[str]]] = {
 # Scalar nodes to values: texts, numbers, words, units and secrets.
 
 _NO_VALUE_MESSAGE = "has no value; give it one or remove the key"
-_SECRET_HINT = "a secret is a text, {env: NAME} or {file: PATH}"
+_EXTERNAL_HINT = "a secret is a text, {env: NAME} or {file: PATH}"
 _MAX_SECRET_SIZE = 1 << 16
 _KIND_NAMES = {"int": "a number", "float": "a number", "bool": "true or false"}
 
@@ -145,7 +145,7 @@ class ScalarDecoder:
         if found is None:
             return None, ""
         if len(found) != 1 or not found.keys() <= {"env", "file"}:
-            return self._add_issue(node, _SECRET_HINT, path) or None, ""
+            return self._add_issue(node, _EXTERNAL_HINT, path) or None, ""
         ((source, (_, value)),) = found.items()
         steps = (*path, source)
         named = self.decode_plain(value, types.StrType(min_length=1), steps)
