@@ -174,7 +174,7 @@ def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
 
     assert page.count("| `ContextTooLong` |") == 1 + len(SPOKEN)
     assert "| `Overloaded` | gateway | yes |" in page
-    assert "| `RateLimited` | 429 |" in page
+    assert "| `RateLimitExceeded` | 429 |" in page
 
 
 def test_a_text_with_marks_of_code_stays_one() -> None:
