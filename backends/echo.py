@@ -59,20 +59,20 @@ _TOOL_ARGUMENTS = ('{"x"', ":1}")
 class ScriptedFailure(Struct, frozen=True):
     """Fail after so many pieces: as a worker that errs, is cut, is at its limit, or is down."""
 
-    how: Literal["error", "cut", "rate", "down"]
-    after: int = 0
+    mode: Literal["error", "disconnect", "rate_limit", "unavailable"]
+    after_chunks: int = 0
     retry_after: float = 2.0
 
     def make_error(self) -> GatewayError:
         """What is raised."""
-        match self.how:
+        match self.mode:
             case "error":
                 return WorkerFailed("the worker answered with an error", status=500)
-            case "cut":
+            case "disconnect":
                 return StreamBroken("the worker's answer stopped before its end")
-            case "rate":
+            case "rate_limit":
                 return RateLimitExceeded("the worker is at its limit", retry_after=self.retry_after)
-            case "down":
+            case "unavailable":
                 return Overloaded("no worker is available", retry_after=self.retry_after)
 
 
@@ -117,7 +117,7 @@ class EchoBackend:
         del context
         self.running += 1
         try:
-            if self._failure is not None and self._failure.after == 0:
+            if self._failure is not None and self._failure.after_chunks == 0:
                 raise self._failure.make_error()
             if isinstance(request, EmbeddingRequest):
                 yield _embed_inputs(request)
@@ -132,7 +132,7 @@ class EchoBackend:
                         await asyncio.sleep(self._delay)
                     yield events
                     said += sum(e.tokens for e in events if isinstance(e, TextDelta))
-                    if self._failure is not None and said >= self._failure.after:
+                    if self._failure is not None and said >= self._failure.after_chunks:
                         raise self._failure.make_error()
             yield [Usage(prompt_tokens, said), StreamEnd()]
         finally:

@@ -122,17 +122,17 @@ class HealthSettings(Struct, frozen=True):
     """Consecutive failed health checks that take it out."""
     rise: int = 2
     """Consecutive successful health checks that bring it back."""
-    failures: int = 5
+    consecutive_failures: int = 5
     """Consecutive failed requests that eject it."""
-    rate: float = 0.25
-    """The failure rate within ``window`` that ejects it, from ``least`` requests on."""
-    least: int = 20
+    failure_rate: float = 0.25
+    """The failure rate within ``window`` that ejects it, from ``min_requests`` requests on."""
+    min_requests: int = 20
     window: float = 10.0
-    open: float = 15.0
+    open_for: float = 15.0
     """Duration of the first ejection; it doubles with each further one."""
     slow_start: float = 30.0
     """Duration of slow start, in which the weight grows to its full value; 0: at once."""
-    panic: float = 0.3
+    panic_threshold: float = 0.3
     """Panic threshold: if a smaller part of the workers is available, health is ignored."""
 
 
@@ -363,7 +363,7 @@ class _OutlierEjection:
         self._count_failure(now)
         if (
             self.ejected
-            or self.consecutive_failures >= self._settings.failures
+            or self.consecutive_failures >= self._settings.consecutive_failures
             or self._exceeds_failure_rate(now)
         ):
             self._eject(now)
@@ -384,7 +384,7 @@ class _OutlierEjection:
             return False
         if self.is_active(now):
             self._successes += now >= self._since + self._settings.window
-            if self._successes < self._settings.failures:
+            if self._successes < self._settings.consecutive_failures:
                 return False
         self.end_ejection(now)
         return True
@@ -403,17 +403,17 @@ class _OutlierEjection:
 
     def _exceeds_failure_rate(self, now: float) -> bool:
         count = self.requests.count(now)
-        most = self._settings.rate * count
-        return count >= self._settings.least and self._failures.count(now) >= most
+        most = self._settings.failure_rate * count
+        return count >= self._settings.min_requests and self._failures.count(now) >= most
 
     def _eject(self, now: float) -> None:
         if not self.ejected and now - self._ended >= _MAX_EJECTION:
             self._ejections = 0
-        seconds = self._settings.open * 2.0 ** min(self._ejections, _MAX_DOUBLINGS)
+        seconds = self._settings.open_for * 2.0 ** min(self._ejections, _MAX_DOUBLINGS)
         self._ejections += 1
         self.ejected = True
         self._since = now
-        self.ejected_until = now + min(seconds, max(self._settings.open, _MAX_EJECTION))
+        self.ejected_until = now + min(seconds, max(self._settings.open_for, _MAX_EJECTION))
         self.consecutive_failures = self._successes = 0
         self.requests.clear()
         self._failures.clear()

@@ -449,15 +449,15 @@ class DnsSettings(Struct, frozen=True):
     """What to ask for, and how often.
 
     ``name`` is ``host:port`` for the addresses of a host, and the name alone for a service (SRV):
-    ``_http._tcp.triton.models.svc.cluster.local``. It is asked again after ``every`` seconds, or
-    sooner where the answer holds for less; an answer may take ``within`` seconds. ``nameserver`` is
-    an IP address, with a port if it is not 53. Without one the system finds addresses, as it does
+    ``_http._tcp.triton.models.svc.cluster.local``. It is asked again after
+    ``refresh_interval`` seconds, or sooner where the answer holds for less; an answer may take
+    ``within`` seconds. ``nameserver`` is an IP address, with a port if it is not 53. Without one the system finds addresses, as it does
     for every program; services are asked of its nameservers, for which a name must be whole.
     """
 
     name: str
     record: Literal["a", "srv"] = "a"
-    every: float = 10.0
+    refresh_interval: float = 10.0
     within: float = 5.0
     nameserver: str | None = None
 
@@ -500,7 +500,7 @@ class DnsSource:
             lambda: getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
         )
         self._answered_types: set[RecordType] = set()
-        self._every = settings.every
+        self._every = settings.refresh_interval
 
     @property
     def interval(self) -> float:
@@ -509,7 +509,7 @@ class DnsSource:
 
     async def list_workers(self) -> Sequence[WorkerConfig]:
         """See Source."""
-        self._every = self._settings.every
+        self._every = self._settings.refresh_interval
         within = self._settings.within
         try:
             async with asyncio.timeout(within):

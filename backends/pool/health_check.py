@@ -85,7 +85,7 @@ class HealthChecker:
                 log.exception("health check of worker %s raised", member.config.url)
             looked.set()
             apart = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
-            await asyncio.sleep(self._settings.every * apart)
+            await asyncio.sleep(self._settings.interval * apart)
 
     async def _check_worker(self, member: WorkerState) -> None:
         seconds = self._settings.timeout

@@ -13,11 +13,11 @@ from backends.pool.retry import RetrySettings
 class HealthCheckSettings(Struct, frozen=True):
     """Active health checks.
 
-    Each worker is checked every ``every`` seconds, give or take a tenth, with ``timeout`` seconds
+    Each worker is checked every ``interval`` seconds, give or take a tenth, with ``timeout`` seconds
     to answer. ``path`` is requested by GET instead of the protocol's own health request.
     """
 
-    every: float = 5.0
+    interval: float = 5.0
     path: str | None = None
     timeout: float = 2.0
 

@@ -371,7 +371,7 @@ class WorkerPool:
 
     def select_available(self, wish: SelectionCriteria) -> Sequence[WorkerState]:
         """The available workers, whether or not a slot is free."""
-        found = select_available(self._workers, self._clock(), self._limits.health.panic)
+        found = select_available(self._workers, self._clock(), self._limits.health.panic_threshold)
         return [one for one in found if one.key not in wish.tried_keys]
 
     def preview_pick(
@@ -463,7 +463,7 @@ class WorkerPool:
         if limits.max_concurrency is not None and self._in_flight >= limits.max_concurrency:
             return []
         free: list[WorkerState] = []
-        for one in select_available(self._workers, now, limits.health.panic):
+        for one in select_available(self._workers, now, limits.health.panic_threshold):
             if one.key not in tried and one.has_room():
                 free.append(one)  # a comprehension would be another call
         return free

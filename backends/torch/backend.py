@@ -251,7 +251,9 @@ class TorchBackend:
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """What the engine will not do of the request."""
-        return ipc.find_unsupported_params(request, names, templates=self._settings.trust_templates)
+        return ipc.find_unsupported_params(
+            request, names, templates=self._settings.trust_request_chat_template
+        )
 
     async def start(self) -> None:
         """Begin to load the model; requests that come before it is loaded wait for it."""
@@ -365,7 +367,7 @@ class TorchBackend:
             request,
             job,
             timeout,
-            templates=settings.trust_templates,
+            templates=settings.trust_request_chat_template,
             watermark=settings.watermark,
             tenant=tenant,
         )

@@ -218,9 +218,11 @@ def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
         device, dimensions = str(encoder.model.device), encoder.dimensions
         link.queue_event(ReadyEvent("embed", IPC_VERSION, encoder.max_length, device, dimensions))
         return EmbeddingEngine(encoder, settings.queue, link.queue_event, time.monotonic)
-    how = (settings.device, settings.dtype, settings.context, settings.template)
+    how = (settings.device, settings.dtype, settings.context, settings.chat_template)
     model = load_model(found, *how)
-    limits = SchedulerConfig(settings.max_concurrency, settings.queue, cache_bytes=settings.memory)
+    limits = SchedulerConfig(
+        settings.max_concurrency, settings.queue, cache_bytes=settings.kv_cache_memory
+    )
     engine = TorchEngine(model, limits, link.queue_event, time.monotonic, link.wake_reader)
     engine.warm_up()
     forward = model.runner

@@ -21,13 +21,13 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     queue: int = 256
     """Prompts that may wait; more are refused as overload."""
     threads: int | None = None
-    memory: int = 1 << 30
+    kv_cache_memory: int = 1 << 30
     """Bytes for the keys and values of what is in work or may be wanted again."""
     context: int | None = None
     """A shorter limit than the model's own on prompt and answer together, in tokens."""
-    template: str | None = None
+    chat_template: str | None = None
     """A tokenizer's folder, or a chat template's file, in the place of the model's own."""
-    trust_templates: bool = False
+    trust_request_chat_template: bool = False
     """Whether a request may bring a chat template: it is a program, and costs what it costs."""
     matryoshka: tuple[int, ...] | None = None
     """The sizes to which vectors may be cut; None is what the model's files say."""

@@ -182,12 +182,13 @@ _SECTIONS: Final[Mapping[str, type[Struct]]] = {
     "logprobs": LogprobsOptions,
     "reasoning": ReasoningOptions,
     "templating": PromptOptions,
-    "want": ResponseOptions,
+    "response_options": ResponseOptions,
 }
 _EXCLUDED: Final = frozenset(
-    {"model", "kind", "messages", "prompts", "inputs", "stream", "given", "client_id", "labels",
-     "extra", "source", "timeout", "encoding", "tools", "tool_choice", "legacy_functions", "output",
-     "templating.mode", "response_options.usage", "response_options.details", "response_options.timing", *_SECTIONS}
+    {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id",
+     "labels", "extra", "source", "timeout", "encoding", "tools", "tool_choice",
+     "legacy_functions", "output", "templating.mode", "response_options.usage",
+     "response_options.details", "response_options.timing", *_SECTIONS}
 )  # fmt: skip
 """Fields that concern no worker, and those that have samples below."""
 _EMULATED: Final = "by the gateway"

@@ -398,7 +398,7 @@ class StatusReporter:
     def _list_listeners(self) -> Iterator[ListenerStatus]:
         for listener_id, one in config_listeners.listeners_by_id(self._current.config).items():
             dialects = [
-                ListenerProtocolStatus(it.name, it.profile or "", it.prefix) for it in one.dialects
+                ListenerProtocolStatus(it.name, it.profile or "", it.prefix) for it in one.protocols
             ]
             yield ListenerStatus(self._gateway.listener_urls.get(listener_id, ""), dialects)
 

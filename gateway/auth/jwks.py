@@ -124,7 +124,7 @@ class JwksClient:
         """Mind the age of the keys; gives how often they have changed."""
         age = self._clock() - self._fetched_at
         if age >= _REFRESH_AFTER and self._keys.by_name:
-            if age >= self._settings.keep:
+            if age >= self._settings.jwks_max_stale:
                 log.warning(
                     "identity: %s can't be asked; its keys are too old", self._settings.issuer
                 )

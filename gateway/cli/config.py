@@ -51,7 +51,7 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
         raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
     except ConfigError as error:
         if as_json:
-            click.echo(msgspec.json.encode({"file": file, "complaints": error.issues}))
+            click.echo(msgspec.json.encode({"file": file, "issues": error.issues}))
         else:
             click.echo(str(error), err=True)
         sys.exit(1)
@@ -59,7 +59,7 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
         click.echo(f"{file}: good: {_format_summary(config)}")
     findings = _check_connections(config) if connect else []
     if as_json:
-        report: dict[str, Any] = {"file": file, "complaints": []}
+        report: dict[str, Any] = {"file": file, "issues": []}
         click.echo(msgspec.json.encode(report | ({"findings": findings} if connect else {})))
     else:
         for finding in findings:
@@ -69,8 +69,11 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
 
 
 def _check_connections(config: Config) -> "Sequence[Finding]":
-    from gateway.runtime.gateway import build_services  # noqa: PLC0415 - a check of the file alone needs none
-    from gateway.tools.connect_check import check_connections, check_host
+    from gateway.runtime.gateway import build_services  # noqa: PLC0415 - a plain check needs none
+    from gateway.tools.connect_check import (  # noqa: PLC0415 - as above
+        check_connections,
+        check_host,
+    )
 
     return [*check_host(), *asyncio.run(check_connections(config, build_services()))]
 

@@ -51,12 +51,12 @@ class ServerProcess(Struct, frozen=True):
 
     async def run(self) -> int:
         """Serve until told to stop; gives the command's exit code. A second signal ends at once."""
-        from gateway.runtime.gateway import Gateway, build_services
-        from gateway.runtime.handover import SocketHandover  # noqa: PLC0415 - as above
-        from gateway.runtime.reload import (
-            ConfigSource,  # noqa: PLC0415 - as above
-            ReloadTrigger,  # noqa: PLC0415 - as above
+        from gateway.runtime.gateway import (  # noqa: PLC0415 - a bad file needs none of it
+            Gateway,
+            build_services,
         )
+        from gateway.runtime.handover import SocketHandover  # noqa: PLC0415 - as above
+        from gateway.runtime.reload import ConfigSource, ReloadTrigger  # noqa: PLC0415 - as above
 
         origin = ConfigSource(self.initial_config, self.load_config)
         app = Gateway(self.initial_config.config, build_services(self.access_log), origin=origin)
@@ -154,7 +154,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
 
 
 @click.command()
-@click.argument("what", required=False)
+@click.argument("target", required=False)
 @click.option("--port", type=click.IntRange(0, 65535), help="Where to listen, without a file.")
 @click.option(
     "--insecure-no-auth",
@@ -178,7 +178,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
     help="Take the place of the gateway that runs with this path, and wait there for the next.",
 )
 @click.option("--log-level", default="info", show_default=True)
-def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> None:
+def serve(target: str | None, port: int | None, log_level: str, **told: Any) -> None:
     """Serve a configuration (FILE), a worker (http://…), a local MODEL, or the built-in model.
 
     A model is a folder, a hub's name or package:NAME. With nothing given, a small built-in model
@@ -187,12 +187,13 @@ def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> No
 
     Several processes share each limit of FILE, and one more looks after them.
 
-    SIGHUP reloads FILE, SIGTERM and SIGINT stop when what runs has ended; SIGTERM serves on for
-    limits.lame_duck first. The same command with the same --handover, run again, is an upgrade: the
-    new process takes over the listeners, and the old one ends when what runs in it has.
+    SIGHUP reloads FILE. SIGTERM and SIGINT stop the gateway when all running requests have ended;
+    on SIGTERM it serves for limits.shutdown_delay first. To upgrade, run the same command with the
+    same --handover again: the new process takes over the listeners, and the old one ends when its
+    requests have ended.
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    fetch, file = _make_fetcher(what, port, insecure=told["insecure"])
+    fetch, file = _make_fetcher(target, port, insecure=told["insecure"])
     reading, watched = ConfigReader(fetch), file if told["watch"] else None
     try:
         first = reading()
@@ -203,7 +204,10 @@ def serve(what: str | None, port: int | None, log_level: str, **told: Any) -> No
         sys.exit(run_gateway(first, reading, watched, handover=told["handover"]))
     if told["handover"] is not None:
         raise click.UsageError("--handover: only one process can take another's place")
-    from gateway.multiprocess.supervisor import ServePlan, run_supervisor
+    from gateway.multiprocess.supervisor import (  # noqa: PLC0415 - one process needs none
+        ServePlan,
+        run_supervisor,
+    )
 
     sys.exit(
         run_supervisor(ServePlan(first, reading, told["processes"], watched, log_level.upper()))
@@ -288,7 +292,7 @@ def run_gateway(
 @click.option(
     "--max-concurrency", type=int, default=16, show_default=True, help="Rows computed together."
 )
-@click.option("--memory", help="For keys and values, such as 4GiB; left out, 1GiB.")
+@click.option("--kv-cache-memory", help="For keys and values, such as 4GiB; left out, 1GiB.")
 @click.option("--threads", type=int, help="Of the processor; left out, what torch takes.")
 @click.option(
     "--task",
@@ -311,7 +315,7 @@ def worker(log_level: str, *, insecure: bool, **told: Any) -> None:
     """Serve one model to gateways, in OpenAI's API with all that our engine takes beside it.
 
     It listens when the model is loaded, and not before. A gateway has it in a pool of
-    `dialect: openai` and `profile: interlingua`.
+    `protocol: openai` and `profile: interlingua`.
 
     Exit codes: 0 stopped, 1 the model can't be served or the port can't be had, 2 wrong usage.
     """

@@ -84,7 +84,7 @@ def _sum_postgres(url: str, by: Sequence[str], start: float) -> "list[UsageTotal
     """Raises UsageError, which shows no password."""
     if importlib.util.find_spec("asyncpg") is None:
         raise click.UsageError("a database needs: pip install 'interlingua[postgres]'")
-    from gateway.observability.usage_postgres import (
+    from gateway.observability.usage_postgres import (  # noqa: PLC0415 - as said
         DATABASE_ERRORS,
         query_postgres_usage,
         redact_url,

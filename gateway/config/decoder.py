@@ -6,7 +6,7 @@ result that came with complaints is good for nothing but finding more of them.
 
 import os.path
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec.inspect as types
 import yaml
@@ -33,10 +33,37 @@ from gateway.config.yaml_reader import (
     read_mapping,
 )
 
+RENAMED_KEYS: Final[Mapping[str, Sequence[str]]] = {
+    "body_pause": ("body_timeout",),
+    "dialect": ("protocol",),
+    "dialect_header": ("protocol_header",),
+    "dialects": ("protocols",),
+    "drain": ("drain_timeout",),
+    "every": ("interval", "refresh_interval"),
+    "failures": ("consecutive_failures",),
+    "after": ("after_chunks",),
+    "front": ("http_server",),
+    "head_time": ("header_timeout",),
+    "how": ("mode",),
+    "keep": ("idle_timeout", "jwks_max_stale", "retention"),
+    "lame_duck": ("shutdown_delay",),
+    "least": ("min_requests",),
+    "max_concurrent": ("max_concurrency",),
+    "memory": ("kv_cache_memory",),
+    "open": ("open_for",),
+    "panic": ("panic_threshold",),
+    "rate": ("failure_rate",),
+    "template": ("chat_template",),
+    "trust_templates": ("trust_request_chat_template",),
+    "use": ("to",),
+    "warm": ("warmup_timeout",),
+}
+"""Keys of earlier versions, and their names now: the one that the section has."""
+
 # Scalar nodes to values: texts, numbers, words, units and secrets.
 
 _NO_VALUE_MESSAGE = "has no value; give it one or remove the key"
-_SECRET_HINT = "a secret is a text, {env: NAME} or {file: PATH}"
+_EXTERNAL_HINT = "a secret is a text, {env: NAME} or {file: PATH}"
 _MAX_SECRET_SIZE = 1 << 16
 _KIND_NAMES = {"int": "a number", "float": "a number", "bool": "true or false"}
 
@@ -118,7 +145,7 @@ class ScalarDecoder:
         if found is None:
             return None, ""
         if len(found) != 1 or not found.keys() <= {"env", "file"}:
-            return self._add_issue(node, _SECRET_HINT, path) or None, ""
+            return self._add_issue(node, _EXTERNAL_HINT, path) or None, ""
         ((source, (_, value)),) = found.items()
         steps = (*path, source)
         named = self.decode_plain(value, types.StrType(min_length=1), steps)
@@ -410,7 +437,7 @@ class ConfigDecoder:
                 self._scalars.former_file(value, steps)
             elif key != kind.tag_field and (path or not key.startswith("x-")):
                 self._add_issue(key_node, _describe_unknown_key(key, kind, others), steps)
-                meant.add(find_closest_name(key, list_keys(kind)))
+                meant.add(find_new_key(key, kind) or find_closest_name(key, list_keys(kind)))
         for name, field in fields.items():
             if field.required and name not in given:
                 given[name] = UNSET
@@ -430,6 +457,12 @@ def list_keys(kind: types.StructType) -> list[str]:
     rest = getattr(kind.cls, "extra_field", None)
     names = [one.name for one in kind.fields if one.name != rest]
     return [*names, *sorted(getattr(kind.cls, "extra_keys", ()))]
+
+
+def find_new_key(key: str, kind: types.StructType) -> str | None:
+    """The name now of a key that was renamed; None where the section has no such key."""
+    known = list_keys(kind)
+    return next((name for name in RENAMED_KEYS.get(key, ()) if name in known), None)
 
 
 def _get_scalar_type(kind: types.Metadata) -> Any:
@@ -454,7 +487,9 @@ def _describe_missing_tag(
 
 
 def _describe_unknown_key(key: str, kind: types.StructType, others: StructTypes) -> str:
-    """What to say of a key that is no field's: perhaps it is another kind's."""
+    """The message for an unknown key: perhaps it was renamed, or is another kind's."""
+    if renamed := find_new_key(key, kind):
+        return f"{quote(key)} is now {quote(renamed)}; rename it"
     owners = [str(other.tag) for other in others if key in list_keys(other)]
     if owners:
         return (

@@ -87,7 +87,7 @@ def build_default_listener(dialects: ProtocolRegistry) -> ListenerConfig:
         prefix = "" if claimed.isdisjoint(endpoints) else f"/{name}"
         claimed.update((method, prefix + path) for method, path in endpoints)
         mounts.append(ListenerProtocolConfig(name=name, prefix=prefix))
-    return ListenerConfig(address=_DEFAULT_ADDRESS, dialects=tuple(mounts))
+    return ListenerConfig(address=_DEFAULT_ADDRESS, protocols=tuple(mounts))
 
 
 _CONFIG_TYPE = msgspec.inspect.type_info(Config)

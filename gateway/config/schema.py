@@ -1,8 +1,8 @@
-"""Every Struct that the file may hold. What is no field here is an error there.
+"""The sections of the configuration file, as Structs. A key that is not a field here is an error.
 
-Some classes say more of how they are written: ``short`` is the field that a lone scalar stands for,
-``rest`` the field that takes the keys which are no field's (``rest_keys``, where not just any), and
-``implied_by`` the key that makes ``kind`` needless.
+Some classes describe how they are written: ``shorthand_field`` is the field that a lone scalar
+sets, ``extra_field`` the field that collects the other keys (only ``extra_keys``, if the class has
+them), and ``implied_by`` the key that makes ``kind`` unnecessary.
 """
 
 from collections.abc import Mapping
@@ -43,37 +43,41 @@ from gateway.config.types import (
 )
 from protocols import DIALECTS
 
-# What every part of the file is built on.
+# Base classes.
 
 OptionValue = str | int | float | bool
-"""What a dialect's own setting may be."""
+"""The value of a protocol's own option."""
 
 PositiveInt = Annotated[int, Meta(ge=1, le=100_000)]
 
 
 class ConfigSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """A mapping of the file."""
+    """A section: a mapping in the file."""
 
 
 class BackendConfigBase(ConfigSection, frozen=True, tag_field="kind"):
-    """What one backend is made from."""
+    """The settings of one backend."""
 
     implied_by: ClassVar[str | None] = None
 
     @property
     def kind(self) -> str:
-        """Its name in the registry of backends."""
+        """The backend's name in the registry."""
         return str(self.__struct_config__.tag)
 
 
-# What the file may say of a pool of workers.
+# Pools of workers.
 
 RetryCondition = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
 _RETRY_CONDITIONS: tuple[RetryCondition, ...] = get_args(RetryCondition)
 
 
 class TimeoutsConfig(ConfigSection, frozen=True):
-    """Separate limits of an exchange, in seconds."""
+    """Time limits of a request, in seconds.
+
+    ``connect``: to connect to a worker. ``first_token``: until the first part of the response.
+    ``idle``: between two parts. ``total``: for the whole response.
+    """
 
     connect: Timeout = 2.0
     first_token: Timeout = 60.0
@@ -82,10 +86,10 @@ class TimeoutsConfig(ConfigSection, frozen=True):
 
 
 class RetryConfig(ConfigSection, frozen=True):
-    """Whether another worker is asked when one fails before its answer began.
+    """Retries at another worker when one fails before its response starts.
 
-    ``max`` is how many more may be asked, beside those that can't be reached. ``budget`` is the
-    part of recent requests that may be asked again at all.
+    ``max`` is the number of retries per request, not counting workers that refuse the connection.
+    ``budget`` limits retries to a share of the recent requests.
     """
 
     max: Annotated[int, Meta(ge=0, le=10)] = 1
@@ -94,17 +98,17 @@ class RetryConfig(ConfigSection, frozen=True):
 
 
 class UpstreamAuthConfig(ConfigSection, frozen=True):
-    """What a worker wants to be shown."""
+    """Credentials that are sent to a worker."""
 
     bearer: Secret
 
 
 class WorkerSourceConfig(ConfigSection, frozen=True):
-    """One process behind a URL, which is its base, without the dialect's path; or several.
+    """One worker by its base ``url``, without the protocol's path; or a source of several.
 
-    Several are told by DNS: by the addresses of a name (``dns``, as host:port) or by the places of
-    a service (``srv``), or listed in a ``file``, of which each entry is written like one of these.
-    They are looked for again ``every`` so often, and the last that were found are kept.
+    Sources are DNS addresses (``dns``, as host:port), a DNS service (``srv``), or a ``file`` that
+    lists workers in this format. A source is read again every ``refresh_interval``; if that fails,
+    the last known workers stay.
     """
 
     shorthand_field: ClassVar[str] = "url"
@@ -113,81 +117,84 @@ class WorkerSourceConfig(ConfigSection, frozen=True):
     dns: HostPort | None = None
     srv: SrvName | None = None
     file: FilePath | None = None
-    every: Timeout = 10.0
+    refresh_interval: Timeout = 10.0
     scheme: Literal["http", "https"] = "http"
     nameserver: NameserverAddress | None = None
-    """An address to ask in place of the system's nameservers."""
+    """The address of a nameserver to use instead of the system's."""
     weight: Annotated[int, Meta(ge=1, le=1000)] = 1
     max_concurrency: PositiveInt | None = None
     auth: UpstreamAuthConfig | None = None
 
 
 class QueueConfig(ConfigSection, frozen=True):
-    """How many requests may wait for a worker with a free place, and how long."""
+    """How many requests may wait for a worker with a free slot, and for how long."""
 
     max: Annotated[int, Meta(ge=0, le=100_000)] = 200
     wait: Duration = 10.0
 
 
 class ClientTlsConfig(ConfigSection, frozen=True):
-    """Who has signed the certificates of those who are asked, in PEM."""
+    """The CA certificates that verify the server, in PEM."""
 
     ca: FilePath
 
 
 class HealthCheckConfig(ConfigSection, frozen=True):
-    """Probes that are sent to each worker, and how a worker comes back.
+    """Active health checks of each worker, and how a worker returns to rotation.
 
-    ``fall`` probes that fail in a row take a worker out, ``rise`` good ones bring it back; its
-    share then grows to the whole within ``slow_start``. When fewer than ``panic`` of the workers
-    are in, all are asked. ``path`` left out is the dialect's own.
+    ``fall`` failed checks in a row take a worker out of rotation, and ``rise`` successful ones
+    bring it back; its share of the traffic then grows over ``slow_start``. When fewer than
+    ``panic_threshold`` of the workers are healthy, requests go to all of them. ``path`` defaults to
+    the protocol's own health check.
     """
 
     path: NonEmptyStr | None = None
-    every: Timeout = 5.0
+    interval: Timeout = 5.0
     timeout: Timeout = 2.0
     fall: PositiveInt = 3
     rise: PositiveInt = 2
     slow_start: Duration = 30.0
-    panic: Share = 0.3
+    panic_threshold: Share = 0.3
 
 
 class CircuitBreakerConfig(ConfigSection, frozen=True):
-    """When requests that fail take a worker out.
+    """When failed requests take a worker out of rotation.
 
-    ``failures`` in a row do, or ``rate`` of those within ``window``, if they are at least
-    ``least``: the first time for ``open``, then for twice as long.
+    ``consecutive_failures`` do, or a ``failure_rate`` within ``window``, if the window has at least
+    ``min_requests``. The worker is out for ``open_for`` the first time, and then for twice as long
+    each time.
     """
 
-    failures: PositiveInt = 5
-    rate: Share = 0.25
-    least: PositiveInt = 20
+    consecutive_failures: PositiveInt = 5
+    failure_rate: Share = 0.25
+    min_requests: PositiveInt = 20
     window: Timeout = 10.0
-    open: Timeout = 15.0
+    open_for: Timeout = 15.0
 
 
 class PoolConfig(BackendConfigBase, frozen=True, tag="pool"):
-    """Workers that speak one dialect. ``timeouts`` and ``retries`` left out are the defaults'.
+    """Workers that speak one protocol. ``timeouts`` and ``retries`` default to ``defaults``.
 
-    ``max_concurrency`` holds for each worker that does not say its own, ``total_concurrency`` for
-    all of them together. ``options`` are the dialect's own settings. ``template`` makes a prompt of
-    a conversation, for workers that take only text: a tokenizer's folder, or a Jinja template.
+    ``max_concurrency`` is the limit of each worker that has none of its own, ``total_concurrency``
+    that of the whole pool. ``options`` are the protocol's own settings. ``chat_template`` turns a
+    conversation into a prompt, for workers that accept only text: a tokenizer's folder, or a Jinja
+    template.
     """
 
     implied_by: ClassVar[str | None] = "workers"
     former_files: ClassVar[frozenset[str]] = frozenset({"capabilities"})
-    """Keys that once named a file. The checks say what stands in their place."""
+    """Former keys that named a file; validation names their replacement."""
 
-    dialect: NonEmptyStr
+    protocol: NonEmptyStr
     workers: Annotated[tuple[WorkerSourceConfig, ...], Meta(min_length=1)]
     profile: NonEmptyStr | None = None
     options: Mapping[str, OptionValue] = {}
     fields: Mapping[str, NonEmptyStr] | None = None
-    """The names by which workers take parameters, where no profile has them."""
+    """Parameter names that the workers use, where no profile defines them."""
     unsupported_parameters: tuple[NonEmptyStr, ...] = ()
     """Parameters that the workers don't support, as `interlingua probe --write` prints them: they
     are not sent, and the gateway emulates what it can."""
-    template: TemplatePath | None = None
+    chat_template: TemplatePath | None = None
     policy: Literal["round_robin", "least_load", "two_choices", "prefix", "session"] = "least_load"
     max_concurrency: PositiveInt | None = None
     total_concurrency: PositiveInt | None = None
@@ -199,14 +206,14 @@ class PoolConfig(BackendConfigBase, frozen=True, tag="pool"):
     tls: ClientTlsConfig | None = None
 
 
-# What clients may take of the models, by their keys.
+# Rate limits.
 
 
 class RateLimitConfig(ConfigSection, frozen=True):
-    """How much may be taken; what is left out is not limited.
+    """Rate limits; a limit that is left out does not apply.
 
-    ``tokens`` and ``budget`` are of prompts and answers together, ``budget`` from 00:00 UTC to the
-    next; ``concurrent`` is how many requests at a time.
+    ``tokens`` and ``budget`` count prompt and completion tokens; ``budget`` is per day, from
+    00:00 UTC. ``concurrent`` is the number of requests at a time.
     """
 
     requests: Rate | None = None
@@ -216,43 +223,43 @@ class RateLimitConfig(ConfigSection, frozen=True):
 
 
 class KeyRateLimitConfig(RateLimitConfig, frozen=True):
-    """How much a key may take of all models together, and beside that of some of them."""
+    """Rate limits of a key for all models together, and additional limits for single models."""
 
     models: Annotated[Mapping[NonEmptyStr, RateLimitConfig], Meta(min_length=1)] | None = None
 
 
-# What the file may say of how much the gateway takes in, and for how long.
+# Server limits.
 
 
 class ServerLimitsConfig(ConfigSection, frozen=True):
-    """What the gateway takes in.
+    """Limits of the server.
 
-    Of ``connections`` at most half as many are taken as the process may have files open, since
-    each may need one to a worker. Where all are taken, a new one ends that which has waited longest
-    for a request. ``head_time`` is how long the head of a request may take; ``body_pause``, how
-    long nothing of its body may come; ``keep``, how long a connection may wait for its next
-    request.
+    ``body`` and ``header`` are the largest sizes of a request's body and head. ``connections`` is
+    capped at half of the process's limit of open files, since each connection may need one to a
+    worker. At the limit, a new connection closes the one that has been idle longest.
+    ``header_timeout`` is the time limit for the head of a request; ``body_timeout``, the longest
+    pause in its body; ``idle_timeout``, how long a connection may wait for its next request.
 
-    At SIGTERM the gateway is not ready any more, ends each connection with its answer, and goes on
-    as before for ``lame_duck``, so that whoever sends requests learns of it. Then it takes no more,
-    and ``drain`` is how long running answers may go on.
+    On SIGTERM the gateway reports that it is not ready, closes each connection after its response,
+    and keeps serving for ``shutdown_delay``, so that load balancers notice. Then it accepts no more
+    requests, and running ones have ``drain_timeout`` to finish.
 
-    ``warm`` is how long a reload waits for a new backend to get ready: a model to be loaded.
+    ``warmup_timeout`` is how long a reload waits for a new backend: for a model to be loaded.
     """
 
     body: Size = 8 << 20
     header: Size = 16 << 10
     connections: PositiveInt = 10_000
     connections_per_address: PositiveInt | None = None
-    head_time: Timeout = 10.0
-    body_pause: Timeout = 10.0
-    keep: Timeout = 75.0
-    lame_duck: Duration = 5.0
-    drain: Duration = 60.0
-    warm: Duration = 120.0
+    header_timeout: Timeout = 10.0
+    body_timeout: Timeout = 10.0
+    idle_timeout: Timeout = 75.0
+    shutdown_delay: Duration = 5.0
+    drain_timeout: Duration = 60.0
+    warmup_timeout: Duration = 120.0
 
 
-# What the file may say of who signs tokens, beside the keys that it lists itself.
+# JSON Web Tokens.
 
 JwtAlgorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
@@ -260,11 +267,11 @@ JwtAlgorithm = Literal[
 
 
 class JwtClaimsConfig(ConfigSection, frozen=True):
-    """Where a token says what. A name with dots leads into what is nested.
+    """Names of the claims to read. A dotted name refers to a nested claim.
 
-    ``name`` is its holder, whom logs and usage call ``jwt:`` and that. With ``models`` he may ask
-    for those that it lists, by a list or a text with blanks (``*``: all), and for none where it
-    lists none; ``tags`` are what rules may know him by.
+    ``name`` identifies the client; logs and usage show it as ``jwt:NAME``. ``models`` lists the
+    models that the client may use, as a list or a space-separated string (``*``: all models); if
+    this is set and the claim is missing, the client may use none. ``tags`` are for routes.
     """
 
     name: NonEmptyStr = "sub"
@@ -273,12 +280,12 @@ class JwtClaimsConfig(ConfigSection, frozen=True):
 
 
 class JwtConfig(ConfigSection, frozen=True, kw_only=True):
-    """Tokens (JWT) that this issuer has signed are taken as keys are.
+    """Authentication by JSON Web Tokens of one issuer, in addition to API keys.
 
-    ``audience`` is what one of them must be meant for. ``jwks`` is where its public keys are; left
-    out, ``issuer`` is a URL, and its ``/.well-known/openid-configuration`` tells. ``leeway`` is how
-    far clocks may be apart. While the issuer can't be asked, the keys that were had last are good
-    for ``keep``.
+    ``audience`` lists the accepted audiences. ``jwks`` is the URL of the issuer's public keys; if
+    left out, ``issuer`` must be a URL, and ``/.well-known/openid-configuration`` there names them.
+    ``leeway`` is the tolerated clock difference. While the issuer is unreachable, the last keys
+    stay valid for ``jwks_max_stale``.
     """
 
     issuer: NonEmptyStr
@@ -286,41 +293,42 @@ class JwtConfig(ConfigSection, frozen=True, kw_only=True):
     jwks: NonEmptyStr | None = None
     algorithms: Annotated[tuple[JwtAlgorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")
     leeway: Duration = 30.0
-    keep: Timeout = 86400.0
+    jwks_max_stale: Timeout = 86400.0
     claims: JwtClaimsConfig = JwtClaimsConfig()
     tls: ClientTlsConfig | None = None
 
 
-# What the file may say of what several gateways share.
+# State that several gateways share.
 
 
 class SharedStateConfig(ConfigSection, frozen=True):
-    """A Redis that keeps what is left of the keys' limits, for several gateways together.
+    """A Redis server that holds the rate limits of several gateways.
 
-    ``redis`` is its URL, which may hold a password and is never shown: redis://HOST:6379/0, with
-    TLS rediss://, on this machine also unix:///PATH. ``prefix`` is what all names there begin with:
-    gateways with the same one share their limits.
+    ``redis`` is its URL, which may contain a password and is never shown: redis://HOST:6379/0, with
+    TLS rediss://, for a local socket unix:///PATH. ``prefix`` starts the names of all Redis keys:
+    gateways with the same prefix share their limits.
     """
 
     redis: Secret
     on_failure: Literal["local", "open", "closed"] = "local"
-    """While it can't be asked: each gateway admits its part of every limit (``local``), everything
-    is admitted (``open``), or nothing that has a limit (``closed``)."""
+    """What happens while Redis is unreachable: each gateway applies its share of every limit
+    (``local``), admits all requests (``open``), or rejects all that have a limit (``closed``)."""
     replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """How many gateways there are: what ``local`` divides by."""
+    """The number of gateways, by which ``local`` divides the limits."""
     prefix: Name = "interlingua"
     tls: ClientTlsConfig | None = None
 
 
-# What the file may say of where traces and figures go, beside the page of metrics.
+# Traces and metrics.
 
 
 class TracingConfig(ConfigSection, frozen=True):
-    """Spans of exchanges, sent to a collector by OTLP over HTTP: never a prompt or an answer.
+    """Spans of requests, exported by OTLP over HTTP; they never contain a prompt or a response.
 
-    ``otlp`` is its base URL, without ``/v1/traces``. A ``sample`` of all exchanges is traced. What
-    a client says of a trace is linked to; with ``trust`` it is followed, and decides what is
-    sampled. At most ``buffer`` exchanges wait to be sent; what comes beyond is counted.
+    ``otlp`` is the collector's base URL, without ``/v1/traces``. ``sample`` is the share of
+    requests that is traced. The trace context of a client is added as a link; with ``trust`` it
+    becomes the parent, and its sampling decision applies. At most ``buffer`` requests wait for the
+    export; further ones are dropped and counted.
     """
 
     shorthand_field: ClassVar[str] = "otlp"
@@ -330,12 +338,12 @@ class TracingConfig(ConfigSection, frozen=True):
     trust: bool = False
     auth: UpstreamAuthConfig | None = None
     headers: Mapping[HeaderName, Secret] = {}
-    """Of each request to the collector."""
+    """Headers of each request to the collector."""
     buffer: PositiveInt = 10_000
 
 
 class OtlpMetricsConfig(ConfigSection, frozen=True):
-    """Figures of OpenTelemetry's conventions for generative models, sent by OTLP over HTTP.
+    """Metrics of OpenTelemetry's conventions for generative AI, exported by OTLP over HTTP.
 
     ``otlp`` is the collector's base URL, without ``/v1/metrics``.
     """
@@ -343,16 +351,16 @@ class OtlpMetricsConfig(ConfigSection, frozen=True):
     shorthand_field: ClassVar[str] = "otlp"
 
     otlp: CollectorUrl
-    every: Timeout = 60.0
+    interval: Timeout = 60.0
     auth: UpstreamAuthConfig | None = None
     headers: Mapping[HeaderName, Secret] = {}
 
 
 class MetricsConfig(ConfigSection, frozen=True):
-    """What is counted of exchanges is told at the admin listener, under ``/metrics``.
+    """Prometheus metrics, served by the admin listener under ``/metrics``.
 
-    With ``vllm_compat`` there are vLLM's names for it, too, so that what reads vLLM's page reads
-    the gateway's. ``push`` sends some of it to a collector.
+    ``vllm_compat`` adds vLLM's metric names, so that tools made for vLLM can read them. ``push``
+    exports some of the metrics to a collector.
     """
 
     vllm_compat: bool = False
@@ -363,7 +371,7 @@ OnLoss = Literal["report", "reject", "ignore"]
 TokenCount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
-# --- where clients come in -----------------------------------------------------------------------
+# --- listeners -----------------------------------------------------------------------------------
 
 
 class TlsConfig(ConfigSection, frozen=True):
@@ -374,7 +382,7 @@ class TlsConfig(ConfigSection, frozen=True):
 
 
 class ListenerProtocolConfig(ConfigSection, frozen=True):
-    """A dialect as a listener has it. Its own settings stand beside ``name``."""
+    """A protocol on a listener. The protocol's own options stand beside ``name``."""
 
     shorthand_field: ClassVar[str] = "name"
     extra_field: ClassVar[str] = "options"
@@ -386,51 +394,52 @@ class ListenerProtocolConfig(ConfigSection, frozen=True):
 
 
 class ListenerConfig(ConfigSection, frozen=True):
-    """An address and the dialects mounted on it; port 0 is any that is free.
+    """An address and the protocols served there; port 0 chooses a free port.
 
-    Of several dialects with one path, a request means: the one its header ``x-interlingua-dialect``
-    names (where ``dialect_header`` allows it), its key's, its model's, or else the first.
+    Where several protocols have the same path, a request gets the one that its header
+    ``x-interlingua-protocol`` names (if ``protocol_header`` is set), that of its API key, that of
+    its model, or else the first in the list.
     """
 
     address: ListenAddress
-    dialects: Annotated[tuple[ListenerProtocolConfig, ...], Meta(min_length=1)]
-    dialect_header: bool = False
+    protocols: Annotated[tuple[ListenerProtocolConfig, ...], Meta(min_length=1)]
+    protocol_header: bool = False
     tls: TlsConfig | None = None
-    front: Literal["native", "reference"] = "native"
-    """What speaks HTTP there: our own, or aiohttp's server, which that is held against."""
+    http_server: Literal["native", "aiohttp"] = "native"
+    """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
 
 
 class AdminConfig(ConfigSection, frozen=True):
-    """The admin listener. ``sha256`` is its key's, which one beyond this machine must have."""
+    """The admin listener. ``sha256`` is the digest of its key, required off the loopback address."""
 
     address: ListenAddress
     sha256: Sha256Digest | None = None
 
 
 class ApiKeyConfig(ConfigSection, frozen=True):
-    """An API key, known by its SHA-256. ``models``: those it may ask for; None means all."""
+    """An API key, stored as its SHA-256. ``models`` are those that it may use; None means all."""
 
     name: Name
     sha256: Sha256Digest
     models: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None
-    dialect: NonEmptyStr | None = None
-    """What its holder speaks where several dialects have one path."""
+    protocol: NonEmptyStr | None = None
+    """The protocol of its requests where several protocols have the same path."""
     tags: tuple[Name, ...] = ()
-    """What rules may know it by, with others."""
+    """Tags by which routes match groups of keys."""
     explain: bool = False
-    """Whether its holder may ask, by ``x-interlingua-explain: 1``, where requests go and why."""
+    """Whether ``x-interlingua-explain: 1`` is allowed, which explains how a request is routed."""
     limits: KeyRateLimitConfig | None = None
-    """In the place of all of ``defaults.limits``."""
+    """Replaces ``defaults.limits`` entirely."""
 
 
-# --- who answers ---------------------------------------------------------------------------------
+# --- backends ------------------------------------------------------------------------------------
 
 
 class DefaultsConfig(ConfigSection, frozen=True):
-    """What holds where nothing nearer says otherwise.
+    """Defaults of pools, models and keys.
 
-    ``limits`` are those of each key that has none of its own, and of each holder of a token;
-    where there are neither, those of all clients together.
+    ``limits`` apply to each key that has none of its own and to each token's client; without keys
+    and tokens they apply to all clients together.
     """
 
     timeouts: TimeoutsConfig = TimeoutsConfig()
@@ -440,15 +449,15 @@ class DefaultsConfig(ConfigSection, frozen=True):
 
 
 class EchoFailureConfig(ConfigSection, frozen=True):
-    """Fail after so many pieces: as a worker that errs, is cut, is at its limit, or is down."""
+    """A simulated failure, after ``after_chunks`` chunks of the response."""
 
-    how: Literal["error", "cut", "rate", "down"]
-    after: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    mode: Literal["error", "disconnect", "rate_limit", "unavailable"]
+    after_chunks: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     retry_after: Duration = 2.0
 
 
 class EchoConfig(BackendConfigBase, frozen=True, tag="echo"):
-    """Answers without a model: the pieces of ``script``, or what it was told."""
+    """Responds without a model: with the chunks of ``script``, or with the prompt itself."""
 
     script: tuple[str, ...] = ()
     delay: Duration = 0.0
@@ -457,48 +466,49 @@ class EchoConfig(BackendConfigBase, frozen=True, tag="echo"):
 
 
 class WatermarkConfig(ConfigSection, frozen=True):
-    """How texts are marked where a request asks for it: what transformers' detector is told."""
+    """The watermark that a request may ask for, with the parameters of transformers' detector."""
 
     key: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 15485863
-    """Whoever knows it can find the mark, and remove it; this one is known to all."""
+    """The secret by which the watermark is found or removed; the default is public."""
     ratio: Annotated[float, Meta(gt=0, le=0.99)] = 0.25
-    """The share of the vocabulary that is favoured, another one for each token."""
+    """The share of the vocabulary that is favoured; each token favours another set."""
     bias: Annotated[float, Meta(gt=0, le=100)] = 2.0
-    """How much: it is added to the logits."""
+    """Added to the logits of the favoured tokens."""
     scheme: Literal["lefthash", "selfhash"] = "lefthash"
-    """Whether a token has a part in choosing its own list; that takes longer."""
+    """``selfhash`` includes the token itself in the hash, which is slower."""
     width: Annotated[int, Meta(ge=1, le=64)] = 1
-    """How many tokens choose the next one's list; with lefthash it is always the last."""
+    """How many preceding tokens seed the hash; ``lefthash`` uses only the last one."""
 
 
 class TorchConfig(BackendConfigBase, frozen=True, tag="torch"):
     """A local model.
 
-    ``task`` is what it is for, where its files would say something else. ``matryoshka`` are the
-    sizes to which its vectors may be cut; left out, those that its files name. ``memory`` is for
-    the keys and values of what is in work or may be wanted again; one whole context always fits.
+    ``task`` overrides what the model's files say. ``matryoshka`` lists the dimensions to which
+    embeddings may be truncated; it defaults to those that the model's files name.
+    ``kv_cache_memory`` is the size of the KV cache, including the prefix cache; it always holds at
+    least one full context.
     """
 
     path: WeightsPath
     task: Literal["generate", "embedding"] | None = None
     device: DeviceName = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    """int8 is for text on a processor: faster, smaller, and not quite the same answers."""
+    """``int8`` is for text generation on a CPU: faster and smaller, with slightly other outputs."""
     max_concurrency: PositiveInt = 16
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    memory: Size = 1 << 30
+    kv_cache_memory: Size = 1 << 30
     watermark: WatermarkConfig = WatermarkConfig()
-    template: TemplatePath | None = None
-    """A tokenizer's folder, or a chat template's file, in the place of the model's own."""
-    trust_templates: bool = False
-    """Whether a request may bring a chat template: it is a program, and costs what it costs."""
+    chat_template: TemplatePath | None = None
+    """A tokenizer's folder, or a chat template file, that replaces the model's own template."""
+    trust_request_chat_template: bool = False
+    """Whether a request may contain a chat template, which is a program of unbounded cost."""
     matryoshka: Annotated[tuple[TokenCount, ...], Meta(min_length=1)] | None = None
 
 
 BackendConfig = EchoConfig | TorchConfig | PoolConfig
 
 
-# --- what clients ask for ------------------------------------------------------------------------
+# --- models --------------------------------------------------------------------------------------
 
 
 class TargetConfig(ConfigSection, frozen=True):
@@ -509,11 +519,11 @@ class TargetConfig(ConfigSection, frozen=True):
 
 
 class TrafficSplitConfig(ConfigSection, frozen=True, kw_only=True):
-    """How much of the traffic each version takes.
+    """How the traffic is split between versions.
 
-    Who asks is held to one version by the first of ``sticky`` that a request has; without one, each
-    request is sent by chance. The same are held to the same wherever the split has the same
-    ``name`` (left out, the model's), whichever gateway is asked.
+    The first of ``sticky`` that a request has assigns it to a version, always the same one; a
+    request without any is assigned at random. Splits with the same ``name`` (by default the
+    model's) assign the same users to the same versions, in every gateway.
     """
 
     name: Name | None = None
@@ -522,27 +532,27 @@ class TrafficSplitConfig(ConfigSection, frozen=True, kw_only=True):
 
 
 class ShadowConfig(ConfigSection, frozen=True, kw_only=True):
-    """A part of a model's requests is copied to another target, whose answers nobody gets.
+    """Shadow traffic: a share of a model's requests is mirrored, and the responses are discarded.
 
-    ``to`` is a version of the model, or another model. At most ``max_concurrent`` copies run at a
-    time, and the others are left out; each has ``timeout`` for its whole answer.
+    ``to`` is a version of the model, or another model. At most ``max_concurrency`` copies run at a
+    time, and further ones are dropped. ``timeout`` limits the whole response to a copy.
     """
 
     to: NonEmptyStr
     share: Share
-    max_concurrent: PositiveInt = 4
+    max_concurrency: PositiveInt = 4
     timeout: Duration = 60.0
 
 
 class ModelLimitsConfig(ConfigSection, frozen=True):
-    """In tokens: prompt and answer together, and the answer alone."""
+    """In tokens: ``context`` is for prompt and response together, ``max_tokens`` for the response."""
 
     context: TokenCount | None = None
     max_tokens: TokenCount | None = None
 
 
 class ModelDefaultsConfig(ConfigSection, frozen=True):
-    """What holds where a client was silent. A dialect's own promise to its clients comes first."""
+    """Defaults of parameters that a request does not set. A protocol's own defaults come first."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -552,13 +562,13 @@ class ModelDefaultsConfig(ConfigSection, frozen=True):
     max_tokens: TokenCount | None = None
 
     def get_sampling_defaults(self) -> Mapping[str, float | int]:
-        """Those that say how a token is picked."""
+        """The defaults of sampling parameters."""
         return {
             name: value for name, value in self._get_set_values().items() if name != "max_tokens"
         }
 
     def get_stopping_defaults(self) -> Mapping[str, float | int]:
-        """Those that say when to stop."""
+        """The defaults of stop conditions."""
         return {
             name: value for name, value in self._get_set_values().items() if name == "max_tokens"
         }
@@ -568,10 +578,10 @@ class ModelDefaultsConfig(ConfigSection, frozen=True):
 
 
 class ModelConfig(ConfigSection, frozen=True):
-    """A public model: one target, or numbered versions of it and how they share the traffic.
+    """A public model: one target, or named versions and how the traffic is split between them.
 
-    Of versions without a split, the highest number takes all; the others are for who names them.
-    What only one dialect asks of a model stands under that dialect's name.
+    Without a split, the highest numbered version gets all the traffic; clients can still name the
+    others. Options of a single protocol stand under that protocol's name.
     """
 
     extra_field: ClassVar[str] = "options"
@@ -586,23 +596,23 @@ class ModelConfig(ConfigSection, frozen=True):
     limits: ModelLimitsConfig = ModelLimitsConfig()
     defaults: ModelDefaultsConfig = ModelDefaultsConfig()
     on_loss: OnLoss | None = None
-    dialect: NonEmptyStr | None = None
-    """What its clients speak where several dialects have one path."""
+    protocol: NonEmptyStr | None = None
+    """The protocol of its requests where several protocols have the same path."""
     fallback: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None
-    """Who answers where the target can't: versions of this model, or other models, in this order.
-    A version that a client pinned is never answered by another."""
+    """Fallbacks if the target fails: versions of this model or other models, in this order. A
+    request that pins a version has no fallback."""
     shadow: ShadowConfig | None = None
     options: Mapping[str, Mapping[str, OptionValue]] = {}
 
     def resolve_targets(self) -> Mapping[str, TargetConfig]:
-        """Every version's target, by the version's name; a lone target is version 1."""
+        """The target of each version, by the version's name; a single target is version 1."""
         if self.versions is not None:
             return self.versions
         assert self.backend is not None  # noqa: S101 - the loader refuses a model without a target
         return {"1": TargetConfig(backend=self.backend, model=self.model)}
 
     def resolve_weights(self) -> Mapping[str, int]:
-        """Each version's share of the traffic; without a split, one takes it all."""
+        """Each version's weight; without a split, one version has them all."""
         if self.split is not None:
             return self.split.weights
         targets = self.resolve_targets()
@@ -615,19 +625,19 @@ def is_numeric_version(version: str) -> bool:
     return version.isascii() and version.isdigit()
 
 
-# --- exceptions ----------------------------------------------------------------------------------
+# --- routes --------------------------------------------------------------------------------------
 
 
 class RouteMatchConfig(ConfigSection, frozen=True):
-    """What must hold for a rule to be followed, all of it. What is left out holds always.
+    """The conditions of a route; all of them must match. A condition that is left out matches.
 
-    ``header`` and ``body`` give what must stand there, the body's fields being those of its top
-    level. ``tag`` is one of the key's. ``share`` takes a part of those for whom the rest holds, and
-    the same ones each time where the model's split is sticky.
+    ``header`` and ``body`` list headers and top-level fields of the body with the values that they
+    must have. ``tag`` is one of the key's tags. ``share`` selects a share of the matching requests;
+    if the model's split is sticky, the same users each time.
     """
 
     model: NonEmptyStr | None = None
-    dialect: NonEmptyStr | None = None
+    protocol: NonEmptyStr | None = None
     header: Mapping[HeaderName, NonEmptyStr] = {}
     body: Mapping[NonEmptyStr, OptionValue] = {}
     key: NonEmptyStr | None = None
@@ -636,30 +646,30 @@ class RouteMatchConfig(ConfigSection, frozen=True):
 
 
 class RouteTargetConfig(ConfigSection, frozen=True):
-    """Where a request goes instead: to another model, to a version, or to both at once."""
+    """The target of a route: another model, a version, or a version of another model."""
 
     model: NonEmptyStr | None = None
     version: NonEmptyStr | None = None
 
 
 class RouteConfig(ConfigSection, frozen=True, kw_only=True):
-    """An exception. The first rule that holds is followed, before the model's split is asked.
+    """A route. The first one that matches decides, before the model's split.
 
-    A version that a client pinned is left as it is.
+    A version that the client pinned is kept.
     """
 
     name: Name
     when: RouteMatchConfig = RouteMatchConfig()
-    use: RouteTargetConfig
+    to: RouteTargetConfig
 
 
-# --- what is told of it all ----------------------------------------------------------------------
+# --- observability -------------------------------------------------------------------------------
 
 
 class AccessLogConfig(ConfigSection, frozen=True):
-    """A line on standard error for each exchange, at its end.
+    """The access log: a line on standard error at the end of each request.
 
-    ``buffer`` is how many lines may wait for whoever reads them; what comes beyond is counted.
+    ``buffer`` is how many lines may wait to be written; further ones are dropped and counted.
     """
 
     format: Literal["json", "off"] = "json"
@@ -667,22 +677,22 @@ class AccessLogConfig(ConfigSection, frozen=True):
 
 
 class UsageConfig(ConfigSection, frozen=True):
-    """A row for each exchange that came to a model, in a file of SQLite or in PostgreSQL.
+    """Usage accounting: a row for each request that reached a model, in SQLite or PostgreSQL.
 
-    The file, or the table ``interlingua_usage``, is made if it is not there; ``interlingua usage``
-    sums it. ``postgres`` is a URL, which may hold a password and is never shown:
-    postgresql://USER@HOST/DATABASE. Older rows than ``keep`` are removed.
+    The file, or the table ``interlingua_usage``, is created if it does not exist;
+    ``interlingua usage`` summarizes it. ``postgres`` is a URL, which may contain a password and is
+    never shown: postgresql://USER@HOST/DATABASE. Rows older than ``retention`` are removed.
     """
 
     shorthand_field: ClassVar[str] = "sqlite"
 
     sqlite: OutputPath | None = None
     postgres: Secret | None = None
-    keep: Retention = 90 * 86400
+    retention: Retention = 90 * 86400
 
 
 class ObservabilityConfig(ConfigSection, frozen=True):
-    """What is kept of exchanges that are over: never a prompt, an answer or a key."""
+    """What is recorded of requests: never a prompt, a response or a key."""
 
     access_log: AccessLogConfig = AccessLogConfig()
     usage: UsageConfig | None = None

@@ -240,7 +240,7 @@ def check_routes(config: Config, ground: ValidationContext) -> None:
     for n, rule in enumerate(config.routes):
         if not is_set(rule):
             continue
-        rules.check_target(rule, ("routes", n, "use"))
+        rules.check_target(rule, ("routes", n, "to"))
         if is_set(rule.when) and rules.check_match(rule.when, ("routes", n, "when")):
             rules.check_reachable(rule.when, earlier, ("routes", n))
             if rule.when.share in (None, 1):
@@ -259,7 +259,7 @@ class _RouteValidator:
 
     def check_target(self, rule: RouteConfig, path: ConfigPath) -> None:
         """Complain of where it leads to."""
-        use = rule.use
+        use = rule.to
         if not is_set(use):
             return
         if use.model is None and use.version is None:
@@ -282,7 +282,7 @@ class _RouteValidator:
             self._check_name(
                 when.tag, _collect_tags(self._keys), "no key has the tag", (*path, "tag")
             ),
-            self._check_protocol(when.dialect, (*path, "dialect")),
+            self._check_protocol(when.protocol, (*path, "protocol")),
             self._check_headers(when.header, (*path, "header")),
             is_set(when.body) and all(map(is_set, when.body.values())),
             is_set(when.share),
@@ -396,7 +396,7 @@ class _RouteValidator:
         keyed = narrow.key is not None or narrow.tag is not None
         headers = {name.lower(): text for name, text in narrow.header.items()}
         return (
-            wide.dialect in (None, narrow.dialect)
+            wide.protocol in (None, narrow.protocol)
             and (
                 anybody
                 or (keyed and self._find_matching_keys(narrow) <= self._find_matching_keys(wide))
@@ -451,9 +451,9 @@ def _list_listener_protocols(config: Config) -> list[str] | None:
     """The dialects on the listeners, if all could be read; without listeners, every one is."""
     if not is_set(config.listeners) or not config.listeners:
         return None
-    if not all(is_set(one) and is_set(one.dialects) for one in config.listeners):
+    if not all(is_set(one) and is_set(one.protocols) for one in config.listeners):
         return None
-    mounts = [mount for one in config.listeners for mount in one.dialects]
+    mounts = [mount for one in config.listeners for mount in one.protocols]
     if not all(is_set(mount) and is_set(mount.name) for mount in mounts):
         return None
     return [mount.name for mount in mounts]
@@ -512,7 +512,7 @@ def _check_shadow_version(
 
 _FULL_PERCENTAGE = 100
 _SOURCES: Final = ("url", "dns", "srv", "file")
-_DISCOVERY: Final = ("every", "scheme", "nameserver")
+_DISCOVERY: Final = ("refresh_interval", "scheme", "nameserver")
 _DEFAULT_WORKER: Final = WorkerSourceConfig()
 
 
@@ -754,8 +754,8 @@ def _check_keys(config: Config, ground: ValidationContext) -> None:
 def _check_client_protocol(
     holder: ApiKeyConfig | ModelConfig, path: ConfigPath, ground: ValidationContext
 ) -> None:
-    if is_set(holder.dialect) and holder.dialect is not None:
-        ground.check_client_protocol(holder.dialect, None, (*path, "dialect"))
+    if is_set(holder.protocol) and holder.protocol is not None:
+        ground.check_client_protocol(holder.protocol, None, (*path, "protocol"))
 
 
 def _check_key_models(

@@ -59,7 +59,7 @@ def check(config: Config, ground: ValidationContext) -> None:
             if is_set(backend) and isinstance(backend, PoolConfig):
                 _check_pool(backend, path, ground)
             elif is_set(backend) and isinstance(backend, TorchConfig):
-                _check_template(backend.template, (*path, "template"), ground)
+                _check_template(backend.chat_template, (*path, "chat_template"), ground)
     _check_identity(config, ground)
     _check_state(config, ground)
     _check_telemetry(config, ground)
@@ -132,7 +132,7 @@ def _preferred_dialects(config: Config) -> frozenset[str]:
     keys = config.keys if is_set(config.keys) else ()
     models = config.models.values() if is_set(config.models) else ()
     holders = [holder for holder in (*keys, *models) if is_set(holder)]
-    return frozenset(h.dialect for h in holders if is_set(h.dialect) and h.dialect is not None)
+    return frozenset(h.protocol for h in holders if is_set(h.protocol) and h.protocol is not None)
 
 
 def _check_listener(
@@ -142,19 +142,19 @@ def _check_listener(
     tls = is_set(listener.tls) and listener.tls
     if tls and is_set(tls.cert) and is_set(tls.key):
         _check_key_pair(tls, (*path, "tls"), ground)
-    if not is_set(listener.dialects):
+    if not is_set(listener.protocols):
         return
     owners: dict[tuple[str, str], str] = {}
-    for n, mount in enumerate(listener.dialects):
+    for n, mount in enumerate(listener.protocols):
         if not is_set(mount) or not is_set(mount.name):
             continue
-        at = (*path, "dialects", n)
+        at = (*path, "protocols", n)
         endpoints = _check_mount(mount, at, ground)
         if not is_set(mount.prefix):
             continue
         paths = {(method, mount.prefix + where) for method, where in endpoints}
         taken = sorted(paths & owners.keys())
-        if taken and not (listener.dialect_header is True or mount.name in preferred):
+        if taken and not (listener.protocol_header is True or mount.name in preferred):
             method, where = taken[0]
             ground.add_issue(
                 at,
@@ -201,7 +201,7 @@ def _check_mount(
 
 
 def _check_pool(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
-    if is_set(pool.dialect):
+    if is_set(pool.protocol):
         _check_pool_dialect(pool, path, ground)
     _check_unsupported_parameters(pool, path, ground)
     if is_set(pool.tls) and pool.tls is not None:
@@ -209,8 +209,8 @@ def _check_pool(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -
 
 
 def _check_pool_dialect(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
-    name, profile_at = pool.dialect, (*path, "profile")
-    if not ground.check_protocol(name, pool.profile, (*path, "dialect"), profile_at):
+    name, profile_at = pool.protocol, (*path, "profile")
+    if not ground.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
         return
     takes = ground.protocols.get_options(name)
     for key, value in pool.options.items() if is_set(pool.options) else ():
@@ -221,25 +221,25 @@ def _check_pool_dialect(pool: PoolConfig, path: ConfigPath, ground: ValidationCo
             )
         elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
             ground.add_issue(at, wrong)
-    for key, parameter in (("template", "renderer"), ("fields", "fields")):
+    for key, parameter in (("chat_template", "renderer"), ("fields", "fields")):
         if getattr(pool, key) is not None and not ground.protocols.accepts_param(name, parameter):
             ground.add_issue((*path, key), f"{name} has no use for it; remove it", key=True)
-        elif key == "template":
-            _check_template(pool.template, (*path, key), ground)
+        elif key == "chat_template":
+            _check_template(pool.chat_template, (*path, key), ground)
     if is_set(pool.workers):
         _check_roots(pool, (*path, "workers"), ground)
 
 
 def _check_roots(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
     """A worker's URL is its base: the dialect's own path comes behind it."""
-    roots = ground.protocols.create_adapter(pool.dialect, pool.profile, {}).path_prefixes
+    roots = ground.protocols.create_adapter(pool.protocol, pool.profile, {}).path_prefixes
     for n, worker in enumerate(pool.workers):
         if not is_set(worker) or not is_set(worker.url) or worker.url is None:
             continue
         end = urlsplit(worker.url).path
         root = next((root for root in roots if root.strip("/") and end.endswith(root)), None)
         if root is not None:
-            message = f"the dialect {pool.dialect} adds {root} itself; write the URL without it"
+            message = f"the dialect {pool.protocol} adds {root} itself; write the URL without it"
             ground.add_issue((*path, n, "url"), message)
 
 

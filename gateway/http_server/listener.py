@@ -15,7 +15,7 @@ from gateway.http_server.sockets import ListenSockets
 
 LISTENER_CLASSES: Final[Mapping[str, str]] = {
     "native": "gateway.http_server.listener:NativeListener",
-    "reference": "gateway.http_server.aiohttp_listener:AiohttpListener",
+    "aiohttp": "gateway.http_server.aiohttp_listener:AiohttpListener",
 }
 """By the name that a listener's configuration gives; each is imported where it is used."""
 

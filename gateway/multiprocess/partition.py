@@ -122,5 +122,5 @@ def _divide_rate(told: tuple[int, int] | None, processes: int) -> tuple[int, int
 def _partition_model(model: schema.ModelConfig, processes: int) -> schema.ModelConfig:
     if model.shadow is None:
         return model
-    most = _divide(model.shadow.max_concurrent, processes)
-    return replace(model, shadow=replace(model.shadow, max_concurrent=most))
+    most = _divide(model.shadow.max_concurrency, processes)
+    return replace(model, shadow=replace(model.shadow, max_concurrency=most))

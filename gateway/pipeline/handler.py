@@ -278,7 +278,7 @@ class RequestHandler:
     def _list_preferred_protocols(self, http: HttpRequest, found: EndpointMatch) -> Iterator[str]:
         """Protocol names for a path that several protocols have, the preferred one first."""
         if self._settings.allow_protocol_header:
-            yield http.headers.get("x-interlingua-dialect", "")
+            yield http.headers.get("x-interlingua-protocol", "")
         principal = self._authenticator.find_known_principal(http.headers)
         yield (principal and principal.protocol) or ""
         yield self._router.find_protocol(found.params.get("model", "")) or ""

@@ -17,10 +17,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
 
 from gateway.ratelimit.buckets import (
     MIN_RETRY_AFTER,
@@ -542,6 +538,10 @@ class RedisLeaseStore:
         self, shared: RedisLimitSettings, borrower: str, *, clock: Clock, draw: Clock
     ) -> None:
         """``borrower`` is this process and no other. ``draw`` gives a number in [0, 1)."""
+        from redis.asyncio import Redis  # noqa: PLC0415 - it need not be installed
+        from redis.asyncio.retry import Retry  # noqa: PLC0415 - as above
+        from redis.backoff import NoBackoff  # noqa: PLC0415 - as above
+
         more: Any = {} if shared.ca is None else {"ssl_ca_certs": shared.ca}
         self._redis: Any = Redis.from_url(
             shared.url,
@@ -584,6 +584,8 @@ class RedisLeaseStore:
 
     async def aclose(self) -> None:
         """Let the connection go, also of one that does not answer."""
+        from redis.exceptions import RedisError  # noqa: PLC0415 - as above
+
         with suppress(RedisError, OSError):
             await self._redis.aclose()
 
@@ -591,6 +593,8 @@ class RedisLeaseStore:
         keys = [f"{self._prefix}:{wish.name}" for wish in wishes]
         told = [part for wish in wishes for part in _build_script_arguments(wish)]
         call = (len(keys), *keys, self._borrower_id, LEASE_SECONDS, *told)
+        from redis.exceptions import NoScriptError  # noqa: PLC0415 - as above
+
         reply: Sequence[Any]
         try:
             reply = await self._redis.evalsha(_SCRIPT_SHA1, *call)

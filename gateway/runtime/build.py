@@ -90,7 +90,7 @@ def restricted(pool: schema.PoolConfig, dialect: ClientAdapter) -> ClientAdapter
 
 def _build_pool_settings(told: schema.PoolConfig) -> dict[str, Any]:
     probe = asdict(told.health)
-    health = {key: probe.pop(key) for key in ("fall", "rise", "slow_start", "panic")}
+    health = {key: probe.pop(key) for key in ("fall", "rise", "slow_start", "panic_threshold")}
     return {
         "policy": told.policy,
         "timeouts": asdict(told.timeouts or schema.TimeoutsConfig()),
@@ -124,7 +124,7 @@ def _build_discovery_source(
     asked = {
         "name": one.dns or one.srv,
         "record": "srv" if one.dns is None else "a",
-        "every": one.every,
+        "refresh_interval": one.refresh_interval,
         "nameserver": one.nameserver,
     }
     return {"dns": asked, "template": {"scheme": one.scheme, **_build_worker_options(one, pool)}}
@@ -220,7 +220,7 @@ def list_backend_models(backend: str, config: schema.Config) -> list[str]:
 
 def needs_model_discovery(pool: schema.PoolConfig) -> bool:
     """Whether a pool's workers are asked about the models that they are to serve."""
-    return issubclass(load_symbol(DIALECTS[pool.dialect]), ModelMetadataReader)
+    return issubclass(load_symbol(DIALECTS[pool.protocol]), ModelMetadataReader)
 
 
 def build_upstream_adapter(pool: schema.PoolConfig) -> ClientAdapter:
@@ -228,11 +228,11 @@ def build_upstream_adapter(pool: schema.PoolConfig) -> ClientAdapter:
     options: dict[str, Any] = dict(pool.options)
     if pool.fields is not None:
         options["fields"] = pool.fields
-    if pool.template is not None:
+    if pool.chat_template is not None:
         from backends.chat_template import ChatTemplate  # noqa: PLC0415 - jinja2 may not be installed
 
-        options["renderer"] = ChatTemplate(pool.template)
-    return restricted(pool, build_adapter(pool.dialect, pool.profile, options))
+        options["renderer"] = ChatTemplate(pool.chat_template)
+    return restricted(pool, build_adapter(pool.protocol, pool.profile, options))
 
 
 def build_model(
@@ -265,7 +265,7 @@ def build_model(
     compiled = compile_model(info, targets, model.resolve_weights(), on_loss, silent, salt=salt)
     return replace(
         compiled,
-        protocol=model.dialect,
+        protocol=model.protocol,
         fallbacks=model.fallback or (),
         sticky=sticky,
         shadow=None if model.shadow is None else build_shadow(name, model.shadow),
@@ -274,7 +274,7 @@ def build_model(
 
 def build_shadow(name: str, shadow: schema.ShadowConfig) -> ShadowRule:
     """What is copied of the requests to the model of this name."""
-    return ShadowRule(name, shadow.to, shadow.share, shadow.max_concurrent, shadow.timeout)
+    return ShadowRule(name, shadow.to, shadow.share, shadow.max_concurrency, shadow.timeout)
 
 
 def build_rule(rule: schema.RouteConfig) -> RouteRule:
@@ -282,15 +282,15 @@ def build_rule(rule: schema.RouteConfig) -> RouteRule:
     when = rule.when
     headers = {name.lower(): text for name, text in when.header.items()}
     share = 1.0 if when.share is None else when.share
-    compiled = RouteConditions(when.dialect, headers, when.body, when.key, when.tag, share)
-    return RouteRule(rule.name, when.model, compiled, rule.use.model, rule.use.version)
+    compiled = RouteConditions(when.protocol, headers, when.body, when.key, when.tag, share)
+    return RouteRule(rule.name, when.model, compiled, rule.to.model, rule.to.version)
 
 
 def build_principal(key: schema.ApiKeyConfig, aliases: Mapping[str, str]) -> Principal:
     """The holder of a configured key. ``aliases`` gives the model that each stands for."""
     models = frozenset(aliases.get(name, name) for name in key.models) if key.models else None
     tags = frozenset(key.tags)
-    return Principal(key.name, key.sha256, models, key.dialect, tags, key.explain)
+    return Principal(key.name, key.sha256, models, key.protocol, tags, key.explain)
 
 
 def build_rate_limiter(config: schema.Config, accounts: CounterRegistry) -> RateLimiter | None:
@@ -347,7 +347,7 @@ def build_connection_limits(limits: schema.ServerLimitsConfig) -> ConnectionLimi
         max_header_size=limits.header,
         max_connections=min(limits.connections, compute_max_clients()),
         max_per_address=limits.connections_per_address,
-        header_timeout=limits.head_time,
-        body_timeout=limits.body_pause,
-        idle_timeout=limits.keep,
+        header_timeout=limits.header_timeout,
+        body_timeout=limits.body_timeout,
+        idle_timeout=limits.idle_timeout,
     )

@@ -355,9 +355,9 @@ class Gateway:
         self.set_draining()
         limits = self._current.config.limits
         if lame_duck:
-            await asyncio.sleep(limits.lame_duck)
+            await asyncio.sleep(limits.shutdown_delay)
         fronts = [*self.listeners.values(), *self._closing_listeners]
-        await asyncio.gather(*(front.drain(limits.drain) for front in fronts))
+        await asyncio.gather(*(front.drain(limits.drain_timeout) for front in fronts))
         for one in self.active_snapshots:
             one.stop_requests(Overloaded("the gateway stops"))
         await asyncio.gather(*(front.drain(_ERROR_FLUSH_TIMEOUT) for front in fronts))
@@ -406,7 +406,7 @@ class Gateway:
 
     async def _warm_backends(self, now: ConfigSnapshot, loaded: loader.LoadedConfig) -> None:
         """Start the backends that are new, and let them get ready. Raises ConfigError."""
-        added, within = self._find_new_backends(now), now.config.limits.warm
+        added, within = self._find_new_backends(now), now.config.limits.warmup_timeout
         whys = await asyncio.gather(
             *(warm_backend(name, one, within) for name, one in added.items())
         )
@@ -481,7 +481,9 @@ class Gateway:
         for name, backend in ended.items():
             for url in backend.manual_workers if isinstance(backend, ManuallyManaged) else ():
                 log.warning("%s: what the admin said of %s ends with this reload", name, url)
-        retiring = self._retire_backends(list(ended.values()), gone, old.config.limits.drain)
+        retiring = self._retire_backends(
+            list(ended.values()), gone, old.config.limits.drain_timeout
+        )
         task = asyncio.get_running_loop().create_task(retiring)
         self._retire_tasks.add(task)
         task.add_done_callback(self._retire_tasks.discard)
@@ -516,7 +518,7 @@ class Gateway:
 
     def _make_listener(self, now: ConfigSnapshot, listener_id: listeners.ListenerId) -> Listener:
         kind = load_symbol(
-            LISTENER_CLASSES[listeners.listeners_by_id(now.config)[listener_id].front]
+            LISTENER_CLASSES[listeners.listeners_by_id(now.config)[listener_id].http_server]
         )
         made = cast(
             "Listener",

@@ -155,14 +155,14 @@ class ConfigSnapshot:
         settings = HandlerSettings(config.limits.body, timeouts, config_hash=digest)
         servers = {}
         for listener_id, listener in listeners.listeners_by_id(config).items():
-            mounts = [build.build_mount(one) for one in listener.dialects]
+            mounts = [build.build_mount(one) for one in listener.protocols]
             servers[listener_id] = RequestHandler(
                 PathRouter(mounts),
                 self.router,
                 keyring,
                 replace(
                     settings,
-                    allow_protocol_header=listener.dialect_header,
+                    allow_protocol_header=listener.protocol_header,
                     explain_without_key=not keyed and validate.is_loopback(listener.address),
                 ),
                 outside,
@@ -178,14 +178,14 @@ def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
     asked: Sequence[str] = ()
     named: tuple[str | None, ...] = ()
     match settings:
-        case schema.PoolConfig(template=template, tls=tls):
+        case schema.PoolConfig(chat_template=template, tls=tls):
             named = (template, tls.ca if tls else None)
             asked = (
                 build.list_backend_models(name, config)
                 if build.needs_model_discovery(settings)
                 else ()
             )
-        case schema.TorchConfig(template=template):
+        case schema.TorchConfig(chat_template=template):
             named = (template,)
         case _:
             pass

@@ -77,11 +77,11 @@ def _create_usage_recorder(told: schema.UsageConfig, outside: GatewayServices) -
     if told.postgres is not None:
         from gateway.observability.usage_postgres import create_postgres_recorder  # noqa: PLC0415 - it need not be installed
 
-        return create_postgres_recorder(told.postgres.reveal(), told.keep, outside.wall_clock)
+        return create_postgres_recorder(told.postgres.reveal(), told.retention, outside.wall_clock)
     from gateway.observability.usage import SqliteUsageRecorder  # noqa: PLC0415 - nobody else needs its library
 
     assert told.sqlite is not None  # noqa: S101 - the loader refuses rows without a place
-    return SqliteUsageRecorder(told.sqlite, told.keep, outside.wall_clock)
+    return SqliteUsageRecorder(told.sqlite, told.retention, outside.wall_clock)
 
 
 class TelemetrySender(Protocol):
@@ -139,7 +139,7 @@ def set_up_exporters(
             MetricExporter(
                 push.otlp,
                 _build_collector_headers(push),
-                push.every,
+                push.interval,
                 sender,
                 lambda: figures.build_metrics(now()),
             )

@@ -20,7 +20,7 @@ from contextlib import suppress
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -41,7 +41,7 @@ from gateway.config.types import split_address
 from gateway.pipeline.handler import GatewayServices as Services
 from gateway.runtime.build import build_adapter, build_backend
 from gateway.runtime.build import list_backend_models as models_of_backend
-from protocols.core.interfaces import UpstreamRequest
+from protocols.core.interfaces import UpstreamAdapter, UpstreamRequest
 
 _WORKER_TIMEOUT: Final = 5.0
 """Seconds for each step: DNS, then the connection and its requests."""
@@ -220,7 +220,7 @@ def _check_device(subject: str, model: TorchConfig, torch: Any) -> Finding:
         f"torch {torch.__version__} on {torch.cuda.get_device_name(device)}: "
         f"{free >> 20:,} of {total >> 20:,} MiB free"
     )
-    if free < model.memory:
+    if free < model.kv_cache_memory:
         hint = "stop other processes on the device, or lower `memory`"
         return _warning(subject, f"{message}, less than `memory`", hint)
     return _ok(subject, message)
@@ -424,8 +424,8 @@ async def _check_worker(check: _WorkerCheck, now: Callable[[], float]) -> AsyncI
 async def _check_protocol(check: _WorkerCheck, now: Callable[[], float]) -> AsyncIterator[Finding]:
     """Send the health check and the protocol's probe. Raises httpx.HTTPError."""
     pool = check.pool
-    protocol: Any = build_adapter(pool.dialect, pool.profile, pool.options)
-    probes = [protocol.probe]
+    adapter = cast("UpstreamAdapter", build_adapter(pool.protocol, pool.profile, pool.options))
+    probes = [adapter.health_request]
     if (path := pool.health.path) is not None:
         probes.insert(0, UpstreamRequest(path, b"", method="GET"))
     timeout = httpx.Timeout(_WORKER_TIMEOUT)
@@ -439,7 +439,7 @@ async def _check_protocol(check: _WorkerCheck, now: Callable[[], float]) -> Asyn
             )
             yield _check_response(check, probe, response)
             skew = _clock_skew(response.headers.get("date"), now())
-            if probe is protocol.probe and abs(skew) > _MAX_CLOCK_SKEW:
+            if probe is adapter.health_request and abs(skew) > _MAX_CLOCK_SKEW:
                 message = f"the clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
                 yield _warning(check.subject, message, "synchronize both clocks by NTP")
 
@@ -447,7 +447,7 @@ async def _check_protocol(check: _WorkerCheck, now: Callable[[], float]) -> Asyn
 def _check_response(
     check: _WorkerCheck, probe: UpstreamRequest, response: httpx.Response
 ) -> Finding:
-    status, protocol = response.status_code, check.pool.dialect
+    status, protocol = response.status_code, check.pool.protocol
     request = f"{probe.method} {probe.path}"
     if status in _AUTH_STATUSES:
         reason = "the key is not accepted" if check.bearer else "a key is required"
@@ -505,7 +505,10 @@ async def _check_collector(kind: str, url: str) -> Finding:
 
 async def _check_issuer(identity: JwtConfig) -> Finding:
     """Fetch the keys by which tokens are verified."""
-    from gateway.auth.jwks import JwksFetcher, parse_key_set
+    from gateway.auth.jwks import (  # noqa: PLC0415 - its libraries need not be installed
+        JwksFetcher,
+        parse_key_set,
+    )
 
     subject = f"issuer {identity.issuer}"
     try:
@@ -519,7 +522,11 @@ async def _check_issuer(identity: JwtConfig) -> Finding:
 
 async def _check_postgres(url: str) -> Finding:
     """Connect to the database of usage. The subject has no password."""
-    from gateway.observability.usage_postgres import DATABASE_ERRORS, connect_database, redact_url
+    from gateway.observability.usage_postgres import (  # noqa: PLC0415 - as above
+        DATABASE_ERRORS,
+        connect_database,
+        redact_url,
+    )
 
     subject = f"usage database {redact_url(url)}"
     try:

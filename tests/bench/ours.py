@@ -38,7 +38,7 @@ backends:
   other:
     {protocol}: triton
     profile: vllm
-    template: "{template}"
+    {template_key}: "{template}"
     workers: ["http://127.0.0.1:{worker}"]
 models:
 {models}
@@ -55,13 +55,14 @@ class Keywords(Struct, frozen=True):
     protocols: str = "protocols"
     protocol: str = "protocol"
     aiohttp_server: str = "http_server: aiohttp"
+    template: str = "chat_template"
 
 
 def keywords(tree: Path) -> Keywords:
     """Those of the gateway in this folder."""
     if (tree / "protocols" / "core").is_dir():
         return Keywords()
-    return Keywords("dialects", "dialect", "front: reference")
+    return Keywords("dialects", "dialect", "front: reference", "template")
 
 
 def start(seat: Seat, tree: Path = ROOT, *, processes: int = 1, aiohttp: bool = False) -> Start:
@@ -77,6 +78,7 @@ def start(seat: Seat, tree: Path = ROOT, *, processes: int = 1, aiohttp: bool = 
         port=seat.port,
         worker=seat.worker,
         template=template,
+        template_key=words.template,
         protocols=words.protocols,
         protocol=words.protocol,
         server=f", {words.aiohttp_server}" if aiohttp else "",

@@ -28,9 +28,9 @@ def test_every_number_has_its_case() -> None:
 
 
 BEFORE_A_WORKER = """
-listeners: [{{address: "127.0.0.1:0", dialects: [databricks]}}]
-limits: {{drain: 1s}}
-backends: {{pool: {{dialect: openai, profile: vllm, workers: ["{url}"]}}}}
+listeners: [{{address: "127.0.0.1:0", protocols: [databricks]}}]
+limits: {{drain_timeout: 1s}}
+backends: {{pool: {{protocol: openai, profile: vllm, workers: ["{url}"]}}}}
 models: {{mock: {{backend: pool}}}}
 """
 ANSWER = {

@@ -69,10 +69,10 @@ async def test_tr_50_a_full_queue_is_told(serve: Serve) -> None:
     """The worker takes one at a time, and two wait: of eight, three are answered."""
     slow = MOCK.replace("words: {kind: echo,", "words: {kind: echo, delay: 60ms,")
     worker = await serve(slow)
-    queue = f"{{dialect: openai, workers: [{worker.url}], max_concurrency: 1, queue: {{max: 2}}}}"
+    queue = f"{{protocol: openai, workers: [{worker.url}], max_concurrency: 1, queue: {{max: 2}}}}"
     gateway = await serve(
         f"""
-        listeners: [{{address: "127.0.0.1:0", dialects: [{{name: triton, profile: trtllm}}]}}]
+        listeners: [{{address: "127.0.0.1:0", protocols: [{{name: triton, profile: trtllm}}]}}]
         backends: {{one: {queue}}}
         models: {{trt_like: {{backend: one, model: vllm_like}}}}
         """

@@ -32,17 +32,17 @@ def configuration(url: str) -> bytes:
             if row.apart:
                 pool, at = f"{name}-{play}", f"{at}/{play}"
             backends[pool] = {
-                "dialect": row.dialect,
+                "protocol": row.dialect,
                 "workers": [at],
                 "retries": {"max": 0},
-                "health": {"every": "1m"},
-                "breaker": {"failures": 10_000, "least": 10_000},
+                "health": {"interval": "1m"},
+                "breaker": {"consecutive_failures": 10_000, "min_requests": 10_000},
             } | ({"profile": row.profile} if row.profile else {})
             models[f"{name}-{play}"] = {"backend": pool, "model": play}
     return json.encode(
         {
-            "listeners": [{"address": "127.0.0.1:0", "dialects": DIALECTS}],
-            "limits": {"drain": "1s"},
+            "listeners": [{"address": "127.0.0.1:0", "protocols": DIALECTS}],
+            "limits": {"drain_timeout": "1s"},
             "backends": backends,
             "models": models,
         }

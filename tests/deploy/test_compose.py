@@ -84,7 +84,7 @@ def test_it_stops_after_it_has_drained() -> None:
         file = next(mounted(name).iterdir())
         config = load_text(file.read_text("utf-8"), file.name, env=DIGESTS, insecure=True)
         grace = float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
-        assert grace >= config.limits.lame_duck + config.limits.drain + 5
+        assert grace >= config.limits.shutdown_delay + config.limits.drain_timeout + 5
 
 
 def test_without_a_key_it_does_not_start() -> None:

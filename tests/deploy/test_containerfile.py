@@ -19,7 +19,7 @@ from tests.deploy.tools import DEPLOY, ROOT, good, run
 
 FILE = DEPLOY / "Containerfile"
 ECHO = """
-listeners: [{address: "${LISTEN}", dialects: [openai]}]
+listeners: [{address: "${LISTEN}", protocols: [openai]}]
 backends: {e: {kind: echo}}
 models: {m: {backend: e}}
 """

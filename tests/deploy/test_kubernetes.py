@@ -21,7 +21,7 @@ TRY = KUBERNETES / "overlays" / "try"
 CHART = DEPLOY / "helm" / "interlingua"
 RENDERER = Path(__file__).with_name("render_chart.py")
 CONFIG = (BASE / "gateway.yaml").read_text("utf-8")
-SMALL = 'backends: {w: {dialect: openai, workers: ["http://w:1"]}}\nmodels: {m: {backend: w}}\n'
+SMALL = 'backends: {w: {protocol: openai, workers: ["http://w:1"]}}\nmodels: {m: {backend: w}}\n'
 DIGESTS = {"INTERLINGUA_KEY_SHA256": "a" * 64, "INTERLINGUA_ADMIN_SHA256": "b" * 64}
 
 Manifests = Sequence[dict[str, Any]]
@@ -95,7 +95,10 @@ def test_a_pod_has_time_to_drain(rendered: str) -> None:
         [text] = configuration(pod, made).values()
         limits = load_text(text, "gateway.yaml", env=DIGESTS, insecure=True).limits
         before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-        assert pod["terminationGracePeriodSeconds"] >= before + limits.lame_duck + limits.drain + 5
+        assert (
+            pod["terminationGracePeriodSeconds"]
+            >= before + limits.shutdown_delay + limits.drain_timeout + 5
+        )
 
 
 def test_a_pod_may_do_nothing_that_it_need_not(rendered: str) -> None:

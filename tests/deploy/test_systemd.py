@@ -18,12 +18,12 @@ from tests.deploy.tools import DEPLOY, good, need, run, tool
 UNIT = DEPLOY / "systemd" / "interlingua.service"
 SANDBOX = Path(__file__).with_name("sandbox.py")
 ECHO = """
-listeners: [{address: "${LISTEN}", dialects: [openai]}]
+listeners: [{address: "${LISTEN}", protocols: [openai]}]
 admin: {address: "${ADMIN}"}
 backends: {e: {kind: echo}}
 models: {m: {backend: e}}
 """
-POOL = ECHO.replace("{kind: echo}", '{dialect: openai, workers: [{dns: "localhost:${WORKER}"}]}')
+POOL = ECHO.replace("{kind: echo}", '{protocol: openai, workers: [{dns: "localhost:${WORKER}"}]}')
 
 
 @pytest.fixture
@@ -55,7 +55,10 @@ def test_it_is_hardly_exposed(unit: Path) -> None:
 
 def test_it_has_time_to_drain() -> None:
     limits = ServerLimitsConfig()
-    assert float(settings(UNIT)["TimeoutStopSec"][0]) >= limits.lame_duck + limits.drain + 5
+    assert (
+        float(settings(UNIT)["TimeoutStopSec"][0])
+        >= limits.shutdown_delay + limits.drain_timeout + 5
+    )
 
 
 def test_a_reload_looks_at_the_file_first(unit: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 def _worker(*listeners: str, script: str = '"Paris", ",", " of", " course", "."') -> str:
     return f"""
 listeners: [{", ".join(listeners)}]
-limits: {{drain: 1s}}
+limits: {{drain_timeout: 1s}}
 backends: {{says: {{kind: echo, script: [{script}]}}}}
 models:
   llama3: {{backend: says}}
@@ -23,17 +23,17 @@ models:
 
 
 _VLLM: Final = _worker(*[
-    f'{{address: "127.0.0.1:{port}", dialects: [{{name: openai, profile: vllm}}]}}'
+    f'{{address: "127.0.0.1:{port}", protocols: [{{name: openai, profile: vllm}}]}}'
     for port in (8001, 8002)
 ])  # fmt: skip
-_TRITON: Final = _worker('{address: "127.0.0.1:8000", dialects: [{name: triton, profile: vllm}]}')
-_MINDIE: Final = _worker('{address: "127.0.0.1:1025", dialects: [mindie]}')
-_OVMS: Final = _worker('{address: "127.0.0.1:9000", dialects: [ovms]}')
+_TRITON: Final = _worker('{address: "127.0.0.1:8000", protocols: [{name: triton, profile: vllm}]}')
+_MINDIE: Final = _worker('{address: "127.0.0.1:1025", protocols: [mindie]}')
+_OVMS: Final = _worker('{address: "127.0.0.1:9000", protocols: [ovms]}')
 _BUILT_IN: Final = _worker(
-    '{address: "127.0.0.1:8000", dialects: [openai, databricks, '
+    '{address: "127.0.0.1:8000", protocols: [openai, databricks, '
     "{name: triton, profile: plain}, ovms, {name: mindie, prefix: /mindie}]}",
-    '{address: "127.0.0.1:1025", dialects: [mindie]}',
-    '{address: "127.0.0.1:8001", dialects: [{name: openai, profile: vllm}]}',
+    '{address: "127.0.0.1:1025", protocols: [mindie]}',
+    '{address: "127.0.0.1:8001", protocols: [{name: openai, profile: vllm}]}',
 )
 """What `make run` serves, and a worker."""
 

@@ -19,4 +19,4 @@ def test_what_the_pages_show_is_taken() -> None:
     assert shown("fallbacks").models["chat"].fallback == ("1", "2", "small")
     shadow = shown("shadow-traffic").models["chat"].shadow
     assert shadow is not None
-    assert (shadow.to, shadow.share, shadow.max_concurrent, shadow.timeout) == ("2", 0.05, 4, 60.0)
+    assert (shadow.to, shadow.share, shadow.max_concurrency, shadow.timeout) == ("2", 0.05, 4, 60.0)

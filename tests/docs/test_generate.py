@@ -80,18 +80,24 @@ def test_every_dialect_shows_its_tables(name: str) -> None:
 
 ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({}, ("`w`", "`n`", "int", "", "", "absent", "")),
-    ({"field": "asked.w", "null": False}, ("`w`", "", "int", "", "", "refused", "")),
-    ({"low": 0, "high": 2}, ("`w`", "`n`", "int", "from 0 to 2", "", "absent", "")),
+    ({"field": "asked.w", "nullable": False}, ("`w`", "", "int", "", "", "refused", "")),
+    ({"minimum": 0, "maximum": 2}, ("`w`", "`n`", "int", "from 0 to 2", "", "absent", "")),
     (
-        {"low": 0, "high": 1, "above_low": True, "below_high": True, "default": True},
+        {
+            "minimum": 0,
+            "maximum": 1,
+            "exclusive_minimum": True,
+            "exclusive_maximum": True,
+            "default": True,
+        },
         ("`w`", "`n`", "int", "above 0 to below 1", "`true`", "absent", ""),
     ),
     (
-        {"low": 1, "off": (0, -1), "default": 1.0, "note": "so"},
+        {"minimum": 1, "disabled_values": (0, -1), "default": 1.0, "description": "so"},
         ("`w`", "`n`", "int", "from 1; 0 and -1 for off", "`1.0`", "absent", "so"),
     ),
     (
-        {"high": 2**63 - 1, "default": "a"},
+        {"maximum": 2**63 - 1, "default": "a"},
         ("`w`", "`n`", "int", "up to 2^63 - 1", '`"a"`', "absent", ""),
     ),
     (
@@ -168,7 +174,7 @@ def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
 
     assert page.count("| `ContextTooLong` |") == 1 + len(SPOKEN)
     assert "| `Overloaded` | gateway | yes |" in page
-    assert "| `RateLimited` | 429 |" in page
+    assert "| `RateLimitExceeded` | 429 |" in page
 
 
 def test_a_text_with_marks_of_code_stays_one() -> None:
@@ -183,7 +189,7 @@ def test_a_text_with_marks_of_code_stays_one() -> None:
 def test_the_configuration_says_how_a_field_is_written() -> None:
     page = configuration_page()
 
-    assert "| `drain` | [duration](#units) | `1m` |" in page
+    assert "| `drain_timeout` | [duration](#units) | `1m` |" in page
     assert "| `kind` | `pool` | implied by `workers` |" in page
     assert "| `top_p` | a number above 0 to 1 |  |" in page
     assert "A lone value is its `url`." in page

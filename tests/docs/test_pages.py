@@ -8,11 +8,11 @@ import pytest
 from tests.docs.pages import blocks, check, differs, free_ports, run
 
 GATEWAY = """\
-listeners: [{address: "127.0.0.1:8000", dialects: [openai]}]
-backends: {w: {dialect: openai, workers: ["http://127.0.0.1:8001"]}}
+listeners: [{address: "127.0.0.1:8000", protocols: [openai]}]
+backends: {w: {protocol: openai, workers: ["http://127.0.0.1:8001"]}}
 models: {chat: {backend: w, model: far}}"""
 STAND_IN = """\
-listeners: [{address: "127.0.0.1:8001", dialects: [openai]}]
+listeners: [{address: "127.0.0.1:8001", protocols: [openai]}]
 backends: {f: {kind: echo, script: [far]}, n: {kind: echo, script: [near]}}
 models: {far: {backend: f}, near: {backend: n}}"""
 ASK = """\

@@ -71,7 +71,7 @@ def raw(*replies: Reply, probed: bytes = WELL) -> ScriptedWorker:
 # ── the gateway ─────────────────────────────────────────────────────────────────────────────────
 
 TIMEOUTS = {"connect": "2s", "first_token": "10s", "idle": "10s", "total": "30s"}
-POOL = {"dialect": "openai", "profile": "vllm", "policy": "round_robin"}
+POOL = {"protocol": "openai", "profile": "vllm", "policy": "round_robin"}
 DIALECTS = ["openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"}]
 
 
@@ -84,8 +84,8 @@ def configuration(
     """A gateway in every dialect before workers of these URLs. ``pool`` as in the file."""
     times = TIMEOUTS | dict(timeouts or {})
     told: dict[str, Any] = {
-        "listeners": [{"address": "127.0.0.1:0", "dialects": DIALECTS}],
-        "limits": {"drain": "1s"} | dict(limits or {}),
+        "listeners": [{"address": "127.0.0.1:0", "protocols": DIALECTS}],
+        "limits": {"drain_timeout": "1s"} | dict(limits or {}),
         "defaults": {"timeouts": times},
         "backends": {"pool": POOL | {"workers": workers, "timeouts": times} | pool},
         "models": {"*": {"backend": "pool"}},

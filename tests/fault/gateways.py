@@ -146,12 +146,12 @@ def written(**parts: Any) -> str:
     A part that is None is left out.
     """
     told: dict[str, Any] = {
-        "listeners": [{"address": "127.0.0.1:0", "dialects": ["openai"]}],
+        "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
         "admin": {"address": "127.0.0.1:0"},
         "backends": {"echo": {"kind": "echo", "script": ["Hello", " world"]}},
         "models": {"m": {"backend": "echo"}},
     }
-    limits = {"lame_duck": "0s"} | parts.get("limits", {})
+    limits = {"shutdown_delay": "0s"} | parts.get("limits", {})
     whole = told | parts | {"limits": limits}
     said = {name: part for name, part in whole.items() if part is not None}
     return msgspec.json.format(msgspec.json.encode(said), indent=2).decode()

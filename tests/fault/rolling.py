@@ -31,7 +31,7 @@ from tests.fault.load import Load
 from tests.fault.processes import WorkerProcess
 from tests.fault.repeating import repeat
 
-HEALTH = {"every": "100ms", "timeout": "1s", "fall": 1, "rise": 1, "slow_start": "0s"}
+HEALTH = {"interval": "100ms", "timeout": "1s", "fall": 1, "rise": 1, "slow_start": "0s"}
 GRACE = 0.5
 PACE = 0.02
 BETWEEN = 0.2

@@ -27,7 +27,7 @@ from tests.fault.fronts import (
 from tests.fault.processes import WorkerProcess
 from tests.fault.worker_process import word
 
-OFTEN = {"every": "100ms", "timeout": "2s", "fall": 3}
+OFTEN = {"interval": "100ms", "timeout": "2s", "fall": 3}
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_fault_02_a_worker_that_never_answers_is_replaced_in_time(
 async def test_fault_02_its_only_place_is_free_again(serve: Serve, *, stream: bool) -> None:
     """It has one place; the request that hung in it does not keep the next ones out."""
     limits = TIMEOUTS | {"first_token": "200ms", "total": "400ms"}
-    health = {"every": "60s"}
+    health = {"interval": "60s"}
     async with raw([HANG], good(stream=stream)) as worker:
         front = await before(serve, worker, timeouts=limits, health=health, max_concurrency=1)
         hung = await ask(front, CLIENTS[0], stream=stream)
@@ -119,7 +119,9 @@ async def test_fault_02_its_only_place_is_free_again(serve: Serve, *, stream: bo
 async def test_fault_02_whoever_never_answers_is_left_after_a_while(serve: Serve) -> None:
     limits = TIMEOUTS | {"first_token": "100ms"}
     async with raw([HANG]) as silent, raw(good(stream=True)) as well:
-        front = await before(serve, silent, well, timeouts=limits, breaker={"failures": 3})
+        front = await before(
+            serve, silent, well, timeouts=limits, breaker={"consecutive_failures": 3}
+        )
         answers = [await ask(front, CLIENTS[0], stream=True) for _ in range(10)]
 
     assert {answer.status_code for answer in answers} == {200}

@@ -12,7 +12,7 @@ from tests.fault.hearing import Hearing, all_heard, all_over
 from tests.fault.processes import WorkerProcess
 
 CHAT = CLIENTS[0]
-OFTEN = {"every": "100ms", "timeout": "300ms", "fall": 2, "rise": 1, "slow_start": "0s"}
+OFTEN = {"interval": "100ms", "timeout": "300ms", "fall": 2, "rise": 1, "slow_start": "0s"}
 WORDS = 50
 
 

@@ -9,8 +9,8 @@ from tests.fault.hearing import Hearing, all_over
 from tests.fault.processes import WorkerProcess
 
 CHAT = CLIENTS[0]
-HEALTH = {"every": "60s", "slow_start": "30s"}
-BREAKER = {"failures": 1, "open": "300ms"}
+HEALTH = {"interval": "60s", "slow_start": "30s"}
+BREAKER = {"consecutive_failures": 1, "open_for": "300ms"}
 
 
 async def test_fault_08_a_worker_killed_for_its_memory_is_told_and_comes_back_slowly(

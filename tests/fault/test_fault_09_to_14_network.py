@@ -19,7 +19,7 @@ from tests.fault.hearing import Hearing, all_heard, all_over
 from tests.fault.processes import WorkerProcess
 
 CHAT = CLIENTS[0]
-SELDOM = {"every": "60s"}
+SELDOM = {"interval": "60s"}
 """Probes do not tell what requests are to find out."""
 
 
@@ -132,8 +132,8 @@ async def test_fault_11_a_line_that_breaks_mid_stream_is_told_and_its_connection
     serve: Serve, wire: Wire
 ) -> None:
     limits = TIMEOUTS | {"connect": "300ms", "idle": "500ms"}
-    health = {"every": "200ms", "timeout": "400ms", "fall": 2, "rise": 1}
-    patient = {"failures": 100, "least": 100}
+    health = {"interval": "200ms", "timeout": "400ms", "fall": 2, "rise": 1}
+    patient = {"consecutive_failures": 100, "min_requests": 100}
     async with wire.worker(words=50, pace=0.03) as far:
         front = await before(serve, far.url, timeouts=limits, health=health, breaker=patient)
         hearings = [Hearing(front, client) for client in CLIENTS]
@@ -248,11 +248,11 @@ async def test_fault_13_requests_go_to_the_worker_that_is_near(
 # ── 14: a narrow line ───────────────────────────────────────────────────────────────────────────
 
 TWO_POOLS = """
-listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
-limits: {{drain: 1s}}
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+limits: {{drain_timeout: 1s}}
 backends:
-  near: {{dialect: openai, workers: ["{near}"]}}
-  far: {{dialect: openai, workers: ["{far}"]}}
+  near: {{protocol: openai, workers: ["{near}"]}}
+  far: {{protocol: openai, workers: ["{far}"]}}
 models: {{near: {{backend: near}}, far: {{backend: far}}}}
 """
 

@@ -24,7 +24,7 @@ async def stub() -> AsyncIterator[StubNameserver]:
 
 async def named(serve: Serve, stub: StubNameserver, port: str) -> Running:
     """A gateway that asks for its workers' addresses, for as long as they say at most."""
-    told: Any = {"dns": f"w.local:{port}", "nameserver": stub.address, "every": "1s"}
+    told: Any = {"dns": f"w.local:{port}", "nameserver": stub.address, "refresh_interval": "1s"}
     return await serve(configuration([told]))
 
 

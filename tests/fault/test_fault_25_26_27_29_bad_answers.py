@@ -60,7 +60,7 @@ async def test_fault_25_an_event_that_can_not_be_read_is_told(
 
 async def test_fault_25_a_worker_that_does_so_again_and_again_is_left(serve: Serve) -> None:
     async with raw([SAYS, PAUSE, chunk(BAD["no JSON"]) + REST]) as bad, raw([STREAM]) as well:
-        front = await before(serve, bad, well, breaker={"failures": 3})
+        front = await before(serve, bad, well, breaker={"consecutive_failures": 3})
         answers = [await ask(front, CHAT, stream=True) for _ in range(20)]
         states = [one.state for one in reports(front)]
 

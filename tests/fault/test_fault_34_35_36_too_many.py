@@ -59,7 +59,7 @@ async def test_fault_34_slow_heads_and_bodies_are_ended_and_others_are_unharmed(
     serve: Serve,
 ) -> None:
     """A head has so long, however it comes; a body may come slowly, and may not pause."""
-    limits = {"head_time": "1s", "body_pause": "1s", "drain": "1s"}
+    limits = {"header_timeout": "1s", "body_timeout": "1s", "drain_timeout": "1s"}
     front = await serve(written(limits=limits, admin=None))
     async with asyncio.TaskGroup() as tasks:
         head = [tasks.create_task(drip(front.port, HEAD, b"X: " + b"y" * 300)) for _ in range(20)]

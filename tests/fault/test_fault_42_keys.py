@@ -19,7 +19,7 @@ from tests.fault.gateways import written
 KEY = "il-" + secrets.token_urlsafe(32)
 CONFIGURATION = written(
     keys=[{"name": "app", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
-    listeners=[{"address": "127.0.0.1:0", "dialects": ["openai", "triton"]}],
+    listeners=[{"address": "127.0.0.1:0", "protocols": ["openai", "triton"]}],
     limits={"header": "2MiB"},
 )
 WRONG = {

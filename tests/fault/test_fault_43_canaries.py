@@ -65,13 +65,13 @@ def bodies(model: str) -> Iterator[tuple[str, Any]]:
 
 def configuration(worker: str, usage: Path) -> str:
     return written(
-        listeners=[{"address": "127.0.0.1:0", "dialects": DIALECTS}],
+        listeners=[{"address": "127.0.0.1:0", "protocols": DIALECTS}],
         backends={
             "says": {"kind": "echo"},
-            "fails": {"kind": "echo", "fail": {"how": "error"}},
-            "cut": {"kind": "echo", "fail": {"how": "cut", "after": 1}},
+            "fails": {"kind": "echo", "fail": {"mode": "error"}},
+            "cut": {"kind": "echo", "fail": {"mode": "disconnect", "after_chunks": 1}},
             "worker": {
-                "dialect": "openai",
+                "protocol": "openai",
                 "workers": [{"url": worker, "auth": {"bearer": f"{CANARY}-token"}}],
                 "retries": {"max": 1},
             },

@@ -42,7 +42,7 @@ NOT_FOUND: Mapping[str, tuple[int, bytes]] = {
     "ovms": (404, b"Mediapipe graph definition with requested name is not found"),
 }
 """How each dialect says that there is no such model."""
-LISTENER = {"address": "127.0.0.1:0", "dialects": DIALECTS}
+LISTENER = {"address": "127.0.0.1:0", "protocols": DIALECTS}
 
 
 def served(worker: str, **parts: Any) -> str:
@@ -50,7 +50,7 @@ def served(worker: str, **parts: Any) -> str:
     pool = POOL | {"workers": [worker], "timeouts": TIMEOUTS, "policy": "least_load"}
     told = {
         "listeners": [LISTENER],
-        "limits": {"drain": "30s"},
+        "limits": {"drain_timeout": "30s"},
         "defaults": {"timeouts": TIMEOUTS},
         "backends": {"pool": pool},
         "models": {"m": {"backend": "pool"}},

@@ -17,13 +17,13 @@ ENDLESS = {"echo": {"kind": "echo", "script": ["t "] * 600, "delay": "100ms"}}
 ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 WAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "native": ("native", ()),
-    "reference": ("reference", ()),
+    "aiohttp": ("aiohttp", ()),
     "two processes": ("native", ("--processes", "2")),
 }
 
 
 def gateway(folder: Path, front: str, *more: str, **limits: str) -> GatewayProcess:
-    here = {"address": "127.0.0.1:0", "dialects": ["openai"], "front": front}
+    here = {"address": "127.0.0.1:0", "protocols": ["openai"], "http_server": front}
     text = written(listeners=[here], backends=ENDLESS, limits=limits)
     return GatewayProcess(folder, text, *more)
 
@@ -66,7 +66,7 @@ async def test_fault_47_at_sigterm_it_serves_on_and_then_it_drains(
     front, more = WAYS[way]
     began = asyncio.Event()
     async with (
-        gateway(tmp_path, front, *more, lame_duck="2s", drain="1s") as one,
+        gateway(tmp_path, front, *more, shutdown_delay="2s", drain_timeout="1s") as one,
         httpx.AsyncClient() as kept,
         unkept() as new,
     ):
@@ -94,7 +94,10 @@ async def test_fault_47_at_sigterm_it_serves_on_and_then_it_drains(
 
 async def test_fault_47_at_sigint_it_drains_at_once(tmp_path: Path) -> None:
     began = asyncio.Event()
-    async with gateway(tmp_path, "native", lame_duck="1h", drain="500ms") as one, unkept() as new:
+    async with (
+        gateway(tmp_path, "native", shutdown_delay="1h", drain_timeout="500ms") as one,
+        unkept() as new,
+    ):
         running = asyncio.create_task(stream(one, began))
         await began.wait()
         one.process.send_signal(signal.SIGINT)
@@ -104,7 +107,7 @@ async def test_fault_47_at_sigint_it_drains_at_once(tmp_path: Path) -> None:
 
 
 async def test_fault_47_a_second_signal_ends_it_whatever_is_left_of_that(tmp_path: Path) -> None:
-    one = gateway(tmp_path, "native", lame_duck="1h")
+    one = gateway(tmp_path, "native", shutdown_delay="1h")
     async with one:
         one.process.send_signal(signal.SIGTERM)
         await until(lambda: "interlingua stops" in one.said(), 20)
@@ -120,7 +123,7 @@ async def test_fault_47_one_that_drains_does_so_after_a_reload_until_it_is_told_
     serve: Serve,
 ) -> None:
     """Listeners that come with it, too."""
-    here = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+    here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
     front = await serve(written(admin=None))
     both = written(admin=None, listeners=[here, here]).encode()
     front.app.set_draining()

@@ -22,7 +22,7 @@ from tests.fault.upgrade import Line, upgraded
 RATE = 100.0
 """Requests a second: what a machine that does other things too can send. By hand: upgrade.py."""
 SLOW = {"echo": {"kind": "echo", "script": ["t0 ", "t1 ", "t2 "], "delay": "300ms"}}
-LISTENER = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+LISTENER = {"address": "127.0.0.1:0", "protocols": ["openai"]}
 SERVE = (sys.executable, "-m", "gateway", "serve")
 ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -52,7 +52,7 @@ async def test_fault_49_what_runs_ends_where_it_began(tmp_path: Path) -> None:
     go_on = asyncio.Event()
     first, rest = CHUNKED + chunk(event("one")), chunk(event(" two", "stop") + DONE) + END
     async with ScriptedWorker([first, go_on, rest], probed=WELL) as worker:
-        pool = {"dialect": "openai", "workers": [worker.url]}
+        pool = {"protocol": "openai", "workers": [worker.url]}
         line = Line(tmp_path, written(backends={"pool": pool}, models={"m": {"backend": "pool"}}))
         old = await line.start()
         try:
@@ -80,7 +80,7 @@ async def test_fault_49_an_heir_that_fails_changes_nothing(tmp_path: Path) -> No
     old = await line.start()
     try:
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            here = {"address": f"127.0.0.1:{taken.getsockname()[1]}", "dialects": ["openai"]}
+            here = {"address": f"127.0.0.1:{taken.getsockname()[1]}", "protocols": ["openai"]}
             line.file.write_text(written(listeners=[LISTENER, here]))
             with pytest.raises(AssertionError, match="can't listen"):
                 await line.start()

@@ -48,7 +48,7 @@ async def running(folder: Path, url: str) -> AsyncIterator[GatewayProcess]:
         observe={
             "access_log": {"format": "off"},
             "traces": {"otlp": url, "sample": 1, "buffer": BUFFER},
-            "metrics": {"push": {"otlp": url, "every": "10ms"}},
+            "metrics": {"push": {"otlp": url, "interval": "10ms"}},
         }
     )
     async with GatewayProcess(folder, text) as gateway:

@@ -93,7 +93,7 @@ async def test_fault_55_a_certificate_is_renewed_under_load_and_nothing_is_lost(
     first, second = authority.issue(), authority.issue()
     pem = tmp_path / "tls.pem"
     pem.write_bytes(first.read_bytes())
-    here = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+    here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
     tls = {"cert": str(pem), "key": str(pem)}
     echo = {"kind": "echo", "script": ["t "] * 5, "delay": "20ms"}
     text = written(listeners=[here | {"tls": tls}], backends={"echo": echo})

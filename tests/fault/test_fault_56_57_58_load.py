@@ -174,7 +174,9 @@ FAILURES: dict[str, Reply] = {
 }
 
 
-@pytest.mark.parametrize("breaker", [{}, {"failures": 1000, "least": 1000}], ids=["", "kept in"])
+@pytest.mark.parametrize(
+    "breaker", [{}, {"consecutive_failures": 1000, "min_requests": 1000}], ids=["", "kept in"]
+)
 @pytest.mark.parametrize("reply", FAILURES.values(), ids=FAILURES)
 async def test_fault_57_workers_that_all_fail_are_not_asked_much_more_for_it(
     serve: Serve, reply: Reply, breaker: dict[str, int]
@@ -204,7 +206,9 @@ async def test_fault_57_workers_that_all_fail_are_not_asked_much_more_for_it(
 async def test_fault_57_after_the_storm_requests_are_answered(serve: Serve) -> None:
     script = [refused("502 Bad Gateway")] * 40
     async with raw(*script, good(stream=False)) as a, raw(*script, good(stream=False)) as b:
-        front = await before(serve, a, b, breaker={"failures": 1000, "least": 1000})
+        front = await before(
+            serve, a, b, breaker={"consecutive_failures": 1000, "min_requests": 1000}
+        )
         during = [await ask(front, CHAT, stream=False) for _ in range(90)]
         after = [await ask(front, CHAT, stream=False) for _ in range(10)]
 

@@ -59,7 +59,7 @@ async def test_fault_60_what_takes_long_with_a_large_request_is_no_hindrance(
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     async with raw([SAID]) as worker:
-        pool = {"dialect": "triton", "workers": [worker.url], "template": str(template)}
+        pool = {"protocol": "triton", "workers": [worker.url], "chat_template": str(template)}
         text = written(admin=None, backends={"p": pool}, models={"m": {"backend": "p"}})
         front = await serve(text)
         held = Held(monkeypatch, HINDRANCES[case])
@@ -85,7 +85,7 @@ async def test_fault_60_who_answers_in_anothers_stead_is_no_hindrance_either(
         real(*given)
 
     monkeypatch.setattr(TranslationStrategy, "__init__", made)
-    down = {"kind": "echo", "fail": {"how": "down"}}
+    down = {"kind": "echo", "fail": {"mode": "unavailable"}}
     text = written(
         admin=None,
         backends={"down": down, "up": {"kind": "echo", "script": ["Hello"]}},

@@ -87,7 +87,7 @@ METADATA = "169.254.169.254"
 
 
 def pool(*workers: Any) -> str:
-    backend = {"dialect": "openai", "workers": workers}
+    backend = {"protocol": "openai", "workers": workers}
     return written(backends={"p": backend}, models={"m": {"backend": "p"}})
 
 
@@ -107,7 +107,9 @@ async def test_fault_61_the_admin_listener_and_a_list_in_a_file_are_no_other_way
 ) -> None:
     listed = tmp_path / "workers.yaml"
     listed.write_text('["http://127.0.0.1:9"]')
-    async with GatewayProcess(tmp_path, pool({"file": str(listed), "every": "100ms"})) as gateway:
+    async with GatewayProcess(
+        tmp_path, pool({"file": str(listed), "refresh_interval": "100ms"})
+    ) as gateway:
         admin = f"{gateway.urls[-1]}/-/workers"
         for url in CORPUS:
             told = await gateway.http.post(admin, json={"backend": "p", "url": url})

@@ -21,7 +21,7 @@ GOOD = chunked(say("Hello"), b"end\n")
 TOLD = whole(b'{"takes": 3}')
 WELL = whole(b"ok")
 SILENT: Reply = [b"220 mail ready\r\n", CLOSE]
-OFTEN = HealthCheckSettings(every=0.02, timeout=0.2)
+OFTEN = HealthCheckSettings(interval=0.02, timeout=0.2)
 
 
 class Curious(Lines):

@@ -17,7 +17,7 @@ from tests.fault.lines import STREAMED, heard, pool, say, text, until
 WELL: Reply = [whole(b"ok")]
 ILL: Reply = [whole(b"{}", "503 Loading")]
 GOOD = [chunked(say("Hello"), b"end\n")]
-OFTEN = HealthCheckSettings(every=0.02, timeout=0.2)
+OFTEN = HealthCheckSettings(interval=0.02, timeout=0.2)
 STRICT = HealthSettings(fall=2, rise=2, slow_start=0.0)
 
 
@@ -38,7 +38,7 @@ async def test_a_probe_is_the_dialects_with_the_workers_own_key() -> None:
 
 
 async def test_a_path_that_was_configured_is_asked_for() -> None:
-    probe = HealthCheckSettings(every=0.02, path="/v2/health/ready")
+    probe = HealthCheckSettings(interval=0.02, path="/v2/health/ready")
     async with ScriptedWorker(WELL) as worker, pool(worker.url, probe=probe):
         await worker.until_asked()
 
@@ -51,7 +51,7 @@ async def test_a_path_that_was_configured_is_asked_for() -> None:
     ids=["503", "hangs", "closes", "404", "endless"],
 )
 async def test_a_worker_that_is_ill_gets_no_requests_until_it_is_well(ill: Reply) -> None:
-    probes = HealthCheckSettings(every=0.02, timeout=0.1)
+    probes = HealthCheckSettings(interval=0.02, timeout=0.1)
     replies = [ill] * 4 + [WELL] * 1000
     async with (
         ScriptedWorker(*replies) as bad,
@@ -111,7 +111,7 @@ async def test_a_set_that_changes_before_the_start_is_probed_from_the_start() ->
 
 
 async def test_a_path_that_is_none_finds_nobody_well() -> None:
-    probe = HealthCheckSettings(every=0.02, path="no path")
+    probe = HealthCheckSettings(interval=0.02, path="no path")
     async with ScriptedWorker(WELL) as worker:
         async with pool(worker.url, probe=probe, health=STRICT) as backend:
             await until(lambda: state(backend) == "out")
@@ -121,7 +121,7 @@ async def test_a_path_that_is_none_finds_nobody_well() -> None:
 
 async def test_a_pool_that_closes_probes_no_more() -> None:
     async with ScriptedWorker([HANG]) as worker:
-        async with pool(worker.url, probe=HealthCheckSettings(every=0.02, timeout=60.0)):
+        async with pool(worker.url, probe=HealthCheckSettings(interval=0.02, timeout=60.0)):
             await worker.until_asked()
         await worker.until_left()
         asked = worker.asked
@@ -132,7 +132,7 @@ async def test_a_pool_that_closes_probes_no_more() -> None:
 
 async def test_requests_go_where_probes_are_good() -> None:
     """The ill one's answer to a request would be good: it is not asked."""
-    probe = HealthCheckSettings(every=0.02, timeout=0.2)
+    probe = HealthCheckSettings(interval=0.02, timeout=0.2)
     async with (
         ScriptedWorker(ILL) as ill,
         ScriptedWorker(GOOD) as well,
@@ -197,7 +197,7 @@ async def test_a_worker_that_is_leaving_finishes_what_it_has(request_: Generatio
 
 async def test_a_pool_is_warm_when_each_worker_was_probed_once() -> None:
     """However that went; one that is taken away meanwhile is waited for no more."""
-    slow = HealthCheckSettings(every=60.0, timeout=60.0)
+    slow = HealthCheckSettings(interval=60.0, timeout=60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hangs = WorkerConfig(f"http://127.0.0.1:{silent.getsockname()[1]}")
         async with (

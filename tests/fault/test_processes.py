@@ -27,7 +27,7 @@ ECHO = {"backend": "echo"}
 OTHER = written(models={"m": ECHO, "n": ECHO})
 TWO = ("--processes", "2")
 ASKED: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-HEALTH = {"every": "100ms", "timeout": "1s", "fall": 1, "rise": 1, "slow_start": "0s"}
+HEALTH = {"interval": "100ms", "timeout": "1s", "fall": 1, "rise": 1, "slow_start": "0s"}
 
 
 def two(folder: Path, text: str, *more: str) -> GatewayProcess:
@@ -87,7 +87,7 @@ async def test_new_connections_go_to_all_and_are_counted_together(tmp_path: Path
 
 
 async def test_workers_are_changed_and_told_of_everywhere(tmp_path: Path) -> None:
-    pool = {"dialect": "openai", "workers": ["http://127.0.0.1:9"], "max_concurrency": 4}
+    pool = {"protocol": "openai", "workers": ["http://127.0.0.1:9"], "max_concurrency": 4}
     text = written(backends={"p": pool}, models={"m": {"backend": "p"}})
     async with two(tmp_path, text) as gateway:
         url = f"{gateway.urls[-1]}/-/workers"
@@ -169,7 +169,7 @@ async def test_a_bad_file_changes_nothing_in_any(tmp_path: Path) -> None:
 
 
 async def test_what_one_process_cannot_serve_none_does(tmp_path: Path) -> None:
-    here = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+    here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
     text = written(models={"m": ECHO, "n": ECHO}, listeners=[here, here])
     async with two(tmp_path, written(), "--no-watch") as gateway:
         first = serving(gateway)[0]
@@ -185,7 +185,7 @@ async def test_what_one_process_cannot_serve_none_does(tmp_path: Path) -> None:
 
 
 async def test_listeners_and_ports_come_and_go(tmp_path: Path) -> None:
-    here = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+    here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
     both = written(listeners=[here, here])
     async with two(tmp_path, written(), "--no-watch") as gateway:
         gateway.put(both)
@@ -217,7 +217,7 @@ async def test_what_needs_a_restart_and_a_local_model_are_refused(tmp_path: Path
 
 @pytest.mark.slow
 async def test_a_process_that_hangs_is_replaced_and_keeps_no_other(tmp_path: Path) -> None:
-    other = written(models={"m": ECHO, "n": ECHO}, limits={"warm": "0s"})
+    other = written(models={"m": ECHO, "n": ECHO}, limits={"warmup_timeout": "0s"})
     async with two(tmp_path, written(), "--no-watch") as gateway:
         os.kill(serving(gateway)[0], signal.SIGSTOP)
         gateway.put(other)
@@ -284,11 +284,11 @@ async def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
 async def test_48_one_process_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     async with WorkerProcess(pace=0.03, words=12, log=log) as worker:
-        pool = {"dialect": "openai", "workers": [worker.url], "health": HEALTH}
+        pool = {"protocol": "openai", "workers": [worker.url], "health": HEALTH}
         text = written(
             backends={"p": pool},
             models={"m": {"backend": "p"}},
-            listeners=[{"address": "127.0.0.1:0", "dialects": DIALECTS}],
+            listeners=[{"address": "127.0.0.1:0", "protocols": DIALECTS}],
         )
         async with two(tmp_path, text) as gateway, Load(gateway.port) as load:
             over = asyncio.Event()
@@ -377,7 +377,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         port = taken.getsockname()[1]
-        here = [{"address": f"127.0.0.1:{port}", "dialects": ["openai"]}]
+        here = [{"address": f"127.0.0.1:{port}", "protocols": ["openai"]}]
         file.write_text(written(listeners=here))
         command = Command("serve", str(file), *TWO)
         try:

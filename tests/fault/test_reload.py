@@ -76,7 +76,7 @@ async def test_a_certificate_that_is_renewed_is_noticed(tmp_path: Path) -> None:
     pem = tmp_path / "tls.pem"
     shutil.copy(HERE / "loopback.pem", pem)
     tls = {"cert": "tls.pem", "key": "tls.pem"}
-    listeners = [{"address": "127.0.0.1:0", "dialects": ["openai"], "tls": tls}]
+    listeners = [{"address": "127.0.0.1:0", "protocols": ["openai"], "tls": tls}]
     async with GatewayProcess(tmp_path, written(listeners=listeners)) as gateway:
         await asyncio.sleep(1.5)  # a look, and a half
         shutil.copy(HERE / "loopback-renewed.pem", tmp_path / "next.pem")

@@ -152,7 +152,7 @@ async def test_a_worker_that_fails_again_and_again_is_left(reply: Reply) -> None
             policy="round_robin",
             timeouts=HASTY,
             retries=RetrySettings(max=0),
-            health=HealthSettings(failures=2),
+            health=HealthSettings(consecutive_failures=2),
         ) as backend,
     ):
         told: list[GatewayError] = []
@@ -168,7 +168,7 @@ async def test_a_worker_that_fails_again_and_again_is_left(reply: Reply) -> None
 
 async def test_a_worker_that_errs_for_the_clients_sake_stays() -> None:
     reply = status("404 Not Found")
-    health = HealthSettings(failures=1, least=1)
+    health = HealthSettings(consecutive_failures=1, min_requests=1)
     async with ScriptedWorker(reply) as worker, pool(worker.url, health=health) as backend:
         for _ in range(10):
             with pytest.raises(WorkerFailed):
@@ -178,7 +178,7 @@ async def test_a_worker_that_errs_for_the_clients_sake_stays() -> None:
 
 
 async def test_a_client_that_leaves_says_nothing_of_a_worker() -> None:
-    health = HealthSettings(failures=1, least=1)
+    health = HealthSettings(consecutive_failures=1, min_requests=1)
     async with ScriptedWorker([HANG]) as worker, pool(worker.url, health=health) as backend:
         for number in range(10):
             task = asyncio.get_running_loop().create_task(heard(backend))

@@ -85,7 +85,9 @@ async def upgraded(folder: Path, *, upgrades: int = 3, rate: float = 200.0) -> U
     logs = [folder / f"worker{number}.log" for number in range(2)]
     async with AsyncExitStack() as stack:
         crew = [await stack.enter_async_context(WorkerProcess(pace=PACE, log=log)) for log in logs]
-        text = configuration([one.url for one in crew], limits={"lame_duck": "1s", "drain": "20s"})
+        text = configuration(
+            [one.url for one in crew], limits={"shutdown_delay": "1s", "drain_timeout": "20s"}
+        )
         line = Line(folder, msgspec.json.format(text))
         stack.push_async_callback(line.close)
         old = await line.start()

@@ -17,15 +17,15 @@ pytestmark = pytest.mark.oracle
 FRONT = """
 listeners:
   - address: "127.0.0.1:0"
-    dialects:
+    protocols:
       - triton
       - {{name: triton, profile: trtllm, prefix: /trtllm}}
       - {{name: triton, profile: plain, prefix: /plain}}
-limits: {{drain: 1s}}
+limits: {{drain_timeout: 1s}}
 backends:
-  vllm: {{dialect: triton, profile: vllm, workers: ["{url}"]}}
-  trtllm: {{dialect: triton, profile: trtllm, workers: ["{url}"]}}
-  plain: {{dialect: triton, profile: plain, workers: ["{url}"]}}
+  vllm: {{protocol: triton, profile: vllm, workers: ["{url}"]}}
+  trtllm: {{protocol: triton, profile: trtllm, workers: ["{url}"]}}
+  plain: {{protocol: triton, profile: plain, workers: ["{url}"]}}
 models:
   vllm_like: {{backend: vllm}}
   vllm_fails_first: {{backend: vllm}}

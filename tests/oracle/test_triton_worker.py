@@ -16,12 +16,12 @@ pytestmark = pytest.mark.oracle
 FRONT = """
 listeners:
   - address: "127.0.0.1:0"
-    dialects: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
-limits: {{drain: 1s}}
+    protocols: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
+limits: {{drain_timeout: 1s}}
 backends:
-  vllm: {{dialect: triton, profile: vllm, workers: ["{url}"]}}
-  trtllm: {{dialect: triton, profile: trtllm, workers: ["{url}"]}}
-  plain: {{dialect: triton, profile: plain, workers: ["{url}"]}}
+  vllm: {{protocol: triton, profile: vllm, workers: ["{url}"]}}
+  trtllm: {{protocol: triton, profile: trtllm, workers: ["{url}"]}}
+  plain: {{protocol: triton, profile: plain, workers: ["{url}"]}}
 models:
   vllm_like: {{backend: vllm}}
   first_version: {{backend: vllm, model: vllm_like/versions/1}}

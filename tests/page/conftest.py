@@ -32,15 +32,15 @@ def digest(key: str) -> str:
 CONFIGURATION: Final = f"""
 listeners:
   - address: "127.0.0.1:0"
-    dialects: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
-limits: {{lame_duck: 0s}}
+    protocols: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
+limits: {{shutdown_delay: 0s}}
 admin: {{address: "127.0.0.1:0", sha256: {digest(ADMIN_KEY)}}}
 backends:
   slow: {{kind: echo, script: [one, " two", " three", " four", " five"], delay: 120ms}}
   other: {{kind: echo, script: [uno, " dos", " tres"]}}
   endless: {{kind: echo, script: [{", ".join(["a"] * 400)}], delay: 100ms}}
   hostile: {{kind: echo, script: ["{CANARY}"]}}
-  far: {{dialect: openai, workers: ["http://127.0.0.1:9/x"], health: {{every: 1s}}}}
+  far: {{protocol: openai, workers: ["http://127.0.0.1:9/x"], health: {{interval: 1s}}}}
 models:
   chat:
     versions: {{"1": {{backend: slow}}, "2": {{backend: other}}}}

@@ -20,7 +20,7 @@ from tests.serving import serving
 PARROT = """
 listeners:
   - address: "127.0.0.1:0"
-    dialects: [openai, databricks, triton, ovms, {name: mindie, prefix: /mindie}]
+    protocols: [openai, databricks, triton, ovms, {name: mindie, prefix: /mindie}]
 backends: {parrot: {kind: echo, context: 5000}}
 models:
   parrot: {backend: parrot}

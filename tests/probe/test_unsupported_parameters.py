@@ -21,11 +21,11 @@ CHAT: Asked = {"model": "m", "messages": [{"role": "user", "content": "one two t
 def gateway(url: str, unsupported: str = "", dialects: str = "openai") -> str:
     """A configuration; ``unsupported`` is what stands in the pool beside the workers."""
     return f"""
-listeners: [{{address: "127.0.0.1:0", dialects: [{dialects}]}}]
+listeners: [{{address: "127.0.0.1:0", protocols: [{dialects}]}}]
 models: {{m: {{backend: a, model: parrot}}}}
 backends:
   a:
-    dialect: openai
+    protocol: openai
     workers: ["{url}"]
 {indent(unsupported, "    ")}
 """

@@ -27,14 +27,14 @@ ENDING = 60.0
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 """As the kernel lists it: 127.0.0.1, the same within IPv6, ::1."""
 GATEWAY = """
-listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 admin: {{address: "127.0.0.1:0"}}
 backends:
   ray:
-    dialect: openai
+    protocol: openai
     profile: interlingua
     workers: [{{file: "{file}", auth: {{bearer: "${{INTERLINGUA_WORKER_KEY}}"}}}}]
-    health: {{every: 500ms, fall: 2, rise: 1, slow_start: 0s}}
+    health: {{interval: 500ms, fall: 2, rise: 1, slow_start: 0s}}
     policy: round_robin
 models: {{m: {{backend: ray, model: tiny}}}}
 """

@@ -178,7 +178,7 @@ class Fleet:
 
     def _send(self, call: Call) -> bool:
         """Whether there was a place."""
-        asked = select_available(self.members, self.now, self.settings.panic)
+        asked = select_available(self.members, self.now, self.settings.panic_threshold)
         assert asked, "somebody may always be asked"
         left = [one for one in asked if one.key not in call.tried]
         left = left or [one for one in self.members if one.key not in call.tried]

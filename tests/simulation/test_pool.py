@@ -141,7 +141,7 @@ def test_one_bad_worker_is_found_out(policy: PolicyName, kind: Kind) -> None:
 @every_policy
 def test_a_worker_that_fails_now_and_then_is_taken_out_by_rate(policy: PolicyName) -> None:
     """Three of ten requests fail at once; two hundred in a row would be luck."""
-    settings = HealthSettings(failures=200, rate=0.2)
+    settings = HealthSettings(consecutive_failures=200, failure_rate=0.2)
     for seed in range(10):
         sites = [Site(), Site(), Site(spells=(Spell("error", 0.0, 999.0, 0.3),))]
         fleet = Fleet(sites, policy, seed, settings=settings)

@@ -30,7 +30,7 @@ EACH = 32
 FEW = 4
 """Tasks and descriptors that are there by chance: probes, connections that just end."""
 _TASKS = re.compile(r"^TASKS (\d+)$", re.MULTILINE)
-_LISTENERS = [{"address": "127.0.0.1:0", "dialects": ["openai", "triton"]}]
+_LISTENERS = [{"address": "127.0.0.1:0", "protocols": ["openai", "triton"]}]
 
 
 class Look(Struct, frozen=True):
@@ -172,7 +172,7 @@ async def soak(
     behind = GatewayProcess(folder / "worker", written(**both, backends=backends))
     async with behind:
         patient = dict.fromkeys(("connect", "first_token", "idle"), "1m")  # of a busy machine
-        pool = {"dialect": "openai", "workers": [behind.urls[0]], "timeouts": patient}
+        pool = {"protocol": "openai", "workers": [behind.urls[0]], "timeouts": patient}
         text = written(**both, backends=dict.fromkeys(backends, pool))
         program = (sys.executable, "-m", "tests.soak.counting")
         async with GatewayProcess(folder, text, program=program) as gateway:

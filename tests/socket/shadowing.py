@@ -18,11 +18,11 @@ from gateway.runtime.gateway import Gateway, build_services
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
 
 LISTEN = """
-listeners: [{address: "127.0.0.1:0", dialects: [openai, triton]}]
-limits: {drain: 0s}
+listeners: [{address: "127.0.0.1:0", protocols: [openai, triton]}]
+limits: {drain_timeout: 0s}
 """
 SHADOW = 'shadow: {to: "2", share: 100%}'
-NONE = "dialect: openai"
+NONE = "protocol: openai"
 """In its place."""
 ECHO = (
     LISTEN
@@ -40,7 +40,7 @@ TRIED = (
     + """
 backends:
   one: {kind: echo, script: [a, b, c], delay: 5ms}
-  tried: {dialect: DIALECT, workers: [WORKERS], health: {every: 1h}, timeouts: {connect: 1s}}
+  tried: {protocol: DIALECT, workers: [WORKERS], health: {interval: 1h}, timeouts: {connect: 1s}}
 models:
   chat: {versions: {"1": {backend: one}, "2": {backend: tried, model: new}},
          split: {weights: {"1": 1, "2": 0}}, SHADOW}

@@ -9,12 +9,12 @@ from gateway.observability.record import RequestRecord
 from tests.conftest import Running, Serve
 
 FRONT = """
-listeners: [{address: "127.0.0.1:0", dialects: [openai, databricks]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai, databricks]}]
 backends:
   one: {kind: echo, script: [first]}
   two: {kind: echo, script: [a, b, c], delay: 10ms}
-  late: {kind: echo, script: [a, b, c], fail: {how: cut, after: 2}}
-  gone: {dialect: openai, workers: ["http://127.0.0.1:1"]}
+  late: {kind: echo, script: [a, b, c], fail: {mode: disconnect, after_chunks: 2}}
+  gone: {protocol: openai, workers: ["http://127.0.0.1:1"]}
 models:
   chat:
     versions: {"1": {backend: one}, "2": {backend: two}}
@@ -29,8 +29,8 @@ models:
            split: {weights: {"1": 1, "2": 1}}, fallback: [lucky]}
   cut: {backend: late}
 routes:
-  - {name: testers, when: {model: chat, header: {x-cohort: beta}}, use: {version: "2"}}
-  - {name: moved, when: {model: alone, header: {x-cohort: beta}}, use: {model: lucky}}
+  - {name: testers, when: {model: chat, header: {x-cohort: beta}}, to: {version: "2"}}
+  - {name: moved, when: {model: alone, header: {x-cohort: beta}}, to: {model: lucky}}
 """
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -72,8 +72,8 @@ async def test_what_is_cut_has_no_end(serve: Serve) -> None:
 async def test_what_is_passed_on_is_recorded_alike(serve: Serve, *, stream: bool) -> None:
     worker = await serve(FRONT)
     front = await serve(f"""
-listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
-backends: {{w: {{dialect: openai, workers: ["{worker.url}"]}}}}
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+backends: {{w: {{protocol: openai, workers: ["{worker.url}"]}}}}
 models: {{lucky: {{backend: w}}}}
 """)
     record = await ask(front, "lucky", stream=stream)

@@ -46,7 +46,7 @@ STATED: Final = {
     ("native", "openai", "openai"): Calls(308, 445, 43),
     ("native", "openai", "triton"): Calls(470, 633, 54),
     ("native", "triton", "openai"): Calls(468, 606, 49),
-    ("reference", "openai", "openai"): Calls(364, 517, 82),
+    ("aiohttp", "openai", "openai"): Calls(364, 517, 82),
 }
 MORE: Final = 4
 """How many more there may be: what is read, or written, may come in two pieces."""
@@ -58,14 +58,14 @@ TURNS: Final = 5
 KEY: Final = "sk-counted"
 CONFIG: Final = """
 listeners:
-  - {{address: "127.0.0.1:0", dialects: [openai, {{name: triton, profile: vllm}}]}}
+  - {{address: "127.0.0.1:0", protocols: [openai, {{name: triton, profile: vllm}}]}}
 admin: {{address: "127.0.0.1:0"}}
 backends:
   pool:
-    dialect: {dialect}
+    protocol: {dialect}
     {more}
     workers: ["{url}"]
-    health: {{every: 1h}}
+    health: {{interval: 1h}}
 models:
   mock: {{backend: pool}}
 keys:
@@ -73,7 +73,7 @@ keys:
 """
 FRONTS: Final[dict[str, Any]] = {
     "native": listener.NativeListener,
-    "reference": aiohttp_listener.AiohttpListener,
+    "aiohttp": aiohttp_listener.AiohttpListener,
 }
 
 # --- what the worker and the client say -----------------------------------------------------------
@@ -275,7 +275,7 @@ async def count(front: str, client: str, dialect: str, folder: Path) -> Calls:
     template = folder / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     worker = Worker()
-    more = f'profile: vllm\n    template: "{template}"' if dialect == "triton" else ""
+    more = f'profile: vllm\n    chat_template: "{template}"' if dialect == "triton" else ""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     text = CONFIG.format(dialect=dialect, more=more, url=worker.url, digest=digest)
     outside, _, _ = set_up_metrics(build_services(), dict, "")

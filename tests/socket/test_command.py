@@ -17,13 +17,13 @@ import pytest
 from tests.conftest import Running
 
 POOL = """
-listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
-limits: {lame_duck: 0s, drain: 5s}
-backends: {w: {dialect: openai, workers: ["http://127.0.0.1:9"]}}
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
+limits: {shutdown_delay: 0s, drain_timeout: 5s}
+backends: {w: {protocol: openai, workers: ["http://127.0.0.1:9"]}}
 models: {m: {backend: w}}
 """
 ECHO = POOL.replace(
-    '{dialect: openai, workers: ["http://127.0.0.1:9"]}', "{kind: echo, delay: 200ms}"
+    '{protocol: openai, workers: ["http://127.0.0.1:9"]}', "{kind: echo, delay: 200ms}"
 )
 
 

@@ -67,7 +67,7 @@ async def found(text: str) -> dict[str, Finding]:
 
 
 def pool(*urls: Any, dialect: str = "openai", **more: Any) -> str:
-    told = {"dialect": dialect, "workers": list(urls), **more}
+    told = {"protocol": dialect, "workers": list(urls), **more}
     return written(backends={"p": told}, models={"m": {"backend": "p"}})
 
 
@@ -221,10 +221,10 @@ async def test_listeners_that_are_free_taken_or_a_gateways(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         other = taken.getsockname()[1]
         listeners = [
-            {"address": f"127.0.0.1:{gateway.port}", "dialects": ["openai"]},
-            {"address": f"127.0.0.1:{other}", "dialects": ["openai"]},
-            {"address": "[::1]:0", "dialects": ["openai"], "tls": {"cert": pem, "key": pem}},
-            {"address": "127.0.0.1:0", "dialects": ["openai"], "tls": {"cert": good, "key": good}},
+            {"address": f"127.0.0.1:{gateway.port}", "protocols": ["openai"]},
+            {"address": f"127.0.0.1:{other}", "protocols": ["openai"]},
+            {"address": "[::1]:0", "protocols": ["openai"], "tls": {"cert": pem, "key": pem}},
+            {"address": "127.0.0.1:0", "protocols": ["openai"], "tls": {"cert": good, "key": good}},
         ]
         said = await found(written(listeners=listeners))
     assert said[f"listener 127.0.0.1:{gateway.port}"].message == "a gateway is listening there"

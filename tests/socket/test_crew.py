@@ -13,11 +13,11 @@ ASKED = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}], "
 
 def front(workers: str, more: str = "") -> str:
     return f"""
-listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 admin: {{address: "127.0.0.1:0"}}
-limits: {{drain: 1s}}
+limits: {{drain_timeout: 1s}}
 backends:
-  pool: {{dialect: openai, workers: [{workers}]{more}}}
+  pool: {{protocol: openai, workers: [{workers}]{more}}}
 models:
   mock: {{backend: pool}}
 """
@@ -76,8 +76,8 @@ async def test_a_conversation_goes_through_the_models_template(
 ) -> None:
     template = tmp_path / "chatml.jinja"
     template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>")
-    text = front(f'"{mock.url}"', f', template: "{template}", options: {{max_tokens: 9}}')
-    gateway = await serve(text.replace("dialect: openai", "dialect: triton, profile: vllm"))
+    text = front(f'"{mock.url}"', f', chat_template: "{template}", options: {{max_tokens: 9}}')
+    gateway = await serve(text.replace("protocol: openai", "protocol: triton, profile: vllm"))
 
     answer = await gateway.http.post("/v1/chat/completions", json=ASKED)
 

@@ -36,11 +36,11 @@ STREAM = [
 ]
 PROBED = whole(b"{}")
 FRONT = """
-listeners: [{{address: "127.0.0.1:0", dialects: [openai, triton]}}]
+listeners: [{{address: "127.0.0.1:0", protocols: [openai, triton]}}]
 admin: {{address: "127.0.0.1:0"}}
 backends:
   gpu:
-    dialect: openai
+    protocol: openai
     profile: vllm
     policy: round_robin
     workers: [{workers}]

@@ -15,7 +15,7 @@ from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, whole
 
 GOOD = """\
-listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}}
 """

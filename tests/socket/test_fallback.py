@@ -10,11 +10,11 @@ from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, whole
 
 FRONT = """
-listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
 backends:
-  gone: {dialect: openai, workers: ["http://127.0.0.1:1"]}
-  broken: {kind: echo, script: [a, b], fail: {how: error}}
-  late: {kind: echo, script: [a, b], fail: {how: cut, after: 1}}
+  gone: {protocol: openai, workers: ["http://127.0.0.1:1"]}
+  broken: {kind: echo, script: [a, b], fail: {mode: error}}
+  late: {kind: echo, script: [a, b], fail: {mode: disconnect, after_chunks: 1}}
   well: {kind: echo, script: [fine]}
 models:
   chat:
@@ -88,11 +88,11 @@ async def test_the_clients_own_fault_goes_no_further(serve: Serve) -> None:
 # --- only those that are able ---------------------------------------------------------------------
 
 ABLE = """
-listeners: [{address: "127.0.0.1:0", dialects: [openai, databricks, ovms]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai, databricks, ovms]}]
 backends:
-  gone: {dialect: openai, workers: ["http://127.0.0.1:1"]}
-  text: {dialect: triton, profile: plain, workers: ["http://127.0.0.1:1"]}
-  talk: {dialect: tgi, workers: ["http://127.0.0.1:1"]}
+  gone: {protocol: openai, workers: ["http://127.0.0.1:1"]}
+  text: {protocol: triton, profile: plain, workers: ["http://127.0.0.1:1"]}
+  talk: {protocol: tgi, workers: ["http://127.0.0.1:1"]}
   well: {kind: echo, script: [fine]}
   short: {kind: echo, script: [fine], context: 3}
 models:
@@ -120,7 +120,7 @@ models:
   full-too: {backend: short}
 """
 ABLE = ABLE.replace(
-    "  well:", '  npu: {dialect: mindie, workers: ["http://127.0.0.1:1"]}\n  well:', 1
+    "  well:", '  npu: {protocol: mindie, workers: ["http://127.0.0.1:1"]}\n  well:', 1
 )
 TOOLS = {"tools": [{"type": "function", "function": {"name": "look"}}]}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
@@ -282,7 +282,7 @@ async def test_what_was_passed_on_is_read_only_for_who_answers_in_its_stead(
     probed = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
     async with ScriptedWorker([reply], probed=probed) as worker:
         text = ABLE.replace(
-            "{kind: echo, script: [fine]}", f'{{dialect: openai, workers: ["{worker.url}"]}}'
+            "{kind: echo, script: [fine]}", f'{{protocol: openai, workers: ["{worker.url}"]}}'
         )
         front = await serve(text)
         alone = await front.http.post("/v1/chat/completions", json=ask("spare", own="x"))

@@ -86,7 +86,7 @@ async def asked(gateway: Running, key: str, path: str = "/v1/chat/completions") 
 async def test_a_token_is_as_good_as_a_key(serve: Serve) -> None:
     """And its keys are found, rotated and refused in the dialect's words."""
     async with signer() as one:
-        listeners = [{"address": "127.0.0.1:0", "dialects": ["openai", "databricks"]}]
+        listeners = [{"address": "127.0.0.1:0", "protocols": ["openai", "databricks"]}]
         gateway = await serve(written(identity=identity(one.url), listeners=listeners))
         assert one.asked == []
         answer = await asked(gateway, one.token())

@@ -21,12 +21,12 @@ from tests.conftest import Running, Serve
 BACKENDS: Final = """
 listeners:
   - address: "127.0.0.1:0"
-    dialects: [openai, databricks, triton, ovms, {name: mindie, prefix: /mindie}]
+    protocols: [openai, databricks, triton, ovms, {name: mindie, prefix: /mindie}]
 backends:
   mock: {kind: echo, script: ["Hello", " world", "!"]}
   slow: {kind: echo, script: [a, b, c, d, e, f, g, h], delay: 100ms}
-  bad: {kind: echo, script: ["Hello"], fail: {how: down}}
-  cut: {kind: echo, script: ["Hello", " world"], fail: {how: cut, after: 1}}
+  bad: {kind: echo, script: ["Hello"], fail: {mode: unavailable}}
+  cut: {kind: echo, script: ["Hello", " world"], fail: {mode: disconnect, after_chunks: 1}}
 models:
   mock: {backend: mock, aliases: [gpt]}
   slow: {backend: slow}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 CONFIG = """
 listeners:
   - address: "127.0.0.1:0"
-    dialects:
+    protocols:
       - openai
       - databricks
       - {name: triton, profile: vllm, prompts: chat}

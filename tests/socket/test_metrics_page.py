@@ -72,14 +72,14 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 def configuration(worker: str, collector: str, folder: Path) -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    pool = {"dialect": "openai", "max_concurrency": 1, "queue": {"max": 1, "wait": "200ms"}}
+    pool = {"protocol": "openai", "max_concurrency": 1, "queue": {"max": 1, "wait": "200ms"}}
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     return written(
         backends={
             "gpu": {**pool, "workers": [worker, nobody], "retries": {"max": 1, "budget": 0}},
-            "dead": {"dialect": "openai", "workers": [nobody]},
+            "dead": {"protocol": "openai", "workers": [nobody]},
             "echo": {"kind": "echo", "script": ["Hi"]},
-            "broken": {"kind": "echo", "fail": {"how": "error"}},
+            "broken": {"kind": "echo", "fail": {"mode": "error"}},
         },
         models={
             "m": {"backend": "gpu", "shadow": {"to": "e", "share": 1}},

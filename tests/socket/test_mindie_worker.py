@@ -8,10 +8,10 @@ from tests.socket.test_ten_things import WAYS, Way, leave_early, until
 FRONT = """
 listeners:
   - address: "127.0.0.1:0"
-    dialects: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
-limits: {{drain: 1s}}
+    protocols: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
+limits: {{drain_timeout: 1s}}
 backends:
-  pool: {{dialect: mindie, workers: ["{url}/mindie"], health: {{every: 1h}}}}
+  pool: {{protocol: mindie, workers: ["{url}/mindie"], health: {{interval: 1h}}}}
 models:
   "*": {{backend: pool}}
   mock-slow: {{backend: pool}}

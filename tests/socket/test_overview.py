@@ -22,17 +22,17 @@ KEY = "sk-overview"
 ID = "a/b%2F?c#/cancel"
 TEXT = f"""
 listeners:
-  - {{address: "127.0.0.1:0", dialects: [openai, {{name: triton, profile: trtllm, prefix: /t}}]}}
-  - {{address: "127.0.0.1:0", dialects: [ovms]}}
-limits: {{lame_duck: 0s, body: 1KiB}}
+  - {{address: "127.0.0.1:0", protocols: [openai, {{name: triton, profile: trtllm, prefix: /t}}]}}
+  - {{address: "127.0.0.1:0", protocols: [ovms]}}
+limits: {{shutdown_delay: 0s, body: 1KiB}}
 admin: {{address: "127.0.0.1:0"}}
 backends:
   fast: {{kind: echo, script: [a, b]}}
   slow: {{kind: echo, script: [a, b, c], delay: 30s}}
   begun: {{kind: echo, script: [a, b], delay: 100ms}}
-  cut: {{kind: echo, script: [a, b], fail: {{how: cut, after: 1}}}}
+  cut: {{kind: echo, script: [a, b], fail: {{mode: disconnect, after_chunks: 1}}}}
   pool:
-    dialect: openai
+    protocol: openai
     workers: [{{url: "WORKER", max_concurrency: 1, auth: {{bearer: "sk-secret"}}}}]
 models:
   m:

@@ -16,12 +16,16 @@ from tests.fault.test_processes import both_serve, serving
 
 SLOW = {"kind": "echo", "script": ["a", "b"], "delay": "30s"}
 TEXT = written(
-    limits={"lame_duck": "0s", "drain": "1s", "connections": 4000},
+    limits={"shutdown_delay": "0s", "drain_timeout": "1s", "connections": 4000},
     backends={
         "echo": {"kind": "echo", "script": ["Hello", " world"]},
         "slow": SLOW,
         "begun": {"kind": "echo", "script": ["a"] * 50, "delay": "100ms"},
-        "pool": {"dialect": "openai", "workers": ["http://127.0.0.1:9"], "health": {"every": "1h"}},
+        "pool": {
+            "protocol": "openai",
+            "workers": ["http://127.0.0.1:9"],
+            "health": {"interval": "1h"},
+        },
     },
     models={
         "m": {"backend": "echo"},

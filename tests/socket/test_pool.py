@@ -12,10 +12,10 @@ from tests.socket.test_ten_things import JSON, WAYS, Way, every_way, leave_early
 FRONT = """
 listeners:
   - address: "127.0.0.1:0"
-    dialects: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
-limits: {{drain: 1s}}
+    protocols: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
+limits: {{drain_timeout: 1s}}
 backends:
-  pool: {{dialect: openai, profile: {profile}, workers: [{workers}]}}
+  pool: {{protocol: openai, profile: {profile}, workers: [{workers}]}}
 models:
   "*": {{backend: pool}}
   strict: {{backend: pool, model: mock, on_loss: reject}}

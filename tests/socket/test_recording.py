@@ -14,11 +14,11 @@ from gateway.observability.usage import query_sqlite_usage
 from gateway.runtime.gateway import Gateway, build_services
 
 CONFIG = """
-listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
 backends:
   says: {kind: echo, script: [one, two, three]}
-  fails: {kind: echo, fail: {how: down}}
-  cut: {kind: echo, script: [one, two, three], fail: {how: cut, after: 2}}
+  fails: {kind: echo, fail: {mode: unavailable}}
+  cut: {kind: echo, script: [one, two, three], fail: {mode: disconnect, after_chunks: 2}}
   slow: {kind: echo, script: [one, two, three], delay: 50ms}
 models:
   says: {versions: {"1": {backend: says}, "2": {backend: slow}}, shadow: {to: "1", share: 100%}}

@@ -9,10 +9,10 @@ from tests.conftest import Serve
 from tests.fakes import CLOSE, ScriptedWorker
 
 FRONT = """
-listeners: [{{address: "127.0.0.1:0", dialects: [openai, databricks]}}]
-limits: {{drain: 1s}}
+listeners: [{{address: "127.0.0.1:0", protocols: [openai, databricks]}}]
+limits: {{drain_timeout: 1s}}
 backends:
-  pool: {{dialect: openai, profile: vllm, workers: [{workers}], health: {{every: 1h}}}}
+  pool: {{protocol: openai, profile: vllm, workers: [{workers}], health: {{interval: 1h}}}}
 models:
   chat: {{backend: pool, model: llama}}
   llama: {{backend: pool}}

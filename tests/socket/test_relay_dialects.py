@@ -12,10 +12,10 @@ from tests.fakes import CLOSE, HANG, ScriptedWorker
 from tests.socket.test_relay import posts, stream, whole
 
 FRONT = """
-listeners: [{{address: "127.0.0.1:0", dialects: [{dialect}]}}]
-limits: {{drain: 1s}}
+listeners: [{{address: "127.0.0.1:0", protocols: [{dialect}]}}]
+limits: {{drain_timeout: 1s}}
 backends:
-  pool: {{dialect: {dialect}, workers: ["{worker}"], health: {{every: 1h}}}}
+  pool: {{protocol: {dialect}, workers: ["{worker}"], health: {{interval: 1h}}}}
 models:
   chat: {{backend: pool, model: llama}}
 """

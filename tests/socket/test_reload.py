@@ -30,7 +30,7 @@ from tests.fault.fronts import DONE, SAYS, STOP, STREAM, raw, until
 PEMS = Path(__file__).parents[1] / "fault"
 LISTENER = {
     "address": "127.0.0.1:0",
-    "dialects": ["openai", {"name": "mindie", "prefix": "/mindie"}],
+    "protocols": ["openai", {"name": "mindie", "prefix": "/mindie"}],
 }
 ECHO = {"kind": "echo", "script": ["Hello", " world"]}
 SLOW = ECHO | {"delay": "150ms"}
@@ -96,7 +96,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 
 def pool(*urls: str, **parts: Any) -> Parts:
-    return {"dialect": "openai", "workers": urls or ["http://127.0.0.1:9"]} | parts
+    return {"protocol": "openai", "workers": urls or ["http://127.0.0.1:9"]} | parts
 
 
 # ── what stays ──────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +120,7 @@ async def test_a_backend_that_is_as_it_was_stays(gateway: Gateway) -> None:
 async def test_a_pool_that_asks_its_workers_about_models_is_made_anew_for_another(
     gateway: Gateway,
 ) -> None:
-    backends = {"asks": pool(dialect="triton")}
+    backends = {"asks": pool(protocol="triton")}
     models = {"m": {"backend": "asks"}}
     await gateway.start(backends=backends, models=models)
     before = gateway.app.backends["asks"]
@@ -158,7 +158,7 @@ async def test_a_local_model_is_not_loaded_twice_for_what_is_none_of_its_busines
     template.write_text("{{ messages }}")
 
     def made(former: ConfigSnapshot | None, **models: Any) -> ConfigSnapshot:
-        weights = {"kind": "torch", "path": "a/model", "template": str(template)}
+        weights = {"kind": "torch", "path": "a/model", "chat_template": str(template)}
         told = {"backends": {"local": weights}, "models": models}
         config = load_bytes(msgspec.json.encode(told), "x.yaml", env={}).config
         return ConfigSnapshot(config, build_services(), former=former)
@@ -254,7 +254,7 @@ async def test_a_stream_that_outlasts_the_drain_is_told_that_it_broke(gateway: G
     async with raw([SAYS, HANG]) as gone, raw([SAYS, end, REST]) as stays:
         both = {"gone": pool(gone.url), "stays": pool(stays.url)}
         models = {"m": {"backend": "gone"}, "n": {"backend": "stays"}}
-        drain = {"drain": "200ms"}
+        drain = {"drain_timeout": "200ms"}
         await gateway.start(backends=both, models=models, limits=drain)
         got = asyncio.Queue[bytes]()
         async with asyncio.TaskGroup() as tasks:
@@ -281,7 +281,7 @@ async def test_a_stream_that_outlasts_a_drain_has_another_when_its_backend_goes(
     async with raw([SAYS, end, REST]) as worker:
         models = {"m": {"backend": "p"}}
         await gateway.start(
-            backends={"p": pool(worker.url)}, models=models, limits={"drain": "50ms"}
+            backends={"p": pool(worker.url)}, models=models, limits={"drain_timeout": "50ms"}
         )
         got = asyncio.Queue[bytes]()
         async with asyncio.TaskGroup() as tasks:
@@ -290,10 +290,10 @@ async def test_a_stream_that_outlasts_a_drain_has_another_when_its_backend_goes(
             await gateway.take(
                 backends={"p": pool(worker.url), "more": ECHO},
                 models=models,
-                limits={"drain": "30s"},
+                limits={"drain_timeout": "30s"},
             )
             await asyncio.sleep(0.2)
-            await gateway.take(limits={"drain": "30s"})
+            await gateway.take(limits={"drain_timeout": "30s"})
             await asyncio.sleep(0.2)
             end.set()
     assert heard.result().endswith(b"data: [DONE]\n\n")
@@ -318,12 +318,12 @@ async def test_the_gateway_stops_although_an_old_configuration_has_streams(
 ) -> None:
     """They have their time, as those of the last have; then everything is closed, once."""
     async with raw([SAYS, HANG]) as worker:
-        parts: Parts = {"models": {"m": {"backend": "p"}}, "limits": {"drain": "300ms"}}
+        parts: Parts = {"models": {"m": {"backend": "p"}}, "limits": {"drain_timeout": "300ms"}}
         await gateway.start(backends={"p": pool(worker.url)}, **parts)
         got = asyncio.Queue[bytes]()
         hearing = asyncio.get_running_loop().create_task(stream(gateway, got))
         await got.get()
-        listener = {"address": f"127.0.0.1:{free()}", "dialects": ["openai"]}
+        listener = {"address": f"127.0.0.1:{free()}", "protocols": ["openai"]}
         await gateway.take(
             listeners=[listener], backends={"p": pool(worker.url, queue={"max": 1})}, **parts
         )
@@ -367,7 +367,7 @@ async def test_what_a_listener_speaks_and_takes_changes_where_it_is(gateway: Gat
     """Its connections stay; the limits of heads and of connections are for new ones."""
     await gateway.start()
     assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 200
-    only = {"address": "127.0.0.1:0", "dialects": ["openai"]}
+    only = {"address": "127.0.0.1:0", "protocols": ["openai"]}
     few = {"connections_per_address": 1, "header": "1KiB"}
     await gateway.take(listeners=[only], limits=few)
     assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 404
@@ -389,7 +389,7 @@ async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_of_the_rest(
     comes = f"127.0.0.1:{free()}"
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        listeners = [LISTENER, *({"address": at, "dialects": ["openai"]} for at in (comes, taken))]
+        listeners = [LISTENER, *({"address": at, "protocols": ["openai"]} for at in (comes, taken))]
         backends = {"echo": ECHO, "far": pool()}
         [why] = await gateway.refuses(listeners=listeners, backends=backends)
     assert why.startswith("listeners[2].address: the gateway can't listen there: ")
@@ -404,10 +404,10 @@ async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_of_the_rest(
 async def test_what_is_fixed_while_a_gateway_runs_is_refused_by_its_name(gateway: Gateway) -> None:
     """All of it at once."""
     admin = f"127.0.0.1:{free()}"
-    here = {"address": f"127.0.0.1:{free()}", "dialects": ["openai"]}
+    here = {"address": f"127.0.0.1:{free()}", "protocols": ["openai"]}
     pem, mend = str(PEMS / "loopback.pem"), "or take another port"
     await gateway.start(listeners=[LISTENER, here])
-    encrypted = here | {"tls": {"cert": pem, "key": pem}, "front": "reference"}
+    encrypted = here | {"tls": {"cert": pem, "key": pem}, "http_server": "aiohttp"}
     whys = await gateway.refuses(
         listeners=[LISTENER, encrypted],
         admin={"address": admin},
@@ -416,7 +416,7 @@ async def test_what_is_fixed_while_a_gateway_runs_is_refused_by_its_name(gateway
     )
     assert [why.partition(":")[::2] for why in whys] == [
         ("listeners[1].tls", f" begins or ceases to speak TLS, which needs a restart; {mend}"),
-        ("listeners[1].front", f" can't change while the address is bound; restart, {mend}"),
+        ("listeners[1].http_server", f" can't change while the address is bound; restart, {mend}"),
         ("admin", " there is none for as long as the gateway runs; restart it"),
         ("observe", " can't change for as long as the gateway runs; restart it"),
         ("state", " can't change for as long as the gateway runs; restart it"),
@@ -487,7 +487,9 @@ async def test_a_backend_that_is_not_ready_in_time_is_taken_as_it_is(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         far = pool(f"http://127.0.0.1:{silent.getsockname()[1]}")
         told = await gateway.take(
-            backends={"far": far}, models={"m": {"backend": "far"}}, limits={"warm": "100ms"}
+            backends={"far": far},
+            models={"m": {"backend": "far"}},
+            limits={"warmup_timeout": "100ms"},
         )
     assert told.is_ok
     assert "far is not ready after 0.1 s, and is taken as it is" in caplog.text

@@ -15,12 +15,12 @@ def digest(key: str) -> str:
 
 
 FRONT = """
-listeners: [{address: "127.0.0.1:0", dialects: [openai, triton, databricks]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai, triton, databricks]}]
 backends:
   one: {kind: echo, script: [first]}
   two: {kind: echo, script: [second]}
   small: {kind: echo, script: [small]}
-  gone: {dialect: openai, workers: ["http://127.0.0.1:1"]}
+  gone: {protocol: openai, workers: ["http://127.0.0.1:1"]}
 models:
   chat:
     aliases: [talk]
@@ -33,13 +33,13 @@ models:
   small: {backend: small}
   lost: {backend: gone, fallback: [chat]}
 routes:
-  - {name: testers, when: {model: chat, header: {X-Cohort: beta}}, use: {version: "2"}}
-  - {name: infer, when: {model: chat, dialect: triton}, use: {version: "1"}}
-  - {name: urgent, when: {model: chat, body: {priority: 5}}, use: {model: small}}
+  - {name: testers, when: {model: chat, header: {X-Cohort: beta}}, to: {version: "2"}}
+  - {name: infer, when: {model: chat, protocol: triton}, to: {version: "1"}}
+  - {name: urgent, when: {model: chat, body: {priority: 5}}, to: {model: small}}
 """
 KEYS = f"""\
-  - {{name: paid, when: {{model: chat, tag: paid}}, use: {{model: small}}}}
-  - {{name: own, when: {{model: chat, key: app}}, use: {{version: "2"}}}}
+  - {{name: paid, when: {{model: chat, tag: paid}}, to: {{model: small}}}}
+  - {{name: own, when: {{model: chat, key: app}}, to: {{version: "2"}}}}
 keys:
   - {{name: web, sha256: "{digest("web-key")}", models: [talk]}}
   - {{name: app, sha256: "{digest("app-key")}", models: [chat]}}

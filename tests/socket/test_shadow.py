@@ -126,7 +126,7 @@ async def test_nothing_of_it_is_told_where_there_is_no_shadow(begin: Begin) -> N
 
 
 async def test_none_is_copied_where_the_original_goes(begin: Begin) -> None:
-    rule = '{name: testers, when: {model: chat, header: {x-cohort: beta}}, use: {version: "2"}}'
+    rule = '{name: testers, when: {model: chat, header: {x-cohort: beta}}, to: {version: "2"}}'
     front = await begin(f"{echo()}routes: [{rule}]\n")
     await front.ask({"x-cohort": "beta"})
     await front.ask()
@@ -295,7 +295,7 @@ async def test_a_fault_of_our_own_is_told_as_one(
 
 
 async def test_who_answers_in_its_stead_is_compared(begin: Begin) -> None:
-    text = echo().replace("kind: echo, script: [a, b, c]}", "kind: echo, fail: {how: error}}", 1)
+    text = echo().replace("kind: echo, script: [a, b, c]}", "kind: echo, fail: {mode: error}}", 1)
     text = text.replace("SHADOW", "") + "  spare: {backend: spare}\n"
     text = text.replace("  two:", "  spare: {kind: echo, script: [a, b, c]}\n  two:", 1)
     front = await begin(text.replace(SHADOW, f"{SHADOW}, fallback: [spare]"))

@@ -36,8 +36,8 @@ SHARED = (
     + """
 backends:
   one: {kind: echo, script: [a, b, c]}
-  both: {dialect: openai, workers: [WORKERS], total_concurrency: MOST, health: {every: 1h},
-         retries: {max: 1, budget: 100%}, breaker: {failures: 2}, queue: {max: ROOM}}
+  both: {protocol: openai, workers: [WORKERS], total_concurrency: MOST, health: {interval: 1h},
+         retries: {max: 1, budget: 100%}, breaker: {consecutive_failures: 2}, queue: {max: ROOM}}
 models:
   chat: {versions: {"1": {backend: one}, "2": {backend: both, model: new}},
          split: {weights: {"1": 1, "2": 0}}, SHADOW}
@@ -55,7 +55,7 @@ def shared(*workers: ScriptedWorker, most: int = 1, room: int = 0) -> str:
 
 
 async def test_no_more_than_so_many_run_at_a_time(begin: Begin) -> None:
-    shadow = 'shadow: {to: "2", share: 100%, max_concurrent: 2}'
+    shadow = 'shadow: {to: "2", share: 100%, max_concurrency: 2}'
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
         front = await begin(tried(worker, shadow=shadow))
         for _ in range(5):
@@ -139,7 +139,7 @@ async def test_it_ends_with_a_client_that_does_not_read(
 
 
 async def test_an_original_that_fails_does_not_end_it(begin: Begin) -> None:
-    text = TRIED.replace("delay: 5ms", "fail: {how: cut, after: 1}")
+    text = TRIED.replace("delay: 5ms", "fail: {mode: disconnect, after_chunks: 1}")
     go = asyncio.Event()
     slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
     async with ScriptedWorker(slow, probed=PROBED) as worker:
@@ -173,7 +173,7 @@ async def test_it_outlives_its_configuration(begin: Begin) -> None:
     go = asyncio.Event()
     slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
     async with ScriptedWorker(slow, probed=PROBED) as worker:
-        front = await begin(tried(worker).replace("drain: 0s", "drain: 9s"))
+        front = await begin(tried(worker).replace("drain_timeout: 0s", "drain_timeout: 9s"))
         await front.ask(stream=True)
         await worker.until_asked()
         await front.app.apply_config(load_bytes(echo(shadow=NONE).encode(), "test.yaml", env={}))

@@ -18,12 +18,12 @@ def keyed(name: str) -> str:
 
 
 CONFIGURATION = f"""
-listeners: [{{address: "127.0.0.1:0", dialects: [mindie]}}]
-limits: {{drain: 1s}}
+listeners: [{{address: "127.0.0.1:0", protocols: [mindie]}}]
+limits: {{drain_timeout: 1s}}
 keys: [{keyed("one")}, {keyed("other")}]
 backends:
   slow: {{kind: echo, script: [a, b, c, d, e], delay: 400ms}}
-  far: {{dialect: openai, workers: ["http://127.0.0.1:1"]}}
+  far: {{protocol: openai, workers: ["http://127.0.0.1:1"]}}
 models:
   slow: {{backend: slow, model: slow}}
   far: {{backend: far, model: far}}

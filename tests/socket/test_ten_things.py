@@ -198,7 +198,7 @@ async def test_a_body_that_can_not_be_read_is_refused_and_the_next_request_works
 async def test_a_body_over_the_limit_is_not_read(serve: Serve) -> None:
     gateway = await serve(
         """
-        listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+        listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
         limits: {body: 1KiB}
         backends: {e: {kind: echo}}
         models: {m: {backend: e, model: m}}

@@ -138,8 +138,8 @@ async def test_a_request_chooses_no_address(serve: Serve, worker: str) -> None:
     """The client's bytes are passed on where the dialects are the same, and else translated."""
     behind = await serve(CONFORMANCE.partition("\nkeys:")[0])
     running = await serve(f"""
-listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
-backends: {{w: {{dialect: {worker}, workers: ["{behind.url}"]}}}}
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+backends: {{w: {{protocol: {worker}, workers: ["{behind.url}"]}}}}
 models: {{mock: {{backend: w}}}}
 """)
     async with canary() as (url, told):

@@ -70,13 +70,13 @@ async def running(
     async with serving(workers.answer) as one, serving(workers.answer) as other:
         text = written(
             backends={
-                "pool": {"dialect": "openai", "workers": [one, other]},
+                "pool": {"protocol": "openai", "workers": [one, other]},
                 "local": {"kind": "echo", "script": ["a", "b", "c"]},
             },
             models={"m": {"backend": "pool"}, "here": {"backend": "local"}},
             observe={
                 "traces": {"otlp": collector.url, "auth": {"bearer": "k1"}, **traces},
-                "metrics": {"push": {"otlp": collector.url, "every": "200ms"}},
+                "metrics": {"push": {"otlp": collector.url, "interval": "200ms"}},
             },
         )
         async with GatewayProcess(folder, text) as gateway:

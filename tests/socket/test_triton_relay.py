@@ -7,10 +7,10 @@ from tests.fakes import CLOSE, ScriptedWorker
 from tests.socket.test_relay import posts, quoted, stream, whole
 
 FRONT = """
-listeners: [{{address: "127.0.0.1:0", dialects: [triton]}}]
-limits: {{drain: 1s}}
+listeners: [{{address: "127.0.0.1:0", protocols: [triton]}}]
+limits: {{drain_timeout: 1s}}
 backends:
-  pool: {{dialect: triton, workers: [{workers}], health: {{every: 1h}}}}
+  pool: {{protocol: triton, workers: [{workers}], health: {{interval: 1h}}}}
   own: {{kind: echo, script: ["so"]}}
 models:
   chat: {{backend: pool, model: llama/versions/2, fallback: [spare]}}

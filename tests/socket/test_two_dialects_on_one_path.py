@@ -8,21 +8,21 @@ from tests.conftest import Running, Serve
 
 KEYS = "\n".join(
     f'  - {{name: {name}, sha256: "{hashlib.sha256(name.encode()).hexdigest()}"{more}}}'
-    for name, more in (("plain", ""), ("mindful", ", dialect: mindie"))
+    for name, more in (("plain", ""), ("mindful", ", protocol: mindie"))
 )
 SHARED = f"""
 listeners:
   - address: "127.0.0.1:0"
-    dialects: [{{name: triton, profile: plain}}, mindie]
-    dialect_header: true
+    protocols: [{{name: triton, profile: plain}}, mindie]
+    protocol_header: true
 backends: {{e: {{kind: echo, script: [Hello]}}}}
 models:
   m: {{backend: e}}
-  npu: {{backend: e, dialect: mindie}}
+  npu: {{backend: e, protocol: mindie}}
 keys:
 {KEYS}
 """
-WITHOUT_HEADER = SHARED.replace("    dialect_header: true\n", "")
+WITHOUT_HEADER = SHARED.replace("    protocol_header: true\n", "")
 
 
 async def spoken(gateway: Running, model: str, key: str, **headers: str) -> str:
@@ -35,7 +35,7 @@ async def spoken(gateway: Running, model: str, key: str, **headers: str) -> str:
     return {500: "triton", 422: "mindie"}[answer.status_code]
 
 
-NAMED = {"x-interlingua-dialect": "mindie"}
+NAMED = {"x-interlingua-protocol": "mindie"}
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ NAMED = {"x-interlingua-dialect": "mindie"}
         ("npu", "plain", {}, "mindie"),
         ("m", "mindful", {}, "mindie"),
         ("m", "plain", NAMED, "mindie"),
-        ("npu", "mindful", {"x-interlingua-dialect": "triton"}, "triton"),
-        ("m", "plain", {"x-interlingua-dialect": "nonsense"}, "triton"),
+        ("npu", "mindful", {"x-interlingua-protocol": "triton"}, "triton"),
+        ("m", "plain", {"x-interlingua-protocol": "nonsense"}, "triton"),
     ],
 )
 async def test_the_dialect_is_the_headers_the_keys_the_models_or_the_first(

@@ -23,9 +23,9 @@ ROOM = 200_000
 """Tokens: a text so long does not come to its end while a test runs."""
 GATEWAY = """
 listeners:
-  - {{address: "127.0.0.1:0", dialects: [openai, {{name: triton, profile: vllm}}]}}
+  - {{address: "127.0.0.1:0", protocols: [openai, {{name: triton, profile: vllm}}]}}
 backends:
-  far: {{dialect: openai, profile: interlingua, workers: ["{url}"], health: {{every: 500ms}}}}
+  far: {{protocol: openai, profile: interlingua, workers: ["{url}"], health: {{interval: 500ms}}}}
 models:
   far: {{backend: far, model: tiny}}
 """

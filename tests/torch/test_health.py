@@ -77,7 +77,7 @@ SLOW = (
 async def test_long_work_is_no_hang(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that computes for seconds holds up the loop, and the heart beats on."""
     monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
-    own = TorchBackend(path=str(tiny_folder), threads=1, trust_templates=True)
+    own = TorchBackend(path=str(tiny_folder), threads=1, trust_request_chat_template=True)
     await own.start()
     said = (Message("user", (TextPart("hi"),)),)
     asked = request(kind="chat", prompts=(), messages=said, templating=PromptOptions(template=SLOW))

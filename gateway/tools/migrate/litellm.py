@@ -384,7 +384,7 @@ def _backend_section(version: _Version, by: str | None, pool_defaults: PoolDefau
     kind = version.kind
     if kind.script is not None:
         return {"kind": MOCK_BACKEND, "script": [kind.script]}
-    pool: dict[str, Any] = {"dialect": kind.dialect}
+    pool: dict[str, Any] = {"protocol": kind.dialect}
     if kind.profile is not None:
         pool["profile"] = kind.profile
     weights = _scaled([_share(worker, by) for worker in version.workers], _HEAVIEST)
@@ -521,10 +521,10 @@ class SettingsReader:
         open_ = read_duration(self._take("cooldown_time"), notes)
         breaker: dict[str, Any] = {}
         if (failures := read_integer(fails, notes, 0, 99_999)) is not None and fails is not None:
-            breaker["failures"] = failures + 1
+            breaker["consecutive_failures"] = failures + 1
             notes.add(fails, "changed", f"{failures + 1} failures in a row take a worker out")
         if open_ is not None:
-            breaker["open"] = open_
+            breaker["open_for"] = open_
         most = self._take("default_max_parallel_requests") or self._server.pop(
             "max_parallel_requests"
         )
@@ -551,7 +551,7 @@ class SettingsReader:
         notes, found = self._notes, dict[str, Any]()
         key = self._server.pop("master_key")
         host = "127.0.0.1" if key is None else "0.0.0.0"
-        listener: Any = [{"address": f"{host}:4000", "dialects": [CLIENT_PROTOCOL]}]
+        listener: Any = [{"address": f"{host}:4000", "protocols": [CLIENT_PROTOCOL]}]
         if key is None:
             reason = ("no key is required, so it listens on this machine only",)
             listener = CommentedValue(listener, reason)

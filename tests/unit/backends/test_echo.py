@@ -170,9 +170,9 @@ async def test_it_reads_text_only() -> None:
     ("how", "error"),
     [
         ("error", WorkerFailed),
-        ("cut", StreamBroken),
-        ("rate", RateLimitExceeded),
-        ("down", Overloaded),
+        ("disconnect", StreamBroken),
+        ("rate_limit", RateLimitExceeded),
+        ("unavailable", Overloaded),
     ],
 )
 @pytest.mark.parametrize("after", [0, 2])

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from gateway.cli.config import check, schema
 
 GOOD = """\
-listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}, talk: {backend: a}}
 """
@@ -38,11 +38,11 @@ def test_complaints_go_to_stderr_one_a_line(file: Path) -> None:
 
 def test_json_says_the_same_for_programs(file: Path) -> None:
     good = CliRunner().invoke(check, [str(file), "--json"])
-    assert (good.exit_code, json.loads(good.stdout)) == (0, {"file": str(file), "complaints": []})
+    assert (good.exit_code, json.loads(good.stdout)) == (0, {"file": str(file), "issues": []})
     file.write_text(GOOD.replace("backend: a", "backend: b", 1))
     wrong = CliRunner().invoke(check, [str(file), "--json"])
     assert wrong.exit_code == 1
-    assert json.loads(wrong.stdout)["complaints"] == [
+    assert json.loads(wrong.stdout)["issues"] == [
         {
             "line": 3,
             "column": 26,

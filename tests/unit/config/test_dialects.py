@@ -17,7 +17,7 @@ class Demanding:
 
     profiles: ClassVar[tuple[str, ...]] = ("new", "old")
     model_options: ClassVar[dict[str, Any]] = {"price": float, "tier": Literal["a", "b"]}
-    roots = ("/d",)
+    path_prefixes = ("/d",)
     endpoints = (Endpoint("POST", "/d/{model}/run"), Endpoint("GET", "/d/{name}/run"))
 
     def __init__(
@@ -35,7 +35,7 @@ class Mute:
     """Is spoken to workers alone."""
 
     profiles: ClassVar[tuple[str, ...]] = ("only",)
-    roots = ("/m",)
+    path_prefixes = ("/m",)
 
     def __init__(self, profile: str | None = None) -> None:
         self.made = profile
@@ -60,7 +60,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def complaints(mount: str, model: str = "backend: a") -> list[str]:
     text = (
-        f'listeners: [{{address: "127.0.0.1:0", dialects: [{mount}]}}]\n'
+        f'listeners: [{{address: "127.0.0.1:0", protocols: [{mount}]}}]\n'
         f"backends: {{a: {{kind: echo}}}}\nmodels: {{m: {{{model}}}}}\n"
     )
     try:
@@ -115,8 +115,8 @@ def test_what_a_dialect_asks_of_a_model_is_what_it_says(asked: str, said: str) -
 
 
 def test_a_model_is_asked_for_only_in_what_clients_speak() -> None:
-    assert complaints("openai", "backend: a, dialect: openai") == []
-    [said] = complaints("openai", "backend: a, dialect: mindie")
+    assert complaints("openai", "backend: a, protocol: openai") == []
+    [said] = complaints("openai", "backend: a, protocol: mindie")
     assert "no client is answered in mindie; it is for workers alone" in said
 
 
@@ -126,13 +126,13 @@ def test_without_listeners_there_is_only_what_clients_speak(
     names = {"openai": "demanding:Demanding", "mindie": "demanding:Mute"}
     monkeypatch.setattr("gateway.config.loader.DIALECTS", names)
     config = load_text("backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n", "g", env={})
-    assert [one.name for one in config.listeners[0].dialects] == ["openai"]
+    assert [one.name for one in config.listeners[0].protocols] == ["openai"]
 
 
 def test_a_pool_speaks_what_is_for_workers_alone() -> None:
     text = (
-        'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'
-        'backends: {a: {dialect: mindie, workers: ["http://w:1"]}}\nmodels: {m: {backend: a}}\n'
+        'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
+        'backends: {a: {protocol: mindie, workers: ["http://w:1"]}}\nmodels: {m: {backend: a}}\n'
     )
     assert load_text(text, "g", env={}).backends["a"].kind == "pool"
     with pytest.raises(ConfigError, match="the dialect mindie adds /m itself"):

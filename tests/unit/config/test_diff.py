@@ -106,9 +106,9 @@ def test_listeners_with_one_address_are_told_apart_by_their_number() -> None:
     config = load_text(
         """
 listeners:
-  - {address: "127.0.0.1:0", dialects: [openai]}
-  - {address: "127.0.0.1:8001", dialects: [openai]}
-  - {address: "127.0.0.1:0", dialects: [triton]}
+  - {address: "127.0.0.1:0", protocols: [openai]}
+  - {address: "127.0.0.1:8001", protocols: [openai]}
+  - {address: "127.0.0.1:0", protocols: [triton]}
 backends: {one: {kind: echo}}
 models: {m: {backend: one}}
 """,
@@ -122,4 +122,4 @@ models: {m: {backend: one}}
         "127.0.0.1:8001",
         "127.0.0.1:0 (2)",
     ]
-    assert found["127.0.0.1:0", 1].dialects[0].name == "triton"
+    assert found["127.0.0.1:0", 1].protocols[0].name == "triton"

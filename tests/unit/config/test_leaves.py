@@ -19,7 +19,7 @@ from gateway.config.registry import ProtocolRegistry
 from gateway.config.validation_context import ValidationContext
 
 MARK = yaml.Mark("g", 0, 0, 0, "", 0)
-START = 'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'
+START = 'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
 
 
 def complaints(backend: str) -> list[str]:
@@ -35,8 +35,14 @@ def complaints(backend: str) -> list[str]:
         ("{kind: echo, delay: }", "has no value; give it one or remove the key"),
         ("{kind: echo, delay: [1s]}", "must be a text or number, not a list"),
         ("{kind: [echo]}", "must be a text, not a list"),
-        ("{kind: echo, fail: {how: [cut]}}", "must be one of cut, down, error, rate, not a list"),
-        ("{kind: echo, fail: {how: cutt}}", "must be one of cut, down, error, rate, not 'cutt'; "),
+        (
+            "{kind: echo, fail: {mode: [disconnect]}}",
+            "must be one of disconnect, error, rate_limit, unavailable, not a list",
+        ),
+        (
+            "{kind: echo, fail: {mode: disconect}}",
+            "must be one of disconnect, error, rate_limit, unavailable, not 'disconect'; ",
+        ),
         ("{kind: echo, context: {}}", "must be a whole number, not a mapping"),
         ("{kind: echo, script: [a, ~]}", "has no value; give it one or remove the key"),
         (
@@ -44,14 +50,14 @@ def complaints(backend: str) -> list[str]:
             "must be one of auto, bfloat16, float16, float32, int8",
         ),
         (
-            "{dialect: openai, workers: [{url: http://w, auth: {bearer: {env: [A]}}}]}",
+            "{protocol: openai, workers: [{url: http://w, auth: {bearer: {env: [A]}}}]}",
             "must be a text, not a list",
         ),
         (
-            "{dialect: openai, workers: [{url: http://w, auth: {bearer: }}]}",
+            "{protocol: openai, workers: [{url: http://w, auth: {bearer: }}]}",
             "has no value; give it one or remove the key",
         ),
-        ('{dialect: "", workers: [http://w]}', "is empty; give it a value or remove the key"),
+        ('{protocol: "", workers: [http://w]}', "is empty; give it a value or remove the key"),
     ],
 )
 def test_what_is_wrong_and_what_would_be_right(backend: str, said: str) -> None:
@@ -67,7 +73,7 @@ def test_a_number_in_quotes_is_none_unless_the_environment_put_it_in() -> None:
 
 def test_a_secret_file_must_be_a_text(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe")
-    backend = f"{{dialect: openai, workers: [{{url: http://w, auth: {{bearer: {{file: {tmp_path}"
+    backend = f"{{protocol: openai, workers: [{{url: http://w, auth: {{bearer: {{file: {tmp_path}"
     (found,) = complaints(backend + "/token}}}]}")
     assert found.endswith("can't be read: it is not a text")
 

@@ -21,7 +21,7 @@ from gateway.config.schema import (
 from gateway.config.yaml_reader import MAX_DEPTH, MAX_NODES, decode_utf8
 from protocols import DIALECTS
 
-LISTENERS = 'listeners: [{address: "127.0.0.1:0", dialects: [openai]}]\n'
+LISTENERS = 'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
 ECHO = "backends: {a: {kind: echo}}\n"
 CHAT = "models: {chat: {backend: a}}\n"
 
@@ -44,24 +44,28 @@ def test_the_kinds_are_those_registered() -> None:
 
 
 def test_units_become_seconds_and_bytes() -> None:
-    config = good(ECHO, CHAT, "limits: {body: 1MiB, drain: 1m}\n")
-    assert (config.limits.body, config.limits.drain, config.limits.header) == (1 << 20, 60.0, 16384)
+    config = good(ECHO, CHAT, "limits: {body: 1MiB, drain_timeout: 1m}\n")
+    assert (config.limits.body, config.limits.drain_timeout, config.limits.header) == (
+        1 << 20,
+        60.0,
+        16384,
+    )
 
 
 def test_short_forms_are_written_out() -> None:
-    config = good('backends: {a: {dialect: openai, workers: ["http://w:1"]}}\n', CHAT)
+    config = good('backends: {a: {protocol: openai, workers: ["http://w:1"]}}\n', CHAT)
     pool = config.backends["a"]
     assert isinstance(pool, PoolConfig)
     assert (pool.kind, pool.workers[0].url, pool.workers[0].weight) == ("pool", "http://w:1", 1)
-    assert config.listeners[0].dialects[0].name == "openai"
+    assert config.listeners[0].protocols[0].name == "openai"
 
 
 def test_a_pools_timeouts_left_out_are_the_defaults() -> None:
     config = good(
         "defaults: {timeouts: {connect: 1s, idle: 9s}}\n",
         "backends:\n",
-        '  a: {dialect: openai, workers: ["http://w:1"], timeouts: {idle: 3s}}\n',
-        '  b: {dialect: openai, workers: ["http://w:2"]}\n',
+        '  a: {protocol: openai, workers: ["http://w:1"], timeouts: {idle: 3s}}\n',
+        '  b: {protocol: openai, workers: ["http://w:2"]}\n',
         CHAT,
     )
     first, second = config.backends["a"], config.backends["b"]
@@ -108,7 +112,7 @@ def test_rules_and_sticky_sources_are_read_as_they_are_meant() -> None:
         'models: {m: {versions: {"1": {backend: a}}, split: {weights: {"1": 1}, ',
         'sticky: ["header:X-User-Id", "body:User Name", key]}}}\n',
         "routes: [{name: r, when: {body: {t: x, n: 5, f: 1.5, b: true}, share: 5%}, ",
-        "use: {model: m}}]",
+        "to: {model: m}}]",
     )
 
     split, [rule] = config.models["m"].split, config.routes
@@ -116,19 +120,19 @@ def test_rules_and_sticky_sources_are_read_as_they_are_meant() -> None:
     assert split.sticky == ("header:x-user-id", "body:User Name", "key")
     assert rule.when.body == {"t": "x", "n": 5, "f": 1.5, "b": True}
     assert rule.when.body["b"] is True
-    assert (rule.when.share, rule.use.model, rule.use.version) == (0.05, "m", None)
+    assert (rule.when.share, rule.to.model, rule.to.version) == (0.05, "m", None)
 
 
 def test_what_a_dialect_asks_for_stands_beside_its_name_or_under_it() -> None:
     config = load_text(
-        'listeners: [{address: "127.0.0.1:0", dialects: [{name: databricks, '
+        'listeners: [{address: "127.0.0.1:0", protocols: [{name: databricks, '
         "stream_default: true}]}]\n"
         "backends: {a: {kind: echo}}\n"
         "models: {chat: {backend: a, databricks: {pay_per_token: true}}}\n",
         "g.yaml",
         env={},
     )
-    assert config.listeners[0].dialects[0].options == {"stream_default": True}
+    assert config.listeners[0].protocols[0].options == {"stream_default": True}
     assert config.models["chat"].options == {"databricks": {"pay_per_token": True}}
 
 
@@ -147,7 +151,7 @@ def test_a_secret_comes_from_the_text_the_environment_or_a_file(tmp_path: Path) 
     (tmp_path / "token").write_text("from-file\n")
     path = tmp_path / "g.yaml"
     path.write_text(
-        LISTENERS + "backends:\n  a:\n    dialect: openai\n    workers:\n"
+        LISTENERS + "backends:\n  a:\n    protocol: openai\n    workers:\n"
         '      - {url: "http://w:1", auth: {bearer: from-text}}\n'
         '      - {url: "http://w:2", auth: {bearer: {env: TOKEN}}}\n'
         '      - {url: "http://w:3", auth: {bearer: {file: token}}}\n' + CHAT
@@ -163,7 +167,7 @@ def test_a_secret_comes_from_the_text_the_environment_or_a_file(tmp_path: Path) 
 
 def test_files_are_found_from_the_configurations_folder(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).parents[2] / "fault/loopback.pem", tmp_path / "ca.pem")
-    text = 'backends: {a: {dialect: openai, workers: ["https://w"], tls: {ca: ca.pem}}}\n'
+    text = 'backends: {a: {protocol: openai, workers: ["https://w"], tls: {ca: ca.pem}}}\n'
     path = tmp_path / "g.yaml"
     path.write_text(LISTENERS + text + CHAT)
     pool = load_config(str(path), env={}).backends["a"]
@@ -173,7 +177,7 @@ def test_files_are_found_from_the_configurations_folder(tmp_path: Path) -> None:
 
 
 def test_a_listener_beyond_this_machine_needs_keys_or_the_flag() -> None:
-    text = 'listeners: [{address: "0.0.0.0:8000", dialects: [openai]}]\n' + ECHO + CHAT
+    text = 'listeners: [{address: "0.0.0.0:8000", protocols: [openai]}]\n' + ECHO + CHAT
     assert "there are no keys" in complaints(text)[0]
     assert load_text(text, "g.yaml", env={}, insecure=True).listeners[0].address == "0.0.0.0:8000"
     keyed = text + f"keys: [{{name: k, sha256: {'ab' * 32}}}]\n"
@@ -185,10 +189,10 @@ def test_without_listeners_every_dialect_is_served_on_this_machine_at_a_path_of_
     (listener,) = config.listeners
     assert listener.address == "127.0.0.1:8000"
     spoken = filter(ProtocolRegistry(DIALECTS).serves_clients, DIALECTS)
-    assert {one.name for one in listener.dialects} == set(spoken)
-    mounts = [{"name": one.name, "prefix": one.prefix or None} for one in listener.dialects]
+    assert {one.name for one in listener.protocols} == set(spoken)
+    mounts = [{"name": one.name, "prefix": one.prefix or None} for one in listener.protocols]
     text = msgspec.json.encode(
-        [{"address": listener.address, "dialects": [_given(mount) for mount in mounts]}]
+        [{"address": listener.address, "protocols": [_given(mount) for mount in mounts]}]
     ).decode()
     assert load_text(f"listeners: {text}\n" + ECHO + CHAT, "g.yaml", env={}) == config
 

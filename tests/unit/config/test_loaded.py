@@ -12,12 +12,12 @@ PEM = Path(__file__).parents[2] / "fault" / "loopback.pem"
 TEXT = f"""\
 listeners:
   - address: "127.0.0.1:8000"
-    dialects: [openai]
+    protocols: [openai]
     tls: {{cert: {PEM}, key: {PEM}}}
 backends:
   far:
-    dialect: triton
-    template: ./chat.jinja
+    protocol: triton
+    chat_template: ./chat.jinja
     workers:
       - {{url: "https://w", auth: {{bearer: {{file: token.txt}}}}}}
       - {{file: workers.yaml}}

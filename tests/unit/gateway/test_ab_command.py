@@ -31,7 +31,7 @@ RECORD = RequestRecord(
 )
 RECORDS = [*[RECORD] * 40, *[replace(RECORD, version="2")] * 10]
 CONFIG = """\
-listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
 backends: {e: {kind: echo}}
 models:
   chat:

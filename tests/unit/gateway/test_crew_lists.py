@@ -7,10 +7,10 @@ from gateway.config.schema import PoolConfig
 from gateway.runtime.build import build_adapter, build_pool_arguments
 
 CONFIG = """
-listeners: [{{address: "127.0.0.1:0", dialects: [openai]}}]
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 backends:
   pool:
-    dialect: openai
+    protocol: openai
     max_concurrency: 5
     workers:
       - {{file: {one}, weight: 3, max_concurrency: 7, auth: {{bearer: theirs}}}}

@@ -87,7 +87,7 @@ async def test_what_would_do_something_is_not_tried() -> None:
 
 async def test_a_body_over_the_limit_is_refused_as_it_would_be() -> None:
     small = """
-listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
 limits: {body: 1KiB}
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}}
@@ -101,8 +101,8 @@ models: {chat: {backend: a}}
 async def test_several_listeners_of_one_address_have_numbers() -> None:
     two = """
 listeners:
-  - {address: "127.0.0.1:0", dialects: [openai]}
-  - {address: "127.0.0.1:0", dialects: [ovms]}
+  - {address: "127.0.0.1:0", protocols: [openai]}
+  - {address: "127.0.0.1:0", protocols: [ovms]}
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}}
 """

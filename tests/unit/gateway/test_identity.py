@@ -290,7 +290,7 @@ async def test_old_keys_are_fetched_behind_a_request_that_does_not_wait() -> Non
 async def test_while_the_issuer_is_gone_its_keys_are_good_for_so_long(
     why: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = Stage(replace(TOLD, keep=3600.0))
+    stage = Stage(replace(TOLD, jwks_max_stale=3600.0))
     assert await stage.holder(signed())
     stage.answer = why
     stage.time = 3500.0

@@ -12,7 +12,7 @@ from gateway.cli import main
 from gateway.config.loader import load_text
 
 CONFIG = """\
-listeners: [{address: "0.0.0.0:8000", dialects: [openai]}]
+listeners: [{address: "0.0.0.0:8000", protocols: [openai]}]
 backends: {e: {kind: echo}}
 models: {m: {backend: e}}
 """

@@ -9,20 +9,20 @@ from gateway.multiprocess.partition import find_unpartitionable, partition_confi
 
 FILE = """
 listeners:
-  - {address: "127.0.0.1:0", dialects: [openai]}
-  - {address: "127.0.0.1:0", dialects: [ovms]}
+  - {address: "127.0.0.1:0", protocols: [openai]}
+  - {address: "127.0.0.1:0", protocols: [ovms]}
 limits: {connections: 1001, connections_per_address: 10}
 backends:
   pool:
-    dialect: openai
+    protocol: openai
     workers: [{url: "http://127.0.0.1:9", max_concurrency: 1}, "http://127.0.0.1:10"]
     max_concurrency: 8
     total_concurrency: 11
     queue: {max: 0}
-  free: {dialect: openai, workers: ["http://127.0.0.1:9"]}
+  free: {protocol: openai, workers: ["http://127.0.0.1:9"]}
   echo: {kind: echo}
 models:
-  m: {backend: pool, shadow: {to: n, share: 50%, max_concurrent: 5}}
+  m: {backend: pool, shadow: {to: n, share: 50%, max_concurrency: 5}}
   n: {backend: free}
   o: {backend: echo}
 state: {redis: "redis://127.0.0.1:6379", replicas: 2}
@@ -39,7 +39,7 @@ def test_each_limit_is_divided_and_rounded_up() -> None:
     assert (part.limits.connections, part.limits.connections_per_address) == (334, 4)
     assert [one.max_concurrency for one in pool.workers] == [1, None]
     assert (pool.max_concurrency, pool.total_concurrency, pool.queue.max) == (3, 4, 0)
-    assert shadow.max_concurrent == 2
+    assert shadow.max_concurrency == 2
 
 
 def test_each_process_is_one_of_those_that_share_state() -> None:

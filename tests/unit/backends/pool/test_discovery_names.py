@@ -178,7 +178,7 @@ async def test_without_a_nameserver_the_system_is_asked() -> None:
         asked.append((*args, more))
         return [(2, 1, 6, "", ("10.0.0.7", 8000)), (10, 1, 6, "", ("fd00::1", 8000, 0, 0))]
 
-    source = DnsSource(DnsSettings("w:8000", every=7), getaddrinfo=getaddrinfo)
+    source = DnsSource(DnsSettings("w:8000", refresh_interval=7), getaddrinfo=getaddrinfo)
 
     assert urls(await source.list_workers()) == ["http://10.0.0.7:8000", "http://[fd00::1]:8000"]
     assert asked == [("w", 8000, {"type": socket.SOCK_STREAM})]

@@ -42,7 +42,7 @@ FAILURES: list[tuple[GatewayError, str]] = [
 
 @pytest.mark.parametrize(("error", "kind"), FAILURES)
 def test_what_takes_a_worker_out(error: GatewayError, kind: str) -> None:
-    one = member(failures=1)
+    one = member(consecutive_failures=1)
 
     one.record_failure(error)
 
@@ -62,7 +62,7 @@ KIND_WORDS: list[tuple[GatewayError, str]] = [
 
 @pytest.mark.parametrize(("error", "kind"), KIND_WORDS)
 def test_what_does_not(error: GatewayError, kind: str) -> None:
-    one = member(failures=1)
+    one = member(consecutive_failures=1)
 
     for _ in range(50):
         one.record_failure(error)
@@ -71,7 +71,7 @@ def test_what_does_not(error: GatewayError, kind: str) -> None:
 
 
 def test_an_answer_that_blames_the_client_is_an_answer() -> None:
-    one = member(failures=2)
+    one = member(consecutive_failures=2)
 
     for _ in range(9):
         one.record_failure(StreamBroken("x"))
@@ -82,7 +82,7 @@ def test_an_answer_that_blames_the_client_is_an_answer() -> None:
 
 @pytest.mark.parametrize("error", [RateLimitExceeded("x"), Overloaded("x")])
 def test_too_much_to_do_makes_a_worker_smaller_and_not_ill(error: GatewayError) -> None:
-    one = member(failures=1)
+    one = member(consecutive_failures=1)
     one.in_flight = 10
 
     one.record_failure(error, pushed_back=True)
@@ -115,7 +115,7 @@ def test_probes_take_it_out_and_bring_it_back() -> None:
 
 
 def test_a_worker_that_was_ejected_is_asked_about_its_models_again() -> None:
-    one = member(failures=1)
+    one = member(consecutive_failures=1)
     one.model_limits_from.add("m")
 
     one.record_failure(StreamBroken("x"))

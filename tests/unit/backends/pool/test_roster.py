@@ -435,7 +435,7 @@ def test_two_of_one_url_are_one() -> None:
 
 async def test_what_is_reported_of_a_worker() -> None:
     clock = FakeClock()
-    pool = roster(clock, places=4, health=HealthSettings(failures=2, open=15.0))
+    pool = roster(clock, places=4, health=HealthSettings(consecutive_failures=2, open_for=15.0))
     ask = Asker(pool, clock)
     place = await ask.take()
     place.worker.latency_average.add(clock.now, 0.25)

@@ -22,7 +22,7 @@ from gateway.tools.connect_check import (
 )
 
 GOOD = """\
-listeners: [{address: "127.0.0.1:0", dialects: [openai]}]
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
 backends: {e: {kind: echo}}
 models: {m: {backend: e}}
 """
@@ -62,7 +62,7 @@ def test_findings_as_json(file: Path) -> None:
     result = check(file, "--json")
     assert result.exit_code == 0
     report = msgspec.json.decode(result.stdout)
-    assert (report["file"], report["complaints"]) == (str(file), [])
+    assert (report["file"], report["issues"]) == (str(file), [])
     said = {one["subject"]: one["message"] for one in report["findings"]}
     assert said["listener 127.0.0.1:0"] == "the address is free"
 
@@ -135,7 +135,7 @@ class Torch(SimpleNamespace):
 
 def findings_of(device: str, torch: Any, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     text = f"""
-backends: {{t: {{kind: torch, path: "package:m", device: "{device}", memory: 8GiB}}}}
+backends: {{t: {{kind: torch, path: "package:m", device: "{device}", kv_cache_memory: 8GiB}}}}
 models: {{m: {{backend: t}}}}
 """
     config = load_text(text, "gateway.yaml", env={})

@@ -41,7 +41,7 @@ def test_ids_and_completions_are_as_they_are(desk: Any, path: str, body: Any) ->
 
 
 CONFIGURATION = """
-listeners: [{{address: "127.0.0.1:0", dialects: [{{name: mindie{listener}}}]}}]
+listeners: [{{address: "127.0.0.1:0", protocols: [{{name: mindie{listener}}}]}}]
 backends: {{e: {{kind: echo}}}}
 models: {{m: {{backend: e, model: m{model}}}}}
 """

@@ -1,0 +1,37 @@
+"""Keys of earlier versions are named with what they are called now."""
+
+import pytest
+from msgspec import inspect
+
+from gateway.config.decoder import RENAMED_KEYS, find_new_key, list_keys
+from gateway.config.errors import ConfigError, ConfigIssue
+from gateway.config.jsonschema import _collect_structs
+from gateway.config.loader import load_text
+from gateway.config.schema import Config
+
+SECTIONS = _collect_structs(inspect.type_info(Config))
+
+
+@pytest.mark.parametrize(("old", "names"), RENAMED_KEYS.items())
+def test_each_new_name_is_a_key_of_a_section_without_the_old_one(
+    old: str, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        sections = [one for one in SECTIONS if find_new_key(old, one) == name]
+        assert sections
+        assert not any(old in list_keys(one) for one in sections)
+
+
+def test_a_renamed_key_is_reported_once_with_its_place_and_its_new_name() -> None:
+    text = 'backends:\n  a: {workers: ["http://w:1"], dialect: openai}\nmodels: {m: {backend: a}}\n'
+    with pytest.raises(ConfigError) as caught:
+        load_text(text, "g.yaml", env={})
+    message = "'dialect' is now 'protocol'; rename it"
+    assert caught.value.issues == [ConfigIssue(2, 32, message, "backends.a.dialect")]
+
+
+def test_an_unknown_key_is_renamed_only_where_the_section_has_the_new_name() -> None:
+    text = "backends: {a: {kind: echo, keep: 1}}\nmodels: {m: {backend: a}}\n"
+    with pytest.raises(ConfigError) as caught:
+        load_text(text, "g.yaml", env={})
+    assert caught.value.issues[0].message.startswith("there is no 'keep' here; ")
