@@ -32,10 +32,10 @@ from protocols.mindie.errors import raise_worker_error
 
 # What a server answers to generate and generate_stream, read as generously as real ones need it.
 #
-# Times are in milliseconds, ``queue_wait_time`` is in microseconds. Whole answers have lists of them,
-# one figure for each step; events have one of each. ``perf_stat`` is a list of pairs, a token and its
-# time. Sources: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp (FillResponseBody);
-# for ``perf_stat`` the published pages of 1.0.
+# Times are in milliseconds, ``queue_wait_time`` is in microseconds. Unary responses have lists of
+# times, one for each step; stream events have one value each. ``perf_stat`` is a list of pairs: a
+# token and its time. Sources: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp
+# (FillResponseBody); for ``perf_stat`` the published pages of 1.0.
 
 FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "eos_token": "eos",

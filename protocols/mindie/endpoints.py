@@ -449,7 +449,7 @@ class MindIE:
         return _add_headers(errors.build_error_response(error, call), call)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """See ``protocols.core.interfaces.ClientAdapter``; also the answer of ``stop``, once it has stopped."""
+        """See ``protocols.core.interfaces.ClientAdapter``. Also answers a completed ``stop``."""
         return _add_headers(build_info_response(call, catalog, self._config), call)
 
     def read_text(self, call: ClientRequest) -> str:

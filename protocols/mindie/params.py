@@ -132,7 +132,7 @@ def collect_extra_fields(
     kept = {
         s.param.wire
         for s in table
-        if isinstance(s, MindieParam) and s.param.field.startswith("kept.")
+        if isinstance(s, MindieParam) and s.param.field.startswith("extra.")
     }
     dropped = (told - kept) | set(known)
     return {name: raw for name, raw in fields.items() if name not in dropped}
@@ -147,7 +147,7 @@ def map_field_names(table: MindieParamTable) -> dict[str, str]:
             if isinstance(step, ParamCheck)
             else (step.param.field, step.param.wire)
         )
-        if not path.startswith(("asked.", "kept.")):
+        if not path.startswith(("request.", "extra.")):
             found[path] = wire
     return found
 
@@ -267,7 +267,7 @@ _SEED_RC1 = _build_seed(1, 2**64 - 1, f"(0, {2**64 - 1}]")
 _REPETITION_PENALTY = _build_repetition_penalty("3.40282e+38", FLOAT32_MAX)
 _REPETITION_PENALTY_MAX_2 = _build_repetition_penalty("2", 2)
 _WATERMARK = _build_bool_param("watermark", "sampling.watermark")
-_DETAILS = _build_bool_param("details", "asked.details")
+_DETAILS = _build_bool_param("details", "request.details")
 _STREAM = _build_bool_param("stream", "stream")
 _PRIORITY = _build_int_param(
     "priority",
@@ -297,7 +297,7 @@ _MAX_NEW_TOKENS = _build_int_param(
 )
 _BATCH_SIZE = _build_int_param(
     "batch_size",
-    "kept.batch_size",
+    "extra.batch_size",
     f"Parameter batch_size must be in (0,{INT32_MAX}], got {{got}}.",
     minimum=1,
     maximum=INT32_MAX,
@@ -337,11 +337,11 @@ _N = _build_int_param(
     minimum=1,
     maximum=8192,
 )
-_USE_BEAM_SEARCH = _build_bool_param("use_beam_search", "asked.beams")
-_LOGPROBS = _build_bool_param("logprobs", "asked.logprobs")
+_USE_BEAM_SEARCH = _build_bool_param("use_beam_search", "request.beams")
+_LOGPROBS = _build_bool_param("logprobs", "request.logprobs")
 _TOP_LOGPROBS = _build_int_param(
     "top_logprobs",
-    "asked.top_logprobs",
+    "request.top_logprobs",
     "Parameter top logprobs must be in [0, 20], got {got}.",
     kind="unsigned",
     minimum=0,
@@ -349,7 +349,7 @@ _TOP_LOGPROBS = _build_int_param(
 )
 _COMPLETION_LOGPROBS = _build_int_param(
     "logprobs",
-    "asked.top_logprobs",
+    "request.top_logprobs",
     "logprobs should be in range [0, 5], got {got}.",
     kind="unsigned",
     minimum=0,
@@ -448,7 +448,7 @@ def _check_include_stop(fields: Mapping[str, Raw], values: ParsedParams) -> None
 
 def _check_logprobs(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     del fields
-    if values.get("asked.logprobs") is False and values.get("asked.top_logprobs") is not None:
+    if values.get("request.logprobs") is False and values.get("request.top_logprobs") is not None:
         raise build_param_error(
             "Value error, when using top_logprobs, logprobs must be true or null in chat "
             "completions",
@@ -466,8 +466,9 @@ def _check_thinking_budget(fields: Mapping[str, Raw], values: ParsedParams) -> N
     if type(budget) is not int:
         raise build_param_error("thinking_budget must be integer type.", "thinking_budget", "type")
     if not 0 < budget <= INT32_MAX:
+        received = format_json_number(budget)
         raise build_param_error(
-            f"Parameter thinking_budget must be in [1,{INT32_MAX}], got {format_json_number(budget)}",
+            f"Parameter thinking_budget must be in [1,{INT32_MAX}], got {received}",
             "thinking_budget",
         )
     if kwargs.get("enable_thinking"):
@@ -530,8 +531,8 @@ TGI_STYLE_PARAMS: MindieParamTable = (
         _SEED,
     ),
     *(_REPETITION_PENALTY, _WATERMARK, _MAX_NEW_TOKENS, _DETAILS),
-    _build_bool_param("decoder_input_details", "asked.prefill"),
-    _build_bool_param("return_full_text", "kept.return_full_text"),
+    _build_bool_param("decoder_input_details", "request.prefill"),
+    _build_bool_param("return_full_text", "extra.return_full_text"),
     _TRUNCATE,
 )
 """Of the endpoints in the manner of TGI."""

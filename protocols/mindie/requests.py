@@ -151,7 +151,7 @@ VLLM_STYLE_COUNT_ERRORS = ChoiceCountErrors(
 def resolve_choice_count(values: ParsedParams, said: ChoiceCountErrors) -> None:
     """Settles how many answers there are: as many as candidates. Raises InvalidParameter."""
     n, best = values.get("n"), values.get("best_of")
-    if values.get("asked.beams"):
+    if values.get("request.beams"):
         _resolve_beam_width(values)
         return
     b, shown = best or said.null_text, n or said.null_text
@@ -233,7 +233,7 @@ def build_response_options(
     values: ParsedParams, *, token_ids: bool = False, timing: bool = False
 ) -> ResponseOptions:
     """What is to be told besides the text."""
-    details = bool(values.get("asked.details") or values.get("asked.prefill"))
+    details = bool(values.get("request.details") or values.get("request.prefill"))
     return ResponseOptions(details=details, timing=details or timing, token_ids=token_ids)
 
 
@@ -290,7 +290,7 @@ def read_text_request(
         parameters,
         model=call.path_params["model"],
         stream=stream,
-        want=build_response_options(values, timing=timing),
+        response_options=build_response_options(values, timing=timing),
         client_id=client_id or name,
         **prompt,
     )
@@ -338,8 +338,8 @@ def read_prompt(
 # Requests of the endpoints that name no model: the server's own, and those after TGI and vLLM.
 #
 # Source: MindIE-LLM 0695772, single_req_self_develop_infer_interface.cpp,
-# single_req_tgi_text_infer_interface.cpp, single_req_vllm_infer_interface.cpp, and the choice between
-# the last two in http_handler.cpp.
+# single_req_tgi_text_infer_interface.cpp, single_req_vllm_infer_interface.cpp, and the choice
+# between the last two in http_handler.cpp.
 
 _MAX_TOKEN_ID = 1 << 20
 _ADAPTER_ID_PATTERN = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
@@ -401,7 +401,7 @@ def read_native_request(call: ClientRequest, setup: MindieConfig, model: str) ->
         parameters,
         model=model,
         stream=bool(stream),
-        want=build_response_options(values, token_ids=True, timing=bool(stream)),
+        response_options=build_response_options(values, token_ids=True, timing=bool(stream)),
         client_id=setup.get_request_id(call),
         **prompt,
     )
@@ -441,7 +441,7 @@ def read_tgi_style_request(
     prompt = read_prompt(fields, "inputs", setup, _TGI_STYLE_ERRORS)
     parameters = read_object_field(fields, "parameters")
     values = read_params(params.TGI_STYLE_PARAMS, parameters)
-    if stream and values.get("asked.prefill"):
+    if stream and values.get("request.prefill"):
         text = "The decoder_input_details must not be true when stream is true."
         raise build_param_error(text, "decoder_input_details", "conflict")
     apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
@@ -454,7 +454,9 @@ def read_tgi_style_request(
         model=model,
         adapter=_read_adapter(parameters, values),
         stream=stream,
-        want=build_response_options(values, token_ids=stream or bool(values.get("asked.details"))),
+        response_options=build_response_options(
+            values, token_ids=stream or bool(values.get("request.details"))
+        ),
         client_id=setup.get_request_id(call),
         **prompt,
     )
@@ -494,8 +496,8 @@ def read_vllm_style_request(
 
 # Conversations: what the server says of a wrong one, and the messages of a right one.
 #
-# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp. Roles, and that nothing may
-# be empty, in 1.0.RC1: the published page.
+# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp. Roles, and that nothing
+# may be empty, in 1.0.RC1: the published page.
 
 Role = Literal["system", "user", "assistant", "tool"]
 Fields = Mapping[str, Any]
@@ -660,8 +662,8 @@ def _read_string(fields: Fields, name: str, at: str, absent: str, typed: str) ->
 
 # infer: token ids in, token ids out.
 #
-# Source: MindIE-LLM 0695772, single_req_triton_token_infer_interface.cpp; its published examples put
-# the parameters beside the tensor, where the source looks inside it.
+# Source: MindIE-LLM 0695772, single_req_triton_token_infer_interface.cpp; its published examples
+# put the parameters beside the tensor, where the source looks inside it.
 
 MAX_INPUT_TOKENS: Final = 1 << 20
 
@@ -694,7 +696,7 @@ def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationR
         kind="completion",
         prompts=(ids,),
         templating=RAW_PROMPT_OPTIONS,
-        want=build_response_options(values, token_ids=True),
+        response_options=build_response_options(values, token_ids=True),
         client_id=client_id or name,
     )
 
@@ -759,8 +761,8 @@ def _read_tensor_length(shape: Any) -> int:
 # Conversations and completions: requests in OpenAI's manner and the server's words.
 #
 # Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp, its neighbours for the
-# server's own validator and for completions, and infer_param.cpp for ``response_format``; in 1.0.RC1
-# the published page, whose few fields are all that is read: others are passed over.
+# server's own validator and for completions, and infer_param.cpp for ``response_format``; in
+# 1.0.RC1 the published page, whose few fields are all that is read: others are passed over.
 
 _KNOWN_CHAT_FIELDS = (
     *("model", "messages", "tools", "tool_choice", "chat_template", "chat_template_kwargs"),
@@ -817,8 +819,8 @@ def read_chat_request(call: ClientRequest, setup: MindieConfig) -> GenerationReq
 
 
 def _set_chat_logprobs(values: ParsedParams) -> None:
-    top = values.get("asked.top_logprobs")
-    if values.get("asked.logprobs") or top is not None:
+    top = values.get("request.top_logprobs")
+    if values.get("request.logprobs") or top is not None:
         values["logprobs.top"] = top or 0
 
 
@@ -979,7 +981,7 @@ def read_completion_request(call: ClientRequest, setup: MindieConfig) -> Generat
     model = read_model_name(fields, setup)
     prompt = _read_completion_prompt(get_field(fields, "prompt"), setup.profile.max_text_length)
     values = read_params(params.COMPLETION_PARAMS, fields)
-    if (top := values.get("asked.top_logprobs")) is not None:
+    if (top := values.get("request.top_logprobs")) is not None:
         values["logprobs.top"] = top
     output = _read_output_format(fields)
     resolve_choice_count(values, COMPLETION_COUNT_ERRORS)

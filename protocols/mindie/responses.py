@@ -383,7 +383,7 @@ class OpenAiStyleEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
         if isinstance(error, ClientDisconnected):
             return self._encode_stopped()
         return errors.encode_stream_error(error, self._request.timeout)
@@ -705,7 +705,7 @@ class NativeEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
         if isinstance(error, ClientDisconnected):
             self._state.finish_reason = STOPPED_FINISH_REASON
             return self._encode_final_event()
@@ -818,7 +818,7 @@ class TgiStyleEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
         if isinstance(error, ClientDisconnected):
             self._state.finish_reason = STOPPED_FINISH_REASON
             return self._encode_final_event()
@@ -886,7 +886,7 @@ class VllmStyleEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped just ends, as all does."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
         if isinstance(error, ClientDisconnected):
             return b""
         return errors.encode_stream_error(error, self._request.timeout)

@@ -90,9 +90,9 @@ from protocols.params import Param
 #
 # A worker's row gives the range that the worker takes: what lies outside is clamped, and reported.
 #
-# Sources: those of ``protocols.mindie.params``; MindIE-LLM 0695772, samplers (nobody there looks at a
-# watermark); for 1.0.RC1 the published page of generate_stream, after which neither a watermark nor
-# ``typical_p`` comes to anything, and a temperature below 0.001 spoils the text.
+# Sources: those of ``protocols.mindie.params``; MindIE-LLM 0695772, samplers (nobody there looks at
+# a watermark); for 1.0.RC1 the published page of generate_stream, after which neither a watermark
+# nor ``typical_p`` comes to anything, and a temperature below 0.001 spoils the text.
 
 MIN_TEMPERATURE: Final = 0.001
 """The temperature that stands for greedy, where 0 is refused."""
@@ -155,7 +155,7 @@ def list_worker_params(
     return tuple(
         _build_worker_param(param, dropped=param.wire in useless)
         for param in list_params(table)
-        if param.wire not in _SEPARATE_FIELDS and not param.field.startswith(("asked.", "kept."))
+        if param.wire not in _SEPARATE_FIELDS and not param.field.startswith(("request.", "extra."))
     )
 
 
@@ -172,8 +172,8 @@ def _build_worker_param(param: Param, *, dropped: bool) -> Param:
 #
 # Sources: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp (what a conversation may
 # ask), tokenizer.py (media), batch_context.py: who names no temperature, top_k or top_p gets the
-# likeliest token, who names one of them is sampled for, and a temperature of 0 or ``do_sample`` false
-# is greedy.
+# likeliest token, who names one of them is sampled for, and a temperature of 0 or ``do_sample``
+# false is greedy.
 
 AdaptedRequest = tuple[GenerationRequest, tuple[UnsupportedParameter, ...]]
 
@@ -289,7 +289,7 @@ def _adapt_common_fields(
     if request.source != "mindie":
         fit.unsupported += [UnsupportedParameter(name, "dropped") for name in request.extra]
         fit.replace_fields(extra={})
-    fit.replace_fields(given=frozenset())
+    fit.replace_fields(provided_fields=frozenset())
 
 
 def _adapt_prompts(fit: _RequestAdaptation) -> None:
@@ -653,7 +653,7 @@ class MindiePassthrough:
     def prepare_passthrough(
         self, client: MindieConfig, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``protocols.core.interfaces.SupportsPassthrough``; ``client`` is the setup that the call came by."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``. ``client`` has its setup."""
         if not self._is_same_server(client) or "req-id" in call.headers:
             return None
         if len(call.body) > self._config.profile.max_text_length:
