@@ -80,7 +80,7 @@ def test_every_dialect_shows_its_tables(name: str) -> None:
 
 ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({}, ("`w`", "`n`", "int", "", "", "absent", "")),
-    ({"field": "asked.w", "nullable": False}, ("`w`", "", "int", "", "", "refused", "")),
+    ({"field": "request.w", "nullable": False}, ("`w`", "", "int", "", "", "refused", "")),
     ({"minimum": 0, "maximum": 2}, ("`w`", "`n`", "int", "from 0 to 2", "", "absent", "")),
     (
         {
