@@ -149,7 +149,7 @@ def test_every_dialect_and_backend_stands_in_the_contracts() -> None:
     named = set[str]()
     for contract in contracts():
         named |= set(contract.get("modules", ())) | set(contract.get("forbidden_modules", ()))
-    homes = {f"protocols.{home(value)}" for value in registry("protocols", "DIALECTS").values()}
+    homes = {f"protocols.{home(value)}" for value in registry("protocols", "PROTOCOLS").values()}
     homes |= {f"backends.{home(value)}" for value in registry("backends", "KINDS").values()}
     mend = "Name it where its neighbours stand in pyproject.toml's import contracts (three places):"
     report(sorted(homes - named), mend)
@@ -184,7 +184,7 @@ def home(value: object) -> str:
     return module_of(value).split(".")[1]
 
 
-@pytest.mark.parametrize(("package", "name"), [("protocols", "DIALECTS"), ("backends", "KINDS")])
+@pytest.mark.parametrize(("package", "name"), [("protocols", "PROTOCOLS"), ("backends", "KINDS")])
 def test_every_registry_line_leads_somewhere(package: str, name: str) -> None:
     faults = []
     for key, value in registry(package, name).items():
@@ -220,7 +220,7 @@ def port(name: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("package", "name", "ports"),
-    [("protocols", "DIALECTS", ("Dialect", "WorkerDialect")), ("backends", "KINDS", ("Backend",))],
+    [("protocols", "PROTOCOLS", ("Dialect", "WorkerDialect")), ("backends", "KINDS", ("Backend",))],
 )
 def test_every_dialect_and_backend_has_its_line(
     package: str, name: str, ports: tuple[str, ...]
@@ -276,7 +276,7 @@ def mentions(package: str, name: str, tops: tuple[str, ...]) -> Iterator[tuple[s
 
 def all_mentions() -> list[tuple[str, str, int, str]]:
     """Backends' kinds are not sought where ``echo`` is a parameter: in dialects."""
-    dialects = mentions("protocols", "DIALECTS", PACKAGES)
+    dialects = mentions("protocols", "PROTOCOLS", PACKAGES)
     return [*dialects, *mentions("backends", "KINDS", ("gateway", "backends"))]
 
 

@@ -41,7 +41,7 @@ from gateway.config.types import (
     WeightsPath,
     WorkerUrl,
 )
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 
 # What every part of the file is built on.
 
@@ -575,7 +575,7 @@ class ModelConfig(ConfigSection, frozen=True):
     """
 
     extra_field: ClassVar[str] = "options"
-    extra_keys: ClassVar[frozenset[str]] = frozenset(DIALECTS)
+    extra_keys: ClassVar[frozenset[str]] = frozenset(PROTOCOLS)
 
     aliases: tuple[ModelAlias, ...] = ()
     backend: NonEmptyStr | None = None

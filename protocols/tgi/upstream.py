@@ -402,7 +402,7 @@ class TGI:
     name: str = "tgi"
     profiles: ClassVar[tuple[str, ...]] = ("3",)
     model_options: ClassVar[Mapping[str, Any]] = {}
-    roots: tuple[str, ...] = ("/v1", "/generate", "/generate_stream")
+    path_prefixes: tuple[str, ...] = ("/v1", "/generate", "/generate_stream")
     """What a worker's URL is not to end with."""
 
     def __init__(self, profile: str | None = None) -> None:

@@ -68,7 +68,7 @@ REST: dict[str, Any] = {
     "n": 200,
     "best_of": 300,
     "logprobs": LogprobsOptions(-1),
-    "want": ResponseOptions(token_ids=True),
+    "response_options": ResponseOptions(token_ids=True),
 }
 OTHERWISE = {
     "do_sample": "greedy is temperature 0",
