@@ -124,7 +124,7 @@ def _endpoints_of(protocol: ProtocolProfiles, variants: set[str]) -> list[Endpoi
 
 def parameter_row(param: Param) -> tuple[str, ...]:
     """A row of the page."""
-    internal = "" if param.field.startswith(("asked.", "kept.")) else param.field
+    internal = "" if param.field.startswith(("request.", "extra.")) else param.field
     return (
         code(param.wire),
         code(internal),

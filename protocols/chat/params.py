@@ -7,8 +7,8 @@ A family of this dialect takes the rows, changes those that it reads otherwise, 
     rows = without(rows, "store", "seed")
     TABLE = Table(*rows, Param(wire="details", field="response_options.details", ...))
 
-Rows under ``asked.`` stand for no field of the internal request; a reader combines them
-(``Values.get("asked.logprobs")``). Rows under ``labels.`` become the request's labels.
+Rows under ``request.`` stand for no field of the internal request; a reader combines them
+(``Values.get("request.logprobs")``). Rows under ``labels.`` become the request's labels.
 
 Ranges and defaults: OpenAI's published specification 2.3.0; the extensions: vLLM 0.32.
 """
@@ -90,8 +90,8 @@ CHAT_PARAMS: tuple[Param, ...] = (
         description="wins over max_tokens",
     ),
     *SHARED_PARAMS,
-    Param(wire="logprobs", field="asked.logprobs", type="bool", default=False),
-    Param(wire="top_logprobs", field="asked.top_logprobs", type="int", minimum=0, maximum=20),
+    Param(wire="logprobs", field="request.logprobs", type="bool", default=False),
+    Param(wire="top_logprobs", field="request.top_logprobs", type="int", minimum=0, maximum=20),
     Param(wire="parallel_tool_calls", field="parallel_tools", type="bool", default=True),
     Param(wire="reasoning_effort", field="reasoning.effort", type="str", choices=REASONING_EFFORTS),
     Param(wire="safety_identifier", field="labels.safety_identifier", type="str"),
@@ -149,7 +149,7 @@ EXTENSION_PARAMS: tuple[Param, ...] = (
         exclusive_minimum=True,
     ),
     Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
-    Param(wire="use_beam_search", field="asked.beam_search", type="bool", default=False),
+    Param(wire="use_beam_search", field="request.beam_search", type="bool", default=False),
     Param(wire="allowed_token_ids", field="sampling.allowed_token_ids", type="ints"),
     Param(wire="bad_words", field="sampling.bad_words", type="string list"),
     Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),

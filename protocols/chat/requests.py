@@ -156,7 +156,7 @@ def _read_tools_and_choice(
 
 def _merge_logprobs(values: ParsedParams) -> None:
     """``logprobs`` and ``top_logprobs`` as one."""
-    wanted, top = values.get("asked.logprobs"), values.get("asked.top_logprobs")
+    wanted, top = values.get("request.logprobs"), values.get("request.top_logprobs")
     if top is not None and not wanted:
         text = "'top_logprobs' is only allowed when 'logprobs' is true."
         raise conflict_error("top_logprobs", text)
@@ -312,7 +312,7 @@ def _read_shared_fields(
         values["sampling.seed"] = seed % 2**64
     if "logit_bias" in values.provided_fields:
         values["sampling.logit_bias"] = _read_logit_bias(fields["logit_bias"])
-    if values.get("asked.beam_search"):
+    if values.get("request.beam_search"):
         width = values.get("sampling.beam_width") or values.get("n") or 1
         values["sampling.beam_width"] = width
     stream = bool(values.get("stream"))

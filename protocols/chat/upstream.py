@@ -135,8 +135,8 @@ def select_written_params(table: tuple[Param, ...]) -> tuple[Param, ...]:
 # --- worker profiles ------------------------------------------------------------------------------
 #
 # Sources: OpenAI's specification 2.3.0; the protocol modules of vLLM 0.32 and SGLang; llama.cpp's
-# server (tools/server). A row gives the range that the worker accepts: a value outside it is clamped
-# and reported.
+# server (tools/server). A row gives the range that the worker accepts: a value outside it is
+# clamped and reported.
 
 
 class WorkerProfile(Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ CHAT_PARAMS: tuple[Param, ...] = (*_BASE_CHAT_PARAMS, _TOP_K, _REQUEST_ID)
 
 USE_RAW_PROMPT = Param(
     wire="use_raw_prompt",
-    field="asked.raw_prompt",
+    field="request.raw_prompt",
     type="bool",
     default=False,
     description="false: the server may wrap the prompt as its template wants",

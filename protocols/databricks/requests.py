@@ -202,7 +202,7 @@ def _read_chat(fields: RawFields, model: str, order: RoleRules) -> GenerationReq
 
 
 def _read_completion(fields: RawFields, model: str, *, wrapped: bool) -> GenerationRequest:
-    raw = params.read_params(_RAW_PROMPT_TABLE, fields).get("asked.raw_prompt", not wrapped)
+    raw = params.read_params(_RAW_PROMPT_TABLE, fields).get("request.raw_prompt", not wrapped)
     request = read_completion(fields, REQUEST_RULES, model=model)
     _check_texts(request.prompts, "prompt")
     mode: Literal["raw", "server"] = "raw" if raw else "server"

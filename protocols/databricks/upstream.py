@@ -370,9 +370,9 @@ def map_worker_error(
 # --- pass-through ---------------------------------------------------------------------------------
 #
 # See ``protocols.chat.passthrough``. A request keeps the kind of path that it arrived on, because
-# the OpenAI-compatible paths treat prompts differently. A body has no model where the path names it.
-# Only fields of the reference pass: a translation puts others into ``extra_params``, and the service
-# rejects ``stream_options``.
+# the OpenAI-compatible paths treat prompts differently. A body has no model where the path names
+# it. Only fields of the reference pass: a translation puts others into ``extra_params``, and the
+# service rejects ``stream_options``.
 
 _INVALID_NAMES: Final = ("", ".", "..")
 """What no path can name."""

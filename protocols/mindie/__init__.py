@@ -1,15 +1,13 @@
 """MindIE: Huawei's inference server for Ascend, in three releases.
 
-dialect    the paths, and which module answers for each
-profiles   the releases
-prompts    requests of text; tokens: of ids; inputs: after TGI and vLLM; chat, messages: OpenAI's
-requests   what all requests share; tables: their parameters; checks: the order and words of checks
-texts      answers of text and ids; pieces: after TGI and vLLM; chunks: OpenAI's
-errors     statuses and bodies
-worker     requests for workers; takes: what a release takes; fitting: what is taken away for it
-relay      a client's own bytes for a worker
-decoder    workers' answers; incoming: their shapes; faults: their errors
-info       what the server tells of itself; tokenizer: of a text
+endpoints   what clients call: routes, the adapter, state and tokenizer responses
+params      parameter tables, in the order of the server's checks; profiles (releases); the config
+requests    client bodies to the internal request: text, token ids, TGI style, vLLM style, chat
+responses   events to responses: text, token ids, TGI style, vLLM style, chat and completions
+errors      our errors to MindIE bodies; worker errors to ours
+upstream    the internal request to a worker's request; unsupported parameters; pass-through
+decoder     worker responses to events
+openapi     schemas of requests and responses
 """
 
 from protocols.mindie.endpoints import MindIE

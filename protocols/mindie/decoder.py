@@ -1,9 +1,9 @@
-"""Reading a server's answers: to generate in its own manner, and to conversations in OpenAI's.
+"""Decode worker responses: native generate responses and OpenAI-style responses.
 
-A stream of generate ends with the event that names the finish reason, which comes only with
-``details``. One that fails ends in bare text. Source: MindIE-LLM 0695772,
-single_req_triton_text_infer_interface.cpp and single_req_vllm_openai_infer_interface.cpp; for what
-1.0.RC1 does otherwise, its published pages.
+A generate stream ends with the event that holds the finish reason, which the worker sends only with
+``details``. A failed stream ends in plain text. Source: MindIE-LLM 0695772,
+single_req_triton_text_infer_interface.cpp and single_req_vllm_openai_infer_interface.cpp; for
+the differences of 1.0.RC1, its published pages.
 """
 
 import re
@@ -30,24 +30,24 @@ from protocols.core.events import (
 from protocols.core.request import GenerationRequest
 from protocols.mindie.errors import raise_worker_error
 
-# What a server answers to generate and generate_stream, read as generously as real ones need it.
+# Wire types of generate and generate_stream responses; they accept what real servers send.
 #
-# Times are in milliseconds, ``queue_wait_time`` is in microseconds. Whole answers have lists of them,
-# one figure for each step; events have one of each. ``perf_stat`` is a list of pairs, a token and its
-# time. Sources: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp (FillResponseBody);
-# for ``perf_stat`` the published pages of 1.0.
+# Times are in milliseconds, ``queue_wait_time`` is in microseconds. Unary responses have lists of
+# times, one for each step; stream events have one value each. ``perf_stat`` is a list of pairs: a
+# token and its time. Sources: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp
+# (FillResponseBody); for ``perf_stat`` the published pages of 1.0.
 
 FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "eos_token": "eos",
     "length": "length",
     "stop_sequence": None,
 }
-"""None is a failure of the worker: the request was stopped, or broke off. All else is unknown."""
+"""None: a worker failure (the request was cancelled or interrupted). Other values are unknown."""
 _MAX_NUMBER = 1e12
 
 
 class WorkerTextDetails(Struct):
-    """What is only told when asked for."""
+    """Fields that the worker sends only on request."""
 
     finish_reason: str | None = None
     generated_tokens: Any = None
@@ -57,7 +57,7 @@ class WorkerTextDetails(Struct):
 
 
 class WorkerTextResponse(Struct):
-    """An answer, or an event of one."""
+    """A unary response, or one event of a stream."""
 
     id: Any = None
     model_name: Any = None
@@ -73,13 +73,13 @@ decode_text_response = msgspec.json.Decoder(WorkerTextResponse).decode
 
 
 def get_token_count(details: WorkerTextDetails) -> int | None:
-    """How many tokens the server has made so far, where it says."""
+    """The number of tokens generated so far; None if the worker does not report it."""
     got = _parse_number(details.generated_tokens)
     return None if got is None else int(got)
 
 
 def list_timings(wire: WorkerTextResponse, details: WorkerTextDetails) -> list[Timing]:
-    """What was measured, step by step."""
+    """The timing of each step."""
     batches, queues = _parse_numbers(details.batch_size), _parse_numbers(details.queue_wait_time)
     prefills, decodes = _parse_numbers(wire.prefill_time), _parse_numbers(wire.decode_time)
     if stat := _parse_perf_stat(details.perf_stat):
@@ -109,7 +109,7 @@ def _parse_numbers(got: Any) -> list[float | None]:
 
 
 def _parse_number(got: Any) -> float | None:
-    """A number that can have been counted or measured."""
+    """A plausible count or duration; None for any other value."""
     if isinstance(got, bool) or not isinstance(got, int | float):
         return None
     return got if 0 <= got < _MAX_NUMBER else None
@@ -128,9 +128,9 @@ _BROKEN_RESPONSE: Final = "The worker broke off its answer."
 
 
 class TextDecoder:
-    """Reads the answer to generate or generate_stream, in whichever of the two forms it comes.
+    """Decodes a generate or generate_stream response; detects the format from the body.
 
-    ``early``: the last event of a first release holds the text of the token that ended it.
+    ``early``: in the first releases, the last event holds the text of the token that ended it.
     """
 
     def __init__(self, request: GenerationRequest, *, early: bool) -> None:
@@ -175,7 +175,7 @@ class TextDecoder:
         return events
 
     def _iter_payloads(self, data: bytes) -> Iterator[bytes]:
-        """Those that are there to be read. Raises what a line tells of that is no event."""
+        """Yield the payloads of events. Raises the error that a line outside an event reports."""
         for payload in self._sse_parser.feed(data):
             if payload.strip() and not self._is_done:
                 yield payload
@@ -249,10 +249,10 @@ class TextDecoder:
 
 
 class OpenAiStyleDecoder:
-    """Reads an answer in OpenAI's manner, where the server goes its own ways.
+    """Decodes an OpenAI-style response with MindIE's deviations.
 
-    Each choice of a stream tells its own usage. ``early``: a first release's finish reason
-    ``stop_sequence`` is that of a request that was stopped, or broke off.
+    Each choice of a stream has its own usage. ``early``: in the first releases, the finish reason
+    ``stop_sequence`` means that the request was cancelled or interrupted.
     """
 
     def __init__(self, request: GenerationRequest, *, early: bool) -> None:
@@ -300,7 +300,7 @@ class OpenAiStyleDecoder:
         return out
 
     def _sum_usage(self) -> Usage:
-        """Of all choices, which have the prompt in common."""
+        """The total usage of all choices, which share one prompt."""
         told = self._usages.values()
         thought = [one.reasoning_tokens for one in told if one.reasoning_tokens is not None]
         last = next(reversed(told))

@@ -1,8 +1,8 @@
-"""The paths of a MindIE server, and which module answers for each.
+"""The endpoints of a MindIE server and their handlers.
 
-A path names its model, or the body does, or nobody: then it is the one that the listener was given.
-Source: MindIE-LLM 0695772, http_handler.cpp. Versions in paths are documented and were never
-served; cluster internals (roles, adapters, dresult) are not offered.
+The model is in the path or in the body; otherwise it is the default model of the listener.
+Source: MindIE-LLM 0695772, http_handler.cpp. Versions in paths are documented, but no server
+implements them; cluster internals (roles, adapters, dresult) are not supported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,11 +55,11 @@ from protocols.mindie.responses import (
 from protocols.mindie.upstream import HEALTH_REQUEST, ChatMode, MindiePassthrough, MindieUpstream
 from protocols.params import Param
 
-# What the server tells of itself and its models.
+# Responses on the state of the server and its models.
 #
-# What a gateway does not have (a device's memory, a scheduler's slots) stands at the server's own
-# defaults, since clients read the keys; whether a model can take requests is true. Source:
-# MindIE-LLM 0695772, parse_protocol.cpp and http_handler.cpp.
+# Values that a gateway does not have (device memory, scheduler slots) are the server's defaults,
+# since clients read the keys; model readiness is real. Source: MindIE-LLM 0695772,
+# parse_protocol.cpp and http_handler.cpp.
 
 _encode = msgspec.json.Encoder().encode
 
@@ -76,7 +76,7 @@ def build_info_response(call: ClientRequest, catalog: Catalog, setup: MindieConf
 
 
 def read_path_model(call: ClientRequest) -> str:
-    """The model of a path. Raises PathNotFound for what no model may be called."""
+    """Return the model name of a path. Raises PathNotFound for an invalid name."""
     name = call.path_params["model"]
     if not MODEL_NAME_PATTERN.fullmatch(name):
         raise PathNotFound("no endpoint of this path")
@@ -146,7 +146,7 @@ def _describe_model_config(
 
 
 def _describe_slots(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """A model that can't take requests has no free slot."""
+    """Return the slot counts. A model that is not ready has no free slot."""
     del setup
     model = _find_model(call, catalog)
     free = model.ready and catalog.ready
@@ -217,7 +217,7 @@ def _get_model_card(call: ClientRequest, catalog: Catalog, setup: MindieConfig) 
 
 
 def _check_live(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """Alive until it is told to stop: restarting a gateway mends no worker."""
+    """Return the liveness response: 200 until shutdown, even if no worker is available."""
     del call, setup
     return (
         errors.build_empty_response(200)
@@ -227,7 +227,7 @@ def _check_live(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> H
 
 
 def _check_ready(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """Ready when some model is; until then, as while an engine starts, 503 with no body."""
+    """Return 200 if any model is ready, otherwise 503 with no body, as while an engine starts."""
     if not catalog.ready or any(model.ready for model in catalog.list_models()):
         return _check_live(call, catalog, setup)
     return errors.build_empty_response(503)
@@ -240,7 +240,7 @@ def _check_model_ready(call: ClientRequest, catalog: Catalog, setup: MindieConfi
 
 
 def _confirm_stop(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """A request that was stopped: the body says it back."""
+    """Return the response to a cancelled request, which repeats its id."""
     del catalog, setup
     return _build_json_response(dict(read_body_fields(call)))
 
@@ -260,13 +260,13 @@ _INFO_HANDLERS: Mapping[str, Callable[[ClientRequest, Catalog, MindieConfig], Ht
 }
 
 
-# /v1/tokenizer: the tokens of a text, counted and, unless that is declined, shown.
+# /v1/tokenizer: the tokens of a text: their count and, by default, their texts.
 #
 # Source: MindIE-LLM 0695772, http_handler.cpp (HandleTokenizer) and infer_tokenizer.cpp (TikToken).
 
 
 def read_tokenizer_text(call: ClientRequest, setup: MindieConfig) -> str:
-    """The text. Raises InvalidParameter or Malformed."""
+    """Return the text to tokenize. Raises InvalidParameter or MalformedRequest."""
     got = get_field(read_body_fields(call), "inputs")
     if not isinstance(got, str):
         raise build_param_error("Inputs in request body is invalid.", "inputs", "type")
@@ -278,7 +278,7 @@ def read_tokenizer_text(call: ClientRequest, setup: MindieConfig) -> str:
 
 
 def build_tokenizer_response(call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
-    """The answer. A token without text (a special one, a part of a character) is only counted."""
+    """Build the response. A token without text (special, or part of a character) only counts."""
     shown = get_field(read_body_fields(call), "do_decode") is not False
     texts = [text for _, text in tokens if shown and text]
     return build_json_response(encode_json({"token_number": len(tokens), "tokens": texts}))
@@ -298,12 +298,12 @@ def _build_generate_endpoint(path: str, variant: str) -> Endpoint:
 class MindIE:
     """MindIE, towards clients and workers.
 
-    ``vllm_validator`` is the server's ``openAiSupport``: whether conversations are checked after
-    vLLM's rules or the server's own. ``model`` answers where neither path nor body names one.
-    ``prompts`` says how the text of a request that is no conversation becomes the model's input:
-    as it is, or wrapped as a user's message. ``max_iter_times`` is the most tokens an answer may
-    have. ``chats`` says how a worker is given conversations: as messages, or as text that
-    ``renderer`` makes of them, at generate.
+    ``vllm_validator`` is the server's ``openAiSupport``: whether chat requests are checked by the
+    rules of vLLM or by the server's own. ``model`` is the model of requests that name none.
+    ``prompts`` says how a text prompt becomes the model's input: ``raw``, or ``chat`` (wrapped as a
+    user message). ``max_iter_times`` is the maximum number of tokens of a response. ``chats`` says
+    how chat requests are sent to a worker: as messages, or as text prompts to generate, rendered by
+    ``renderer``.
 
     Raises ValueError for an unknown profile.
     """
@@ -449,7 +449,7 @@ class MindIE:
         return _add_headers(errors.build_error_response(error, call), call)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """See ``protocols.core.interfaces.ClientAdapter``; also the answer of ``stop``, once it has stopped."""
+        """See ``protocols.core.interfaces.ClientAdapter``. Also answers a completed ``stop``."""
         return _add_headers(build_info_response(call, catalog, self._config), call)
 
     def read_text(self, call: ClientRequest) -> str:
@@ -491,7 +491,7 @@ class MindIE:
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``protocols.core.interfaces.SupportsPassthrough``: between servers of one release."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have one release."""
         if not isinstance(client, MindIE):
             return None
         return self._passthrough.prepare_passthrough(client._config, call, about)  # noqa: SLF001
@@ -516,10 +516,10 @@ class MindIE:
         """See ``protocols.core.interfaces.ModelMetadataReader``."""
         return self._upstream.load_metadata(model, answers)
 
-    # --- what a call names ------------------------------------------------------------------------
+    # --- routing ----------------------------------------------------------------------------------
 
     def _read_stop_routing(self, call: ClientRequest) -> RoutingInfo:
-        """Raises InvalidParameter where the body names no request."""
+        """Read the request id of a cancel request. Raises InvalidParameter if the body has none."""
         model = read_path_model(call)
         fields = read_body_fields(call)
         if "id" not in fields:
@@ -534,7 +534,7 @@ class MindIE:
         return RoutingInfo(self._read_default_model(call), stream=stream)
 
     def _read_default_model(self, call: ClientRequest) -> str:
-        """The model of an endpoint that asks for none: the body may name it all the same."""
+        """Return the model of an endpoint without a required model; the body may still name one."""
         got = get_field(read_body_fields(call), "model")
         name = got if isinstance(got, str) and got else self._config.default_model
         if not name:

@@ -1,9 +1,9 @@
-"""What goes wrong, in the server's words: ``{"error": …, "error_type": …}`` by status.
+"""Errors in the server's format: ``{"error": …, "error_type": …}`` by status.
 
 Sources: MindIE-LLM 0695772, src/server/endpoint (statuses: utils/http_rest_resource.h; timeouts:
-single_llm_pnd_req_handler.cpp; too large a body: http_server.cpp); for 429 the coordinator that
-stands before the server, Ascend/MindIE-Motor 5dfb024, RequestListener.cpp. Where the server has no
-such case (401, 403, no worker) the words are our own.
+single_llm_pnd_req_handler.cpp; body limit: http_server.cpp); for 429 the coordinator in front of
+the server, Ascend/MindIE-Motor 5dfb024, RequestListener.cpp. Where the server has no such case
+(401, 403, no worker), the text is the gateway's own.
 """
 
 import math
@@ -46,7 +46,7 @@ MISSING_INPUT_ERROR: Final = (
     '{"Error": "`inputs` or `prompt` must be necessary and data type must be string. Additionally, '
     'the request body must be valid json", "error_type": "validation"}'
 )
-"""Said as a string that is JSON once more."""
+"""Sent as a string that holds JSON."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -65,7 +65,7 @@ ERROR_TYPES: Final = {
     503: "Service Unavailable",
 }
 _MODEL_IN_BODY_OPERATIONS = ("chat", "completion")
-"""The endpoints whose model stands in the body."""
+"""Operations whose body names the model."""
 _MIB = 1 << 20
 _MALFORMED_BODY_ERRORS = {
     "generate": MISSING_INPUT_ERROR,
@@ -76,29 +76,29 @@ _MALFORMED_BODY_ERRORS = {
 
 
 def build_status_response(status: int, text: str) -> HttpResponse:
-    """An error in the usual shape."""
+    """Build an error response in the common format."""
     return HttpResponse(
         status, _encode({"error": text, "error_type": ERROR_TYPES[status]}), JSON_HEADERS
     )
 
 
 def build_engine_error_response() -> HttpResponse:
-    """The answer could not be made."""
+    """Build the response to a failed generation."""
     return build_status_response(500, "Failed to get engine response.")
 
 
 def build_empty_response(status: int = 404) -> HttpResponse:
-    """No body, as for a path that the server does not have."""
+    """Build a response without a body, as for an unknown path."""
     return HttpResponse(status, b"", CLOSE_HEADERS)
 
 
 def describe_unknown_model(name: str) -> str:
-    """What is said of a model that a body names and nobody has."""
+    """The error text for an unknown model in a body."""
     return f"Got model {name[:300]}, but not found in server"
 
 
 def encode_stream_error(error: GatewayError, timeout: float | None) -> bytes:
-    """The bare text at the end of a stream that fails; ``timeout`` is the client's own."""
+    """Encode the plain text that ends a failed stream; ``timeout`` is the client's, in seconds."""
     match error:
         case DeadlineExceeded(phase=which):
             return _describe_timeout(which, timeout is not None).encode()
@@ -189,7 +189,7 @@ def _describe_timeout(which: str, own: bool) -> str:  # noqa: FBT001 - whether t
 
 
 def _has_client_timeout(call: ClientRequest) -> bool:
-    """Whether the client set a limit. The request was read before, unless it never came whole."""
+    """Whether the client set a timeout. False if the body is incomplete or invalid."""
     try:
         return (
             get_field(read_object_field(read_body_fields(call), "parameters"), "timeout")
@@ -199,11 +199,11 @@ def _has_client_timeout(call: ClientRequest) -> bool:
         return False
 
 
-# What a server's error means, beyond what ``protocols.chat.errors`` knows of it.
+# Worker errors that ``protocols.chat.errors`` does not cover.
 #
 # Sources: MindIE-LLM 0695772, http_rest_resource.h (names of errors), llm_manager_impl.cpp
-# (VerifyInputTokenSize), single_llm_pnd_req_handler.cpp (what ends a stream); for the coordinator's
-# 429 Ascend/MindIE-Motor 5dfb024.
+# (VerifyInputTokenSize), single_llm_pnd_req_handler.cpp (what ends a stream); for the
+# coordinator's 429 Ascend/MindIE-Motor 5dfb024.
 
 _STATUS_BY_TYPE: Final = {name: status for status, name in ERROR_TYPES.items()} | {
     "overloaded": 429
@@ -223,18 +223,18 @@ _STREAM_ERROR_PATTERN = re.compile(
     rb"Engine callback timeout: (?:client timeout|server (?:token|e2e)Timeout)"
     rb"|Failed to get engine response"
 )
-"""What a stream that fails ends with."""
+"""The text that ends a failed stream."""
 
 
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-    """What an answer of this status means. ``headers`` have lower-case names."""
+    """Map a worker's error response to an error. Names in ``headers`` are lower case."""
     return errors.read_worker_error(status, headers, body, _map_worker_error)
 
 
 def raise_worker_error(body: bytes) -> None:
-    """Raises what a body that is no answer tells of, or text outside every event of a stream.
+    """Raise the error in a body, or in stream text outside an event.
 
-    Returns if it tells of nothing.
+    Returns if there is none.
     """
     errors.raise_worker_error(body, _map_worker_error)
     if (found := _STREAM_ERROR_PATTERN.search(body)) is not None:
@@ -251,7 +251,7 @@ def _map_worker_error(
 
 
 def _map_mindie_error(status: int, fault: WorkerErrorBody) -> GatewayError | None:
-    """What only this server says."""
+    """Map the errors that only this server has."""
     text = fault.text
     if status in (404, 422) and _UNKNOWN_MODEL_PATTERN.fullmatch(text):
         return WorkerFailed("The worker does not know the model.", status=status)
@@ -263,5 +263,5 @@ def _map_mindie_error(status: int, fault: WorkerErrorBody) -> GatewayError | Non
     if status == 413 and (found := _BODY_LIMIT_PATTERN.search(text)) is not None:  # noqa: PLR2004 - HTTP's
         return RequestTooLarge(text, limit=int(found[1]) << 20)
     if status == 424 and text.startswith(_ENQUEUE_ERROR):  # noqa: PLR2004 - HTTP's
-        return UnsupportedFeature(text)  # the engine calls it an invalid argument
+        return UnsupportedFeature(text)  # the engine reports an invalid argument
     return None

@@ -1,6 +1,6 @@
-"""What the dialect tells of itself: generate, conversations and completions, and its state.
+"""OpenAPI of generate, chat, completions and the state endpoints.
 
-The endpoints after other servers (``/generate``, ``/infer`` and their kin) are not told of.
+The endpoints in the style of other servers (``/generate``, ``/infer`` and the like) are left out.
 """
 
 from collections.abc import Mapping
@@ -49,11 +49,11 @@ from protocols.openapi import (
 )
 from protocols.params import Param
 
-# What answers look like, as JSON Schema: as their writers have them, key by key.
+# JSON Schemas of responses, with the keys that the encoders write.
 
 
 def build_response_schemas(*, early: bool) -> dict[str, Schema]:
-    """Every answer, by the name under which operations refer to it."""
+    """All response schemas, by component name."""
     chunk = "chat.completion.chunk"
     return {
         "Generated": _GENERATE_RESPONSE_SCHEMA,
@@ -304,7 +304,7 @@ INFO_OPERATIONS: Final[Mapping[str, tuple[str, Schema | None]]] = {
     "ready": ("Whether some model can answer.", None),
     "model_ready": ("Whether a model can answer.", None),
 }
-"""Of what asks about the server: a summary, and what is told; None is an answer without a body."""
+"""The summary and response schema of each state endpoint; None: no response body."""
 
 
 TablesByOperation = Mapping[str, tuple[Param, ...]]
@@ -317,7 +317,7 @@ _MODEL_SCHEMA: Final[Schema] = {
     "description": "A model's name; the list of models has all.",
 }
 _STOP_SCHEMA: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRINGS // 2}
-"""Lengths are counted in UTF-16 units, of which a character has at most two."""
+"""Lengths are counted in UTF-16 units; a character has at most two."""
 _ERROR_STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
     (MalformedRequest, 422),
     (InvalidParameter, 422),
@@ -338,7 +338,7 @@ _ERROR_STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
 
 
 def describe_api(setup: MindieConfig, tables: TablesByOperation) -> OpenApiFragment:
-    """See ``protocols.core.interfaces.OpenApiProvider``; ``tables`` as the dialect shows them."""
+    """See ``protocols.core.interfaces.OpenApiProvider``. ``tables``: the adapter's parameters."""
     return OpenApiFragment(
         {
             **_describe_generate(setup.profile, tables["text"]),
@@ -354,7 +354,7 @@ def describe_api(setup: MindieConfig, tables: TablesByOperation) -> OpenApiFragm
 
 
 def _describe_errors(*more: tuple[type[GatewayError], int]) -> dict[str, Schema]:
-    """The refusals of an operation. Where the path names the model, 404 may have no body."""
+    """The error responses of an operation. If the path names the model, 404 may have no body."""
     found = build_error_responses((*_ERROR_STATUSES, *more), ref("Error"))
     if "404" in found:
         found["404"] = {"description": found["404"]["description"]}
@@ -462,7 +462,7 @@ def _build_completion_schema(setup: MindieConfig, table: tuple[Param, ...]) -> S
 
 
 def _select_checked_schemas(table: tuple[Param, ...]) -> dict[str, Schema]:
-    """What a check reads, and not a row."""
+    """Parameters that a check reads, without a table row."""
     known = {param.wire for param in table}
     return {name: schema for name, schema in _CHECKED_FIELD_SCHEMAS.items() if name in known}
 
@@ -569,7 +569,7 @@ _EXTRA_CHAT_SCHEMAS: Final[Mapping[str, Schema]] = {
 }
 
 
-# --- what is asked beside, and the state ----------------------------------------------------------
+# --- tokenizer and state --------------------------------------------------------------------------
 
 
 def _describe_stop_and_tokenizer(setup: MindieConfig) -> dict[str, Schema]:

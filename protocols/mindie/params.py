@@ -1,7 +1,7 @@
-"""The scalar parameters of each endpoint, in the order in which the server checks them.
+"""Parameter tables of each endpoint, in the order of the server's checks; profiles and config.
 
-Paths under ``asked.`` stand for no field of the internal request: a reader combines them. Those
-under ``kept.`` are checked and then stay in ``extra``, as they were sent.
+Paths under ``request.`` are no field of the internal request: request readers combine them. Values
+under ``extra.`` are checked and stay in ``extra`` unchanged.
 
 Source: MindIE-LLM 0695772, SetupInferParams of src/server/endpoint/single_req_infer_interface/*;
 for 1.0.RC1 the published pages.
@@ -22,16 +22,16 @@ from protocols.core.request import PromptOptions
 from protocols.json_body import decode_value, read_object
 from protocols.params import Param, ParamType, ParsedParams
 
-# Checks of a request's fields in the server's order and words; the first failure is told.
+# Checks of a request's fields in the server's order; the first failure is reported.
 #
-# A field is null or absent alike. Numbers in a complaint are printed as the server's JSON library
-# prints them. Source: MindIE-LLM 0695772, src/server/endpoint/utils/infer_param.cpp and
+# A null field counts as absent. Numbers in error texts have the format of the server's JSON
+# library. Source: MindIE-LLM 0695772, src/server/endpoint/utils/infer_param.cpp and
 # parameters_checker.cpp.
 
 ParamKind = Literal["float", "integer", "unsigned", "boolean"]
 
 decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-"""The fields of what is known to be an object, their values left as they were sent."""
+"""Decode the fields of a JSON object; the values stay raw."""
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _INT64_LIMIT = 2**63
 _EXPONENT_THRESHOLD = 10**15
@@ -39,20 +39,20 @@ _REPR_EXPONENT_THRESHOLD = 10**16
 
 
 class MindieParam(Struct, frozen=True):
-    """A scalar, and what is said of a wrong one; ``{got}`` stands for the value."""
+    """A scalar parameter and its error texts; ``{got}`` stands for the received value."""
 
     param: Param
     kind: ParamKind
     range_error: str = ""
-    """Of a value outside the range."""
+    """The text for a value outside the range."""
     type_error: str = ""
-    """Of a value of another type; empty: "NAME must be KIND type."."""
+    """The text for a value of another type; by default ``NAME must be KIND type.``"""
 
 
 class ParamCheck(Struct, frozen=True):
-    """A check that no row can say. ``field`` is the path that it sets.
+    """A check that a table row cannot express. ``field`` is the path that it sets.
 
-    ``type`` is that of the parameter, where it has no row beside.
+    ``type`` is the parameter's type if it has no row.
     """
 
     wire: str
@@ -67,32 +67,32 @@ MindieParamTable = tuple[MindieParam | ParamCheck, ...]
 def build_param_error(
     text: str, param: str, problem: ParameterProblem = "value", got: Any = None
 ) -> InvalidParameter:
-    """A complaint in the server's words."""
+    """Build an error with the server's text."""
     return InvalidParameter(text, param=param, problem=problem, got=got)
 
 
 def read_body_fields(call: ClientRequest) -> Mapping[str, Raw]:
-    """The body's fields. What is JSON and no object has none, as for the server.
+    """Decode the body's fields; empty for JSON that is not an object, as in the server.
 
-    Raises Malformed.
+    Raises MalformedRequest.
     """
     try:
         return read_object(call.body)
     except MalformedRequest as error:
         if error.problem != "object":
             raise
-        decode_value(Raw(call.body))  # it may be no JSON at all behind its first byte
+        decode_value(Raw(call.body))  # only the first byte was checked: it may be invalid JSON
         return {}
 
 
 def get_field(fields: Mapping[str, Raw], name: str) -> Any:
-    """A field's value, None where it is absent. Raises Malformed."""
+    """Return a field's value; None if it is absent. Raises MalformedRequest."""
     raw = fields.get(name)
     return None if raw is None else decode_value(raw)
 
 
 def read_object_field(fields: Mapping[str, Raw], name: str) -> Mapping[str, Raw]:
-    """The fields of an object inside. Raises InvalidParameter or Malformed."""
+    """Decode a nested object. Raises InvalidParameter or MalformedRequest."""
     got = get_field(fields, name)
     if got is None:
         return {}
@@ -102,12 +102,12 @@ def read_object_field(fields: Mapping[str, Raw], name: str) -> Mapping[str, Raw]
 
 
 def read_first_object(raw: Raw) -> Mapping[str, Raw]:
-    """The fields of the first object of a list that is known to hold one."""
+    """Decode the first object of a non-empty list of objects."""
     return decode_fields(_decode_items(raw)[0])
 
 
 def read_params(table: MindieParamTable, fields: Mapping[str, Raw]) -> ParsedParams:
-    """The values of ``table``, checked in its order. Raises InvalidParameter or Malformed."""
+    """Read the values of ``table`` in order. Raises InvalidParameter or MalformedRequest."""
     values = ParsedParams()
     for step in table:
         if isinstance(step, ParamCheck):
@@ -119,7 +119,7 @@ def read_params(table: MindieParamTable, fields: Mapping[str, Raw]) -> ParsedPar
         try:
             params.read_param(param, fields[param.wire], values)
         except InvalidParameter as error:
-            got = get_field(fields, param.wire)  # as it was sent: 0 and not 0.0
+            got = get_field(fields, param.wire)  # keep the JSON as it was sent: 0, not 0.0
             raise _reword_error(step, error, got) from None
     return values
 
@@ -127,19 +127,19 @@ def read_params(table: MindieParamTable, fields: Mapping[str, Raw]) -> ParsedPar
 def collect_extra_fields(
     table: MindieParamTable, fields: Mapping[str, Raw], known: Iterable[str] = ()
 ) -> dict[str, Raw]:
-    """The fields of which the internal request says nothing, as they were sent."""
+    """Return the raw fields that are not part of the internal request."""
     told = {step.wire if isinstance(step, ParamCheck) else step.param.wire for step in table}
     kept = {
         s.param.wire
         for s in table
-        if isinstance(s, MindieParam) and s.param.field.startswith("kept.")
+        if isinstance(s, MindieParam) and s.param.field.startswith("extra.")
     }
     dropped = (told - kept) | set(known)
     return {name: raw for name, raw in fields.items() if name not in dropped}
 
 
 def map_field_names(table: MindieParamTable) -> dict[str, str]:
-    """The wire name of each path of the internal request."""
+    """Return the wire name of each path of the internal request."""
     found = {}
     for step in table:
         path, wire = (
@@ -147,13 +147,13 @@ def map_field_names(table: MindieParamTable) -> dict[str, str]:
             if isinstance(step, ParamCheck)
             else (step.param.field, step.param.wire)
         )
-        if not path.startswith(("asked.", "kept.")):
+        if not path.startswith(("request.", "extra.")):
             found[path] = wire
     return found
 
 
 def list_params(table: MindieParamTable) -> tuple[Param, ...]:
-    """The parameters of a table, with those that a check reads."""
+    """List the parameters of a table, including those that a check reads."""
     found = []
     for step in table:
         if isinstance(step, MindieParam):
@@ -164,7 +164,7 @@ def list_params(table: MindieParamTable) -> tuple[Param, ...]:
 
 
 def format_json_number(got: Any) -> str:
-    """A number as nlohmann::json prints it: exponents from 1e+15 on, and -5 down."""
+    """Format a number as nlohmann::json does: exponents from 1e+15 on, and below 1e-4."""
     if isinstance(got, int) and not -_INT64_LIMIT <= got < 2 * _INT64_LIMIT:
         got = float(got)
     text = repr(got)
@@ -180,7 +180,7 @@ def format_json_number(got: Any) -> str:
 
 
 def count_utf16_units(text: str) -> int:
-    """The length in UTF-16 units, by which the server measures."""
+    """The length in UTF-16 units, which the server uses."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
@@ -190,7 +190,7 @@ def _reword_error(row: MindieParam, error: InvalidParameter, got: Any) -> Invali
     if row.kind in ("integer", "unsigned") and type(got) is int:
         low = (
             0 if row.kind == "unsigned" else -_INT64_LIMIT
-        )  # what is below or above is no such number
+        )  # integers outside this range are of another JSON type
         mistyped = not low <= got < 2 * _INT64_LIMIT
     if mistyped:
         text = row.type_error or f"{param.wire} must be {row.kind} type."
@@ -201,7 +201,7 @@ def _reword_error(row: MindieParam, error: InvalidParameter, got: Any) -> Invali
 
 INT32_MAX = 2147483647
 FLOAT32_MAX = 3.4028234663852886e38
-"""The largest single-precision number; printed as 3.40282e+38."""
+"""The largest single-precision number; formatted as 3.40282e+38."""
 DEFAULT_MAX_NEW_TOKENS = 20
 MAX_STOP_STRINGS = 1024
 MAX_TOTAL_STOP_LENGTH = 32768
@@ -267,7 +267,7 @@ _SEED_RC1 = _build_seed(1, 2**64 - 1, f"(0, {2**64 - 1}]")
 _REPETITION_PENALTY = _build_repetition_penalty("3.40282e+38", FLOAT32_MAX)
 _REPETITION_PENALTY_MAX_2 = _build_repetition_penalty("2", 2)
 _WATERMARK = _build_bool_param("watermark", "sampling.watermark")
-_DETAILS = _build_bool_param("details", "asked.details")
+_DETAILS = _build_bool_param("details", "request.details")
 _STREAM = _build_bool_param("stream", "stream")
 _PRIORITY = _build_int_param(
     "priority",
@@ -297,13 +297,13 @@ _MAX_NEW_TOKENS = _build_int_param(
 )
 _BATCH_SIZE = _build_int_param(
     "batch_size",
-    "kept.batch_size",
+    "extra.batch_size",
     f"Parameter batch_size must be in (0,{INT32_MAX}], got {{got}}.",
     minimum=1,
     maximum=INT32_MAX,
 )
 
-# --- what only some endpoints know ----------------------------------------------------------------
+# --- parameters of some endpoints only ------------------------------------------------------------
 
 _IGNORE_EOS = _build_bool_param("ignore_eos", "stopping.ignore_eos")
 _SKIP_SPECIAL_TOKENS = _build_bool_param("skip_special_tokens", "stopping.skip_special_tokens")
@@ -337,11 +337,11 @@ _N = _build_int_param(
     minimum=1,
     maximum=8192,
 )
-_USE_BEAM_SEARCH = _build_bool_param("use_beam_search", "asked.beams")
-_LOGPROBS = _build_bool_param("logprobs", "asked.logprobs")
+_USE_BEAM_SEARCH = _build_bool_param("use_beam_search", "request.beams")
+_LOGPROBS = _build_bool_param("logprobs", "request.logprobs")
 _TOP_LOGPROBS = _build_int_param(
     "top_logprobs",
-    "asked.top_logprobs",
+    "request.top_logprobs",
     "Parameter top logprobs must be in [0, 20], got {got}.",
     kind="unsigned",
     minimum=0,
@@ -349,7 +349,7 @@ _TOP_LOGPROBS = _build_int_param(
 )
 _COMPLETION_LOGPROBS = _build_int_param(
     "logprobs",
-    "asked.top_logprobs",
+    "request.top_logprobs",
     "logprobs should be in range [0, 5], got {got}.",
     kind="unsigned",
     minimum=0,
@@ -377,7 +377,7 @@ _TRUNCATE = _build_int_param(
 
 
 def _build_stop_check(most: int) -> ParamCheck:
-    """Stop strings; a single one may have ``most`` UTF-16 units."""
+    """Build the check of stop strings; a single one has at most ``most`` UTF-16 units."""
 
     def run(fields: Mapping[str, Raw], values: ParsedParams) -> None:
         got = get_field(fields, "stop")
@@ -419,7 +419,7 @@ def _are_valid_stops(stops: list[Any]) -> bool:
 
 
 def _check_stop_token_ids(fields: Mapping[str, Raw], values: ParsedParams) -> None:
-    """Ids that no token can have are passed over, as the server does."""
+    """Read ``stop_token_ids``; ignore ids out of range, as the server does."""
     got = get_field(fields, "stop_token_ids")
     if got is None:
         return
@@ -433,7 +433,7 @@ def _check_stop_token_ids(fields: Mapping[str, Raw], values: ParsedParams) -> No
 
 
 def _check_include_stop(fields: Mapping[str, Raw], values: ParsedParams) -> None:
-    """Looked at only where there is something to include."""
+    """Read the flag only if there are stop strings or stop token ids."""
     if "stop" not in fields and "stop_token_ids" not in fields:
         return
     name = "include_stop_str_in_output"
@@ -448,7 +448,7 @@ def _check_include_stop(fields: Mapping[str, Raw], values: ParsedParams) -> None
 
 def _check_logprobs(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     del fields
-    if values.get("asked.logprobs") is False and values.get("asked.top_logprobs") is not None:
+    if values.get("request.logprobs") is False and values.get("request.top_logprobs") is not None:
         raise build_param_error(
             "Value error, when using top_logprobs, logprobs must be true or null in chat "
             "completions",
@@ -458,7 +458,7 @@ def _check_logprobs(fields: Mapping[str, Raw], values: ParsedParams) -> None:
 
 
 def _check_thinking_budget(fields: Mapping[str, Raw], values: ParsedParams) -> None:
-    """Whether to think is read with the template's arguments; here, for how long."""
+    """Read the thinking budget; the other template arguments are read elsewhere."""
     kwargs = get_field(fields, "chat_template_kwargs")
     budget = kwargs.get("thinking_budget") if isinstance(kwargs, dict) else None
     if budget is None:
@@ -466,8 +466,9 @@ def _check_thinking_budget(fields: Mapping[str, Raw], values: ParsedParams) -> N
     if type(budget) is not int:
         raise build_param_error("thinking_budget must be integer type.", "thinking_budget", "type")
     if not 0 < budget <= INT32_MAX:
+        received = format_json_number(budget)
         raise build_param_error(
-            f"Parameter thinking_budget must be in [1,{INT32_MAX}], got {format_json_number(budget)}",
+            f"Parameter thinking_budget must be in [1,{INT32_MAX}], got {received}",
             "thinking_budget",
         )
     if kwargs.get("enable_thinking"):
@@ -530,11 +531,11 @@ TGI_STYLE_PARAMS: MindieParamTable = (
         _SEED,
     ),
     *(_REPETITION_PENALTY, _WATERMARK, _MAX_NEW_TOKENS, _DETAILS),
-    _build_bool_param("decoder_input_details", "asked.prefill"),
-    _build_bool_param("return_full_text", "kept.return_full_text"),
+    _build_bool_param("decoder_input_details", "request.prefill"),
+    _build_bool_param("return_full_text", "extra.return_full_text"),
     _TRUNCATE,
 )
-"""Of the endpoints in the manner of TGI."""
+"""The TGI-style endpoints."""
 VLLM_STYLE_PARAMS: MindieParamTable = (
     *(
         _IGNORE_EOS,
@@ -554,7 +555,7 @@ VLLM_STYLE_PARAMS: MindieParamTable = (
     ),
     *(_BEST_OF, _N, _MAX_TOKENS, _STREAM),
 )
-"""Of the endpoint in the manner of vLLM."""
+"""The vLLM-style endpoint."""
 CHAT_PARAMS: MindieParamTable = (
     *(
         _IGNORE_EOS,
@@ -593,7 +594,7 @@ CHAT_PARAMS_SERVER_VALIDATOR: MindieParamTable = tuple(
     for row in CHAT_PARAMS
     if row is not _THINKING_BUDGET
 )
-"""The server's own validator, in place of the one that follows vLLM."""
+"""The server's own validator, used instead of the vLLM-compatible one."""
 CHAT_PARAMS_RC1: MindieParamTable = (
     *(
         _build_temperature("2", minimum=0, exclusive_minimum=True, maximum=2),
@@ -625,14 +626,14 @@ COMPLETION_PARAMS: MindieParamTable = (
 )
 
 
-# The releases that clients know, and what the rest of the package is told of one server.
+# Profiles (releases), and the configuration of one server.
 #
 # ``2x``   MindIE-LLM 0695772, May 2026, in source
 # ``1x``   the published pages of 1.0.RC3 and 1.0.0
 # ``rc1``  the published pages of 1.0.RC1 and 1.0.RC2
 
 MODEL_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_.-]+")
-"""What a path may call a model; any other path is none of the server's."""
+"""Model names allowed in a path; any other path is unknown."""
 
 
 PromptMode = Literal["raw", "chat"]
@@ -644,21 +645,22 @@ RAW_PROMPT_OPTIONS: Final = PROMPT_OPTIONS_BY_MODE["raw"]
 
 
 class MindieProfile(Struct, frozen=True, kw_only=True):
-    """A release: what it takes, and how it answers."""
+    """A release: its parameters and response format."""
 
     name: str
     version: str
-    """Of the server, as it names itself."""
+    """The server version that the release reports."""
     max_text_length: int
-    """The longest text, in UTF-16 units."""
+    """The maximum length of a text, in UTF-16 units."""
     text_params: MindieParamTable = TEXT_PARAMS
     chat_params: MindieParamTable = CHAT_PARAMS
     early: bool = False
-    """The first releases: conversations of plain text, answered with a bare delta at the end, under
-    finish reasons of their own; text that is greedy unless sampling is asked for; events without
-    times; ids that may be anything."""
+    """The first releases. Chat content is plain text; the last chat delta is empty, and finish
+    reasons differ. Text generation is greedy unless sampling is requested. Events have no times,
+    and any request id is valid.
+    """
     has_completions: bool = False
-    """A worker of this release has OpenAI's completions."""
+    """Whether workers of this release have OpenAI's completions."""
 
 
 PROFILES: Final[Mapping[str, MindieProfile]] = {
@@ -680,22 +682,22 @@ PROFILES: Final[Mapping[str, MindieProfile]] = {
 
 
 class MindieConfig(Struct, frozen=True, kw_only=True):
-    """One server: its profile and settings, and the counter from which it names requests."""
+    """One server: its profile, its settings and its counter of request ids."""
 
     profile: MindieProfile
     vllm_validator: bool = True
-    """The server's ``openAiSupport``: conversations are checked after vLLM's rules."""
+    """The server's ``openAiSupport``: chat requests are checked by vLLM's rules."""
     default_model: str = ""
-    """The model of the endpoints that name none."""
+    """The model of endpoints without a model name."""
     templating: PromptOptions = RAW_PROMPT_OPTIONS
-    """How text that is no conversation becomes the model's input."""
+    """How a text prompt becomes the model's input."""
     max_iter_times: int | None = None
-    """The most tokens that any answer has; None: no limit of ours."""
+    """The maximum number of tokens of a response; None: no limit."""
     request_counter: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def chat_params(self) -> MindieParamTable:
-        """The parameters of conversations."""
+        """The chat parameters."""
         later = not self.profile.early
         return (
             CHAT_PARAMS_SERVER_VALIDATOR
@@ -704,5 +706,5 @@ class MindieConfig(Struct, frozen=True, kw_only=True):
         )
 
     def get_request_id(self, call: ClientRequest) -> str:
-        """A name for a request: the header's, or the next of the server's own."""
+        """The client's request id from the header, or the next generated one."""
         return call.headers.get("req-id") or f"endpoint_common_{next(self.request_counter)}"

@@ -1,7 +1,7 @@
-"""What all requests share: media and lengths, how many answers, and the way into the internal one.
+"""Client bodies to the internal request: prompts, token ids, TGI and vLLM style, chat, completions.
 
-Sources: MindIE-LLM 0695772, src/server/endpoint/single_req_infer_interface/*.cpp; where these and
-the published pages differ on what a request without a temperature means, see ``sampling``.
+Sources: MindIE-LLM 0695772, src/server/endpoint/single_req_infer_interface/*.cpp. Where the source
+and the published pages differ on requests without a temperature: see ``apply_sampling_defaults``.
 """
 
 import re
@@ -48,7 +48,7 @@ from protocols.params import ParsedParams
 _MAX_MEDIA_PARTS = 20
 MAX_BEAM_TOKENS = 128
 PRIORITY_STEP = 51
-"""1 to 5 as 0 to 204: here as there, lower goes first."""
+"""Map priorities 1 to 5 to 0 to 204; in both, lower values go first."""
 _MEDIA_KEYS = ("image_url", "audio_url", "video_url")
 
 
@@ -56,7 +56,7 @@ _MEDIA_KEYS = ("image_url", "audio_url", "video_url")
 
 
 def get_invalid_length(text: str | Raw, limit: int) -> int | None:
-    """The length in UTF-16 units of what is empty, or longer than ``limit``."""
+    """Return the length in UTF-16 units if the text is empty or longer than ``limit``."""
     found = text if isinstance(text, str) else bytes(text).decode()
     if found and len(found) * 2 <= limit:
         return None
@@ -70,7 +70,7 @@ def has_media(items: Sequence[Any]) -> bool:
 
 
 def check_media(items: Sequence[Any]) -> None:
-    """Raises InvalidParameter for a list of parts that the server would not take."""
+    """Check a list of parts. Raises InvalidParameter for parts that the server rejects."""
     found = 0
     for item in items:
         if not isinstance(item, dict):
@@ -88,7 +88,7 @@ def check_media(items: Sequence[Any]) -> None:
 
 
 def read_parts(items: Sequence[Any]) -> tuple[ContentPart, ...]:
-    """The parts of a list that ``check_media`` let pass; what is no part is passed over."""
+    """Convert the parts that ``check_media`` accepted; ignore items that are not parts."""
     parts: list[ContentPart] = []
     for item in items:
         match item:
@@ -113,17 +113,17 @@ def _read_media_url(got: Any) -> str:
             raise build_param_error("The type of inputs is abnormal", "inputs", "type")
 
 
-# --- how many answers -----------------------------------------------------------------------------
+# --- number of choices ----------------------------------------------------------------------------
 
 
 class ChoiceCountErrors(Struct, frozen=True):
-    """What is said of ``best_of`` (b) and ``n`` that do not go together."""
+    """Error texts for conflicting ``best_of`` (b) and ``n`` values."""
 
     best_of_below_n: str
     best_of_not_n: str
-    """In a stream; empty where a stream may have more candidates than answers."""
+    """For streams; empty if a stream may have more candidates than choices."""
     no_temperature: str
-    """More than one answer, and no temperature by which they could differ."""
+    """For several choices without a temperature, which would all be equal."""
     null_text: str = "None"
 
 
@@ -149,9 +149,9 @@ VLLM_STYLE_COUNT_ERRORS = ChoiceCountErrors(
 
 
 def resolve_choice_count(values: ParsedParams, said: ChoiceCountErrors) -> None:
-    """Settles how many answers there are: as many as candidates. Raises InvalidParameter."""
+    """Set ``n`` to the number of candidates. Raises InvalidParameter."""
     n, best = values.get("n"), values.get("best_of")
-    if values.get("asked.beams"):
+    if values.get("request.beams"):
         _resolve_beam_width(values)
         return
     b, shown = best or said.null_text, n or said.null_text
@@ -181,7 +181,7 @@ def _resolve_beam_width(values: ParsedParams) -> None:
     values["best_of"] = None
 
 
-# --- the way into the internal request ------------------------------------------------------------
+# --- the internal request -------------------------------------------------------------------------
 
 
 def build_request(
@@ -191,9 +191,9 @@ def build_request(
     fields: Mapping[str, Raw],
     **more: Any,
 ) -> GenerationRequest:
-    """The request that was read with ``table`` from ``fields``.
+    """Build the request from the values that ``table`` read from ``fields``.
 
-    ``more`` are fields of the request; ``known`` among them names wire fields read elsewhere.
+    ``more`` are fields of the request; ``known`` are wire fields that are read elsewhere.
     """
     if (priority := values.get("priority")) is not None:
         values["priority"] = (priority - 1) * PRIORITY_STEP
@@ -215,10 +215,10 @@ def build_request(
 def apply_sampling_defaults(
     values: ParsedParams, setup: MindieConfig, *, tokens: int | None
 ) -> None:
-    """What parameters leave unsaid on the endpoints that are not OpenAI's.
+    """Set the defaults of the endpoints that are not OpenAI-style.
 
-    ``tokens`` is the promised length. Who asks for no sampling wants the likeliest token; in the
-    early releases that is everyone who names neither sampling nor a temperature (inferred from the
+    ``tokens`` is the default of max_tokens. A request without sampling is greedy; in the early
+    releases that is every request with neither ``do_sample`` nor a temperature (inferred from the
     published default of ``do_sample``, not measured).
     """
     if tokens is not None and values.get("stopping.max_tokens") is None:
@@ -232,12 +232,12 @@ def apply_sampling_defaults(
 def build_response_options(
     values: ParsedParams, *, token_ids: bool = False, timing: bool = False
 ) -> ResponseOptions:
-    """What is to be told besides the text."""
-    details = bool(values.get("asked.details") or values.get("asked.prefill"))
+    """Build the response options."""
+    details = bool(values.get("request.details") or values.get("request.prefill"))
     return ResponseOptions(details=details, timing=details or timing, token_ids=token_ids)
 
 
-# generate and generate_stream, and what they share with every endpoint that takes a prompt.
+# generate and generate_stream, and what all prompt endpoints share.
 #
 # Source: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp; in 1.0.RC1 the published
 # page of generate_stream.
@@ -251,7 +251,7 @@ _REQUEST_ID_ERROR = (
 
 
 class PromptErrorTexts(Struct, frozen=True):
-    """What an endpoint says of a prompt that is no text, of an empty list, and of the length."""
+    """An endpoint's error texts for a prompt of a wrong type, an empty list and a wrong length."""
 
     wrong_type: str
     empty_list: str
@@ -259,7 +259,7 @@ class PromptErrorTexts(Struct, frozen=True):
 
 
 def check_request_id(got: Any, *, early: bool = False) -> str:
-    """A client's name for its request. Raises InvalidParameter."""
+    """Read the client's request id. Raises InvalidParameter."""
     if not isinstance(got, str):
         raise build_param_error("id must be string type.", "id", "type")
     if not (got if early else _REQUEST_ID_PATTERN.fullmatch(got)):
@@ -270,7 +270,7 @@ def check_request_id(got: Any, *, early: bool = False) -> str:
 def read_text_request(
     call: ClientRequest, setup: MindieConfig, *, stream: bool
 ) -> GenerationRequest:
-    """The request: ``text_input`` and ``parameters``."""
+    """Read a generate request: ``text_input`` and ``parameters``."""
     fields = read_body_fields(call)
     name = setup.get_request_id(call)
     early = setup.profile.early
@@ -290,7 +290,7 @@ def read_text_request(
         parameters,
         model=call.path_params["model"],
         stream=stream,
-        want=build_response_options(values, timing=timing),
+        response_options=build_response_options(values, timing=timing),
         client_id=client_id or name,
         **prompt,
     )
@@ -313,7 +313,7 @@ def _read_text_input(fields: Mapping[str, Raw], setup: MindieConfig, name: str) 
 def read_prompt(
     fields: Mapping[str, Raw], key: str, setup: MindieConfig, words: PromptErrorTexts
 ) -> dict[str, Any]:
-    """A prompt of text or of parts, as fields of the request. Raises InvalidParameter."""
+    """Convert a prompt (text or parts) to request fields. Raises InvalidParameter."""
     got, limit = get_field(fields, key), setup.profile.max_text_length
     if isinstance(got, list):
         if not got:
@@ -330,16 +330,16 @@ def read_prompt(
     if not has_media(got):
         text = "".join(item["text"] for item in got if isinstance(item, dict) and "text" in item)
         return {"kind": "completion", "prompts": (text,), "templating": setup.templating}
-    # The server lays a prompt out around its media itself, as it would a user's message.
+    # The server places media in the prompt itself, as in a user message.
     said_by_user = (Message("user", read_parts(got)),)
     return {"kind": "chat", "messages": said_by_user, "templating": PROMPT_OPTIONS_BY_MODE["chat"]}
 
 
-# Requests of the endpoints that name no model: the server's own, and those after TGI and vLLM.
+# Requests of the endpoints without a model name: native, TGI style and vLLM style.
 #
 # Source: MindIE-LLM 0695772, single_req_self_develop_infer_interface.cpp,
-# single_req_tgi_text_infer_interface.cpp, single_req_vllm_infer_interface.cpp, and the choice between
-# the last two in http_handler.cpp.
+# single_req_tgi_text_infer_interface.cpp, single_req_vllm_infer_interface.cpp, and the choice
+# between the last two in http_handler.cpp.
 
 _MAX_TOKEN_ID = 1 << 20
 _ADAPTER_ID_PATTERN = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
@@ -363,7 +363,7 @@ _VLLM_STYLE_ERRORS = PromptErrorTexts(
 
 
 def detect_generate_style(call: ClientRequest) -> Literal["inputs", "prompt"]:
-    """Whose manner a request to /generate follows. Raises InvalidParameter for neither."""
+    """Whether a /generate request is TGI or vLLM style. Raises InvalidParameter for neither."""
     try:
         fields = read_body_fields(call)
         if get_field(fields, "prompt") is not None:
@@ -376,7 +376,7 @@ def detect_generate_style(call: ClientRequest) -> Literal["inputs", "prompt"]:
 
 
 def read_native_request(call: ClientRequest, setup: MindieConfig, model: str) -> GenerationRequest:
-    """/infer and /infer_token: text, or token ids."""
+    """Read an /infer or /infer_token request: text, or token ids."""
     fields = read_body_fields(call)
     if "inputs" in fields and "input_id" in fields:
         raise build_param_error("Input conflict.", "inputs", "conflict")
@@ -401,7 +401,7 @@ def read_native_request(call: ClientRequest, setup: MindieConfig, model: str) ->
         parameters,
         model=model,
         stream=bool(stream),
-        want=build_response_options(values, token_ids=True, timing=bool(stream)),
+        response_options=build_response_options(values, token_ids=True, timing=bool(stream)),
         client_id=setup.get_request_id(call),
         **prompt,
     )
@@ -423,7 +423,7 @@ def _read_token_ids(got: Any) -> tuple[int, ...]:
 
 
 def read_stream_flag(call: ClientRequest) -> bool:
-    """Whether a request to / wants a stream. Raises InvalidParameter or Malformed."""
+    """Whether a request to / is streamed. Raises InvalidParameter or MalformedRequest."""
     stream = get_field(read_body_fields(call), "stream")
     if stream is not None and not isinstance(stream, bool):
         raise build_param_error("Stream must be boolean type.", "stream", "type")
@@ -433,7 +433,7 @@ def read_stream_flag(call: ClientRequest) -> bool:
 def read_tgi_style_request(
     call: ClientRequest, setup: MindieConfig, model: str, *, stream: bool
 ) -> GenerationRequest:
-    """The endpoints after TGI."""
+    """Read a request of the TGI-style endpoints."""
     fields = read_body_fields(call)
     if get_field(fields, "inputs") is None:
         text = "Request should contain 'inputs' and the type should be string."
@@ -441,7 +441,7 @@ def read_tgi_style_request(
     prompt = read_prompt(fields, "inputs", setup, _TGI_STYLE_ERRORS)
     parameters = read_object_field(fields, "parameters")
     values = read_params(params.TGI_STYLE_PARAMS, parameters)
-    if stream and values.get("asked.prefill"):
+    if stream and values.get("request.prefill"):
         text = "The decoder_input_details must not be true when stream is true."
         raise build_param_error(text, "decoder_input_details", "conflict")
     apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
@@ -454,7 +454,9 @@ def read_tgi_style_request(
         model=model,
         adapter=_read_adapter(parameters, values),
         stream=stream,
-        want=build_response_options(values, token_ids=stream or bool(values.get("asked.details"))),
+        response_options=build_response_options(
+            values, token_ids=stream or bool(values.get("request.details"))
+        ),
         client_id=setup.get_request_id(call),
         **prompt,
     )
@@ -475,7 +477,7 @@ def _read_adapter(parameters: Mapping[str, Raw], values: ParsedParams) -> str | 
 def read_vllm_style_request(
     call: ClientRequest, setup: MindieConfig, model: str
 ) -> GenerationRequest:
-    """/generate after vLLM: its parameters stand beside the prompt."""
+    """Read a vLLM-style /generate request: its parameters are next to the prompt."""
     fields = read_body_fields(call)
     prompt = read_prompt(fields, "prompt", setup, _VLLM_STYLE_ERRORS)
     values = read_params(params.VLLM_STYLE_PARAMS, fields)
@@ -492,10 +494,10 @@ def read_vllm_style_request(
     )
 
 
-# Conversations: what the server says of a wrong one, and the messages of a right one.
+# Chat messages.
 #
-# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp. Roles, and that nothing may
-# be empty, in 1.0.RC1: the published page.
+# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp. For 1.0.RC1 (roles, no
+# empty content) the published page.
 
 Role = Literal["system", "user", "assistant", "tool"]
 Fields = Mapping[str, Any]
@@ -506,10 +508,10 @@ _MISSING_CONTENT_ERROR = "Request param contains not content or content null"
 
 
 def read_messages(got: Any, *, full: bool, tools: bool) -> tuple[Message, ...]:
-    """The conversation. Raises InvalidParameter.
+    """Read the messages. Raises InvalidParameter.
 
-    ``full``: no content may be an empty text. ``tools``: some are offered, and the server has other
-    words for messages that are no list.
+    ``full``: content must not be empty. ``tools``: the request has tools, for which the server has
+    another error text if the messages are not a list.
     """
     if got is None:
         text = "is null" if tools else "contains not messages or messages null"
@@ -525,7 +527,7 @@ def read_messages(got: Any, *, full: bool, tools: bool) -> tuple[Message, ...]:
 
 
 def check_function_name(name: str, at: str) -> None:
-    """Raises InvalidParameter for what no function may be called."""
+    """Check a function name. Raises InvalidParameter."""
     if not _FUNCTION_NAME_PATTERN.fullmatch(name):
         raise build_param_error(
             "The name of function must be a-z, A-Z, 0-9, common chinese characters, underscores "
@@ -572,7 +574,7 @@ def _read_content(got: Fields, at: str, *, full: bool) -> tuple[ContentPart, ...
 
 
 def _read_assistant_message(got: Fields, at: str) -> Message:
-    """Calls may come without content; text alone may not be empty."""
+    """Read an assistant message: content is optional next to tool calls, but may not be empty."""
     calls = got.get("tool_calls")
     if calls is not None:
         found = calls if isinstance(calls, list) else [calls]
@@ -660,14 +662,14 @@ def _read_string(fields: Fields, name: str, at: str, absent: str, typed: str) ->
 
 # infer: token ids in, token ids out.
 #
-# Source: MindIE-LLM 0695772, single_req_triton_token_infer_interface.cpp; its published examples put
-# the parameters beside the tensor, where the source looks inside it.
+# Source: MindIE-LLM 0695772, single_req_triton_token_infer_interface.cpp; its published examples
+# put the parameters next to the tensor, while the source reads them inside it.
 
 MAX_INPUT_TOKENS: Final = 1 << 20
 
 
 def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationRequest:
-    """infer: one tensor of token ids. Its parameters stand in the tensor, or beside it."""
+    """Read an infer request: a tensor of token ids, its parameters inside or next to it."""
     fields = read_body_fields(call)
     name = setup.get_request_id(call)
     inputs = get_field(fields, "inputs")
@@ -694,13 +696,13 @@ def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationR
         kind="completion",
         prompts=(ids,),
         templating=RAW_PROMPT_OPTIONS,
-        want=build_response_options(values, token_ids=True),
+        response_options=build_response_options(values, token_ids=True),
         client_id=client_id or name,
     )
 
 
 def read_output_name(outputs: Any) -> str:
-    """What the answer's tensor is to be called. Raises InvalidParameter."""
+    """Read the name of the output tensor. Raises InvalidParameter."""
     if not isinstance(outputs, list):
         raise build_param_error(
             "Req should contain 'outputs' and the type should be array.", "outputs", "type"
@@ -756,11 +758,11 @@ def _read_tensor_length(shape: Any) -> int:
             )
 
 
-# Conversations and completions: requests in OpenAI's manner and the server's words.
+# OpenAI-style chat and completions requests.
 #
-# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp, its neighbours for the
-# server's own validator and for completions, and infer_param.cpp for ``response_format``; in 1.0.RC1
-# the published page, whose few fields are all that is read: others are passed over.
+# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp, the sources of the
+# server's own validator and of completions next to it, and infer_param.cpp for
+# ``response_format``; in 1.0.RC1 the published page: fields that it does not list are ignored.
 
 _KNOWN_CHAT_FIELDS = (
     *("model", "messages", "tools", "tool_choice", "chat_template", "chat_template_kwargs"),
@@ -769,7 +771,7 @@ _EARLY_MODEL_NAME_PATTERN = re.compile(r"(?![._-])[A-Za-z0-9._-]{1,256}(?<![._-]
 
 
 def read_model_name(fields: Mapping[str, Raw], setup: MindieConfig) -> str:
-    """The model that a body names. Raises InvalidParameter."""
+    """Read the model name of a body. Raises InvalidParameter."""
     got = get_field(fields, "model")
     if got is None:
         raise build_param_error("Request contains not model or model null", "model", "missing")
@@ -783,7 +785,7 @@ def read_model_name(fields: Mapping[str, Raw], setup: MindieConfig) -> str:
 
 
 def read_chat_request(call: ClientRequest, setup: MindieConfig) -> GenerationRequest:
-    """/v1/chat/completions."""
+    """Read a /v1/chat/completions request."""
     fields = read_body_fields(call)
     model = read_model_name(fields, setup)
     early = setup.profile.early
@@ -798,7 +800,7 @@ def read_chat_request(call: ClientRequest, setup: MindieConfig) -> GenerationReq
         _set_chat_logprobs(values)
         for path, got in template.items():
             values[path] = got
-        if setup.vllm_validator:  # the server's own passes it over
+        if setup.vllm_validator:  # the server's own validator ignores it
             form["output"] = _read_output_format(fields)
             known = (*known, "response_format")
         resolve_choice_count(values, CHAT_COUNT_ERRORS)
@@ -817,14 +819,14 @@ def read_chat_request(call: ClientRequest, setup: MindieConfig) -> GenerationReq
 
 
 def _set_chat_logprobs(values: ParsedParams) -> None:
-    top = values.get("asked.top_logprobs")
-    if values.get("asked.logprobs") or top is not None:
+    top = values.get("request.top_logprobs")
+    if values.get("request.logprobs") or top is not None:
         values["logprobs.top"] = top or 0
 
 
 def _check_messages_length(raw: Raw, limit: int, *, tools: bool) -> None:
     if (length := get_invalid_length(raw, limit)) is not None:
-        end = "]" if tools else ""  # the server closes its bracket only here
+        end = "]" if tools else ""  # the server closes the bracket only in this text
         raise build_param_error(
             f"Messages len not in (0, {limit}{end}, but the length of inputs is {length}",
             "messages",
@@ -836,7 +838,7 @@ def _check_messages_length(raw: Raw, limit: int, *, tools: bool) -> None:
 
 
 def _read_tool_fields(fields: Mapping[str, Raw]) -> dict[str, Any]:
-    """The tools offered and the choice among them, which is looked at first."""
+    """Read the tool choice, then the tools, in the server's order."""
     _check_tool_choice(get_field(fields, "tool_choice"))
     items = get_field(fields, "tools")
     if not items:
@@ -893,7 +895,7 @@ def _check_tool(got: Mapping[str, Any], at: str) -> None:
 
 
 def _read_template(fields: Mapping[str, Raw]) -> dict[str, Any]:
-    """The template and its arguments, by their paths in the internal request."""
+    """Read the chat template and its arguments, by their paths in the internal request."""
     found: dict[str, Any] = {}
     at = "chat_template_kwargs"
     if at in fields:
@@ -974,12 +976,12 @@ def _check_json_schema(got: Any, at: str) -> None:
 
 
 def read_completion_request(call: ClientRequest, setup: MindieConfig) -> GenerationRequest:
-    """/v1/completions: one prompt, of text or of token ids."""
+    """Read a /v1/completions request: one prompt of text or token ids."""
     fields = read_body_fields(call)
     model = read_model_name(fields, setup)
     prompt = _read_completion_prompt(get_field(fields, "prompt"), setup.profile.max_text_length)
     values = read_params(params.COMPLETION_PARAMS, fields)
-    if (top := values.get("asked.top_logprobs")) is not None:
+    if (top := values.get("request.top_logprobs")) is not None:
         values["logprobs.top"] = top
     output = _read_output_format(fields)
     resolve_choice_count(values, COMPLETION_COUNT_ERRORS)

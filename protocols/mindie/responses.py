@@ -1,8 +1,8 @@
-"""Answers of generate, generate_stream and infer.
+"""Events to responses: generate and infer; chat and completions; native, TGI and vLLM style.
 
-An event is ``data:`` without a blank, and a stream ends without a mark of its own: with ``details``
-the last event names the finish reason, and without them nothing does. Times are in milliseconds,
-``queue_wait_time`` is in microseconds.
+A generate event is ``data:`` without a space. A stream has no end marker: with ``details``, the
+last event holds the finish reason. Times are in milliseconds, ``queue_wait_time`` is in
+microseconds.
 
 Source: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp (FillResponseBody) and
 single_req_triton_token_infer_interface.cpp; for 1.0.RC1 the published page of generate_stream.
@@ -52,39 +52,39 @@ _FINISH_REASONS: dict[FinishReason, str] = {
 }
 
 STOPPED_FINISH_REASON: Final = "stop_sequence"
-"""The finish reason of what its client stopped: a true end, since the client asked for it."""
+"""The finish reason of a request that its client cancelled."""
 
 
 def map_finish_reason(reason: FinishReason, profile: MindieProfile) -> str:
-    """A finish reason, as every endpoint says it that is not OpenAI's."""
+    """Map a finish reason to the names of the endpoints that are not OpenAI-style."""
     unknown = "invalid flag" if profile.early else "invalid finishReason"
     return _FINISH_REASONS.get(reason, unknown)
 
 
 def build_headers(call: ClientRequest) -> Headers:
-    """What the server adds to every answer. ``startTime`` is in nanoseconds of Unix time."""
+    """The headers of every response. ``startTime`` is in nanoseconds of Unix time."""
     return ("RequestUUID", call.id), ("startTime", str(round(call.started_at * 1e9)))
 
 
 def build_json_response(body: bytes) -> HttpResponse:
-    """A whole answer, after which the server closes the connection."""
+    """Build a unary response, after which the server closes the connection."""
     return HttpResponse(200, body, errors.JSON_HEADERS)
 
 
 def join_choice_text(choice: UnaryChoice) -> str:
-    """All that a choice says, where reasoning has no place of its own."""
+    """The whole text of a choice, including reasoning, which has no field of its own."""
     return choice.reasoning + choice.text + choice.refusal
 
 
 def get_only_choice(answer: UnaryResponse) -> UnaryChoice:
-    """The choice of an answer that has one."""
+    """Return the only choice."""
     return answer.choices[0] if answer.choices else UnaryChoice(0)
 
 
 class ChunkTimer:
-    """Milliseconds since the last piece: the backend's figure where it tells one, else measured.
+    """Milliseconds since the last chunk: the backend's value if it reports one, else measured.
 
-    The first piece counts from the request.
+    The first chunk counts from the start of the request.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -94,11 +94,11 @@ class ChunkTimer:
         self._backend_timing: Timing | None = None
 
     def set_backend_timing(self, timing: Timing) -> None:
-        """The backend's figures for the piece that comes."""
+        """Set the backend's timing of the next chunk."""
         self._backend_timing = timing
 
     def measure_chunk(self) -> tuple[int | None, int | None]:
-        """The times of prefill and decoding, of which a piece has one."""
+        """Return prefill time and decode time in milliseconds; a chunk has only one of them."""
         now = self._clock()
         first, told = self._is_first, self._backend_timing
         seconds = now - self._last_time
@@ -125,7 +125,7 @@ class _ChunkTimes(Struct):
 
 
 class _PendingChunk(Struct):
-    """An event that may yet turn out to be the last."""
+    """An event that may be the last of the stream."""
 
     text: str
     details: _TextDetails
@@ -133,11 +133,11 @@ class _PendingChunk(Struct):
 
 
 class TextEncoder:
-    """Writes the answer to generate or generate_stream.
+    """Encodes a generate or generate_stream response.
 
-    With details an event is held back until the next has come: the finish reason belongs in the
-    last event and nowhere else, and the server has one event for each token, so that an event of
-    ours with no text would count as one more. Without details nothing is held.
+    With details, each event is held until the next one: only the last event holds the finish
+    reason, and the server sends one event for each token, so an extra event without text would
+    count as a token. Without details, nothing is held.
     """
 
     content_type = STREAM_CONTENT_TYPE
@@ -170,7 +170,7 @@ class TextEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """Bare text. What was held back is text all the same, and goes before it."""
+        """Encode an error as plain text, after the held event."""
         if isinstance(error, ClientDisconnected):
             self._finish_reason = STOPPED_FINISH_REASON
             return self._encode_end()
@@ -232,7 +232,7 @@ class TextEncoder:
         return before
 
     def _encode_end(self) -> bytes:
-        """The last event. An answer without any text still has one."""
+        """Encode the last event. A response without text still has one."""
         out = b"" if self._started else self._encode_text("", 0)
         if self._pending is not None and self._finish_reason is not None:
             self._pending.details.finish_reason = self._finish_reason
@@ -252,7 +252,7 @@ class TextEncoder:
 
 
 def _list_step_timings(timings: Sequence[Timing], tokens: int) -> Sequence[Timing]:
-    """What was measured of each step. Who measured the answer as a whole waited for it once."""
+    """The timing of each step; a backend that timed only the whole response gives one value."""
     if len(timings) > 1:
         return timings
     first = timings[0] if timings else Timing()
@@ -264,7 +264,7 @@ def _to_microseconds(seconds: float | None) -> int:
 
 
 class TokensEncoder:
-    """Writes the answer to infer, which is never streamed."""
+    """Encodes an infer response, which is never streamed."""
 
     content_type = STREAM_CONTENT_TYPE
 
@@ -276,7 +276,7 @@ class TokensEncoder:
         return self._headers
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """Nothing: there is no stream of this endpoint."""
+        """Empty: this endpoint has no stream."""
         del events
         return b""
 
@@ -285,7 +285,7 @@ class TokensEncoder:
         return errors.encode_stream_error(error, self._request.timeout)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """The ids. A backend that tells none has not answered the question."""
+        """Encode the token ids; an error response if the backend reported none."""
         choice = get_only_choice(answer)
         ids = choice.token_ids
         if choice.tokens and not ids:
@@ -301,21 +301,21 @@ class TokensEncoder:
         )
 
 
-# Answers to conversations and completions: OpenAI's shapes in the server's order of keys.
+# OpenAI-style responses, with the server's order of keys.
 #
-# A stream's last event of a choice carries the finish reason and usage. It has no text: the model's
-# end is a token of its own, whose text the server leaves out; so nothing is held back. It waits for
-# the end of the answer, when usage is known.
+# The last event of a choice holds the finish reason and usage, but no text: the server hides the
+# text of the end token, so no text needs to be held back. It is sent at the end of the response,
+# when usage is known.
 #
 # Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp (EncodeStreamJsonObject,
-# EncodeNonStreamJsonObject) and single_req_vllm_openai_completions_infer_interface.cpp; for 1.0.RC1
-# the published page: the role in every chunk, a bare last delta, and no usage.
+# EncodeNonStreamJsonObject) and single_req_vllm_openai_completions_infer_interface.cpp; for
+# 1.0.RC1 the published page: the role in every chunk, an empty last delta, and no usage.
 
 _OPENAI_FINISH_REASONS: Mapping[FinishReason, str] = {
     "length": "length",
     "tool_calls": "tool_calls",
 }
-"""All else is ``stop``."""
+"""Other reasons are ``stop``."""
 _EARLY_OPENAI_FINISH_REASONS: Mapping[FinishReason, str] = {
     "length": "length",
     "content_filter": "stop_sequence",
@@ -324,14 +324,14 @@ _EARLY_OPENAI_FINISH_REASONS: Mapping[FinishReason, str] = {
 
 
 class ResponseVariant(Struct, frozen=True):
-    """What tells conversations from completions, and the first releases from the later."""
+    """The differences of chat and completions, and of the first and later releases."""
 
     is_chat: bool = True
     early: bool = False
 
     @property
     def unary_object(self) -> str:
-        """The ``object`` of a whole answer."""
+        """The ``object`` of a unary response."""
         return "chat.completion" if self.is_chat else "text_completion"
 
     @property
@@ -340,7 +340,7 @@ class ResponseVariant(Struct, frozen=True):
         return "chat.completion.chunk" if self.is_chat else "text_completion"
 
     def map_finish_reason(self, reason: FinishReason, *, called: bool) -> str:
-        """A finish reason's name: whatever is no length is an end."""
+        """Map a finish reason: anything other than a length limit is ``stop``."""
         if self.early:
             return _EARLY_OPENAI_FINISH_REASONS.get(reason, "eos_token")
         if called and reason != "length":
@@ -349,7 +349,7 @@ class ResponseVariant(Struct, frozen=True):
 
 
 class OpenAiStyleEncoder:
-    """Writes the answer to a conversation or a completion."""
+    """Encodes a chat or completions response."""
 
     content_type = STREAM_CONTENT_TYPE
 
@@ -383,7 +383,7 @@ class OpenAiStyleEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
         if isinstance(error, ClientDisconnected):
             return self._encode_stopped()
         return errors.encode_stream_error(error, self._request.timeout)
@@ -422,7 +422,7 @@ class OpenAiStyleEncoder:
         return b""
 
     def _encode_role_chunks(self) -> bytes:
-        """Before the first piece of a conversation, an empty one for each choice."""
+        """Encode an empty role chunk for each choice, before the first text."""
         if self._started or self._variant.early or not self._variant.is_chat:
             return b""
         self._started = True
@@ -450,7 +450,7 @@ class OpenAiStyleEncoder:
         )
 
     def _build_template(self, index: int) -> tuple[bytes, bytes]:
-        """A piece of plain text, cut where the text belongs; JSON never holds the mark."""
+        """A chunk template, split where the text goes; JSON never contains the placeholder."""
         head, _, tail = self._encode_delta(index, content=b"\0").partition(b"\0")
         self._templates[index] = head, tail
         return head, tail
@@ -483,14 +483,14 @@ class OpenAiStyleEncoder:
         return self._encode_chunk(end.index, said, b"null", reason, told)
 
     def _encode_stopped(self) -> bytes:
-        """The end of every choice that had none; a call that it had begun is none."""
+        """End every choice that has not ended; an unfinished tool call does not count."""
         cut = set(range(self._request.choice_count)) - {end.index for end in self._choice_ends}
         self._choices_with_calls -= cut
         self._choice_ends.extend(ChoiceEnd("content_filter", index) for index in sorted(cut))
         return self._encode_event(StreamEnd())
 
     def _get_choice_usage(self, index: int) -> core_events.Usage | None:
-        """Each choice tells its own tokens; the backend's figure is for all of them."""
+        """The usage of one choice; the backend reports the total of all choices."""
         if self._request.choice_count == 1 and self._usage is not None:
             return self._usage
         prompt = self._usage.prompt_tokens if self._usage else self._prompt_tokens
@@ -507,7 +507,7 @@ class OpenAiStyleEncoder:
         parts = [usage, choices] if self._variant.is_chat else [choices, usage]
         return framed(self._chunk_head + b",".join(filter(None, parts)) + b"}")
 
-    # --- a whole answer ---------------------------------------------------------------------------
+    # --- unary responses --------------------------------------------------------------------------
 
     def _build_chat_choice(self, choice: UnaryChoice) -> dict[str, Any]:
         form = self._variant
@@ -549,7 +549,7 @@ class OpenAiStyleEncoder:
         return columns
 
 
-# --- the small shapes -----------------------------------------------------------------------------
+# --- shared objects ---------------------------------------------------------------------------
 
 
 class _PromptTokensDetails(Struct):
@@ -569,7 +569,7 @@ class _UsageBody(Struct):
 
 
 def build_usage(usage: core_events.Usage) -> _UsageBody:
-    """Usage, its details where they are known."""
+    """Build usage, with token details if they are known."""
     cached, thought = usage.cached_tokens, usage.reasoning_tokens
     return _UsageBody(
         usage.prompt_tokens,
@@ -594,7 +594,7 @@ def _build_chat_logprob(one: TokenLogprob) -> dict[str, Any]:
 
 
 class _CompletionLogprobs(Struct):
-    """The older form. The token that came is the first among its alternatives."""
+    """Build completions logprobs; the sampled token is the first of its alternatives."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -609,17 +609,17 @@ class _CompletionLogprobs(Struct):
         self.top_logprobs.append({one.token: one.logprob} | dict(others))
 
 
-# Answers of the endpoints that name no model: the server's own, and those after TGI and vLLM.
+# Responses of the endpoints without a model name: native, TGI style and vLLM style.
 #
-# Streams of the first two end with an event that says the whole text once more, and is ours to add:
-# it has no token of its own, so nothing need be held back for it.
+# Streams of the first two end with an event that repeats the whole text. The gateway adds this
+# event, which has no token, so no text needs to be held back.
 #
 # Source: MindIE-LLM 0695772, single_req_self_develop_infer_interface.cpp,
 # single_req_tgi_text_infer_interface.cpp, single_req_vllm_infer_interface.cpp.
 
 
 class _StreamState:
-    """What a stream has told so far."""
+    """What a stream has sent so far."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -628,7 +628,7 @@ class _StreamState:
         self.finish_reason = ""
 
     def update(self, event: Event, profile: MindieProfile) -> None:
-        """Remember what the end will repeat."""
+        """Record what the last event repeats."""
         match event:
             case TextDelta(text):
                 self.texts.append(text)
@@ -651,7 +651,7 @@ def _get_token_ids(event: Event) -> list[int]:
     return list(event.token_ids) if isinstance(event, TextDelta) else []
 
 
-# --- the server's own -----------------------------------------------------------------------------
+# --- native ---------------------------------------------------------------------------------------
 
 
 class _NativeDetails(Struct):
@@ -681,7 +681,7 @@ class _NativeFinalChunk(Struct):
 
 
 class NativeEncoder:
-    """Writes the answer to /infer and /infer_token."""
+    """Encodes /infer and /infer_token responses."""
 
     content_type = STREAM_CONTENT_TYPE
 
@@ -705,7 +705,7 @@ class NativeEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
         if isinstance(error, ClientDisconnected):
             self._state.finish_reason = STOPPED_FINISH_REASON
             return self._encode_final_event()
@@ -753,7 +753,7 @@ class NativeEncoder:
         return _NativeDetails(reason, tokens, ids, self._request.sampling.seed)
 
 
-# --- after TGI ------------------------------------------------------------------------------------
+# --- TGI style ------------------------------------------------------------------------------------
 
 
 class _TgiToken(Struct):
@@ -793,7 +793,7 @@ class _TgiUnaryDetails(Struct):
 
 
 class TgiStyleEncoder:
-    """Writes the answers of the endpoints after TGI; ``listed``: whole, as a list of one."""
+    """Encodes TGI-style responses; ``listed``: a unary response is a list of one object."""
 
     content_type = STREAM_CONTENT_TYPE
 
@@ -818,7 +818,7 @@ class TgiStyleEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped has come to its end."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
         if isinstance(error, ClientDisconnected):
             self._state.finish_reason = STOPPED_FINISH_REASON
             return self._encode_final_event()
@@ -865,11 +865,11 @@ class TgiStyleEncoder:
         return framed(encode_json(_TgiChunk(_TgiToken([], ""), "".join(told.texts), details)))
 
 
-# --- after vLLM -----------------------------------------------------------------------------------
+# --- vLLM style -----------------------------------------------------------------------------------
 
 
 class VllmStyleEncoder:
-    """Writes the answers of the endpoint after vLLM: objects, each with a NUL byte behind it."""
+    """Encodes vLLM-style responses: JSON objects, each followed by a NUL byte."""
 
     content_type = STREAM_CONTENT_TYPE
 
@@ -886,13 +886,13 @@ class VllmStyleEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. What its client stopped just ends, as all does."""
+        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
         if isinstance(error, ClientDisconnected):
             return b""
         return errors.encode_stream_error(error, self._request.timeout)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """Every text begins with the prompt."""
+        """Return the prompt, with which every text begins."""
         prompt = self._get_prompt()
         return build_json_response(
             encode_json({"text": [prompt + join_choice_text(choice) for choice in answer.choices]})

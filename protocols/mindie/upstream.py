@@ -1,9 +1,9 @@
-"""The requests for a server, and what they can't carry.
+"""The internal request to a worker's request; unsupported parameters; pass-through.
 
-Text goes to generate, which always tells details: the finish reason stands among them. What only
-completions can do (token ids, log probabilities) goes there, where the release has them, and a
-conversation to /v1/chat/completions, unless it is to be made into text here. An unsaid length is
-asked for as the longest there is: generate would stop after twenty tokens.
+Text prompts go to generate, always with ``details``, which hold the finish reason. What only
+completions can do (token ids, log probabilities) goes to completions, if the release has them. Chat
+requests go to /v1/chat/completions, unless the gateway renders them to text. A request without a
+token limit asks for the maximum: generate would stop after twenty tokens.
 
 Source: MindIE-LLM 0695772, http_handler.cpp and single_req_infer_interface/*; for ``perf_stat`` the
 published pages of 1.0.
@@ -86,46 +86,46 @@ from protocols.mindie.requests import MAX_BEAM_TOKENS, PRIORITY_STEP
 from protocols.mindie.responses import STREAM_CONTENT_TYPE, TextEncoder, build_headers
 from protocols.params import Param
 
-# What a server takes of the gateway: the tables of its endpoints, as they are written.
+# Parameters that workers accept: the parameter tables of their endpoints.
 #
-# A worker's row gives the range that the worker takes: what lies outside is clamped, and reported.
+# A row of a worker gives the range that the worker accepts: other values are clamped and reported.
 #
-# Sources: those of ``protocols.mindie.params``; MindIE-LLM 0695772, samplers (nobody there looks at a
-# watermark); for 1.0.RC1 the published page of generate_stream, after which neither a watermark nor
-# ``typical_p`` comes to anything, and a temperature below 0.001 spoils the text.
+# Sources: those of ``protocols.mindie.params``; MindIE-LLM 0695772, samplers (which ignore
+# watermark); for 1.0.RC1 the published page of generate_stream, by which neither a watermark nor
+# ``typical_p`` has an effect, and a temperature below 0.001 spoils the text.
 
 MIN_TEMPERATURE: Final = 0.001
-"""The temperature that stands for greedy, where 0 is refused."""
+"""The temperature for greedy decoding where 0 is rejected."""
 _MIN_POSITIVE = 1e-6
-"""In place of a 0 that is refused: a nucleus of one token."""
+"""The top_p for 0 where that is rejected: one token."""
 _SEPARATE_FIELDS = ("stream", "priority", "timeout")
-"""What is written otherwise."""
+"""Fields that are written separately."""
 _MESSAGE_STYLE = MessageStyle(
     part_format="joined",
     empty_content="",
     role_mapping=(("developer", "system"), ("function", "tool")),
 )
 _SINGLE_CHOICE_PARAM: Final = Param(wire="n", field="n", type="int", minimum=1, maximum=1)
-"""Passed over by a server that has no such field, and gives one answer anyway."""
+"""Ignored by workers without such a field; they return one choice anyway."""
 
 
 class MindieCapabilities(Struct, frozen=True, kw_only=True):
-    """A kind of server."""
+    """What a kind of worker supports."""
 
     early: bool
     """See ``protocols.mindie.params.MindieProfile``."""
     text_params: params.ParamTable
     """The parameters of generate."""
     openai_profile: WorkerProfile
-    """Of the endpoints in OpenAI's manner."""
+    """The profile of the OpenAI-style endpoints."""
     vllm_validator: bool
-    """Conversations may name an output's form, and how long to think."""
+    """Chat requests may set an output format and a thinking budget."""
     has_completions: bool
-    """There is /v1/completions."""
+    """The worker has /v1/completions."""
 
 
 def get_capabilities(setup: MindieConfig) -> MindieCapabilities:
-    """What the server of this setup takes."""
+    """Return the capabilities of workers with this configuration."""
     profile = setup.profile
     early = profile.early
     talk = list_worker_params(setup.chat_params)
@@ -151,11 +151,11 @@ def get_capabilities(setup: MindieConfig) -> MindieCapabilities:
 def list_worker_params(
     table: MindieParamTable, *, useless: Container[str] = ()
 ) -> tuple[Param, ...]:
-    """The rows of a table that name a field of a request; ``useless`` ones change nothing there."""
+    """List the rows that name a request field; without ``useless`` ones, which have no effect."""
     return tuple(
         _build_worker_param(param, dropped=param.wire in useless)
         for param in list_params(table)
-        if param.wire not in _SEPARATE_FIELDS and not param.field.startswith(("asked.", "kept."))
+        if param.wire not in _SEPARATE_FIELDS and not param.field.startswith(("request.", "extra."))
     )
 
 
@@ -168,12 +168,12 @@ def _build_worker_param(param: Param, *, dropped: bool) -> Param:
     return replace(param, **changes)
 
 
-# A request on its way to a server: what would be refused or misread is taken away, and told.
+# Adapts a request to a worker: removes unsupported parameters and reports them.
 #
-# Sources: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp (what a conversation may
-# ask), tokenizer.py (media), batch_context.py: who names no temperature, top_k or top_p gets the
-# likeliest token, who names one of them is sampled for, and a temperature of 0 or ``do_sample`` false
-# is greedy.
+# Sources: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp (chat parameters),
+# tokenizer.py (media), batch_context.py: without temperature, top_k and top_p the worker takes the
+# likeliest token, with any of them it samples, and a temperature of 0 or ``do_sample`` false is
+# greedy.
 
 AdaptedRequest = tuple[GenerationRequest, tuple[UnsupportedParameter, ...]]
 
@@ -188,7 +188,7 @@ _MEDIA_NAMES: Final[Mapping[type[ContentPart], str]] = {
 
 
 class _RequestAdaptation:
-    """The request as far as it has been fitted, and what that cost."""
+    """A request during its adaptation, and its unsupported parameters."""
 
     def __init__(self, request: GenerationRequest, names: Mapping[str, str]) -> None:
         self.request = request
@@ -221,7 +221,7 @@ def adapt_generate_request(
     names: Mapping[str, str],
     most: int | None,
 ) -> AdaptedRequest:
-    """For generate, which gives one answer to one prompt. ``most`` tokens are its longest."""
+    """Adapt a request for generate: one choice, one prompt, at most ``most`` tokens."""
     fit = _RequestAdaptation(request, names)
     _adapt_common_fields(fit, takes, most)
     _adapt_prompts(fit)
@@ -245,7 +245,7 @@ def adapt_openai_request(
     names: Mapping[str, str],
     most: int | None,
 ) -> AdaptedRequest:
-    """For the endpoints in OpenAI's manner."""
+    """Adapt a request for the OpenAI-style endpoints."""
     fit = _RequestAdaptation(request, names)
     _adapt_common_fields(fit, takes, most)
     _adapt_prompts(fit)
@@ -281,7 +281,7 @@ def _adapt_common_fields(
             fit.add_unsupported("sampling.seed", "approximated", f"{seed} as {taken}")
             fit.replace_sampling(seed=taken)
     if request.stopping.overflow == "error":
-        fit.replace_stopping(overflow=None)  # every server says so
+        fit.replace_stopping(overflow=None)  # every server reports usage
     asked = request.stopping.max_tokens
     if most is not None and asked is not None and asked > most:
         fit.add_unsupported("stopping.max_tokens", "clamped", f"{asked} to {most}")
@@ -289,7 +289,7 @@ def _adapt_common_fields(
     if request.source != "mindie":
         fit.unsupported += [UnsupportedParameter(name, "dropped") for name in request.extra]
         fit.replace_fields(extra={})
-    fit.replace_fields(given=frozenset())
+    fit.replace_fields(provided_fields=frozenset())
 
 
 def _adapt_prompts(fit: _RequestAdaptation) -> None:
@@ -298,11 +298,11 @@ def _adapt_prompts(fit: _RequestAdaptation) -> None:
         fit.replace_fields(prompts=fit.request.prompts[:1])
 
 
-# --- conversations --------------------------------------------------------------------------------
+# --- chat -----------------------------------------------------------------------------------------
 
 
 def _adapt_messages(fit: _RequestAdaptation, *, early: bool) -> None:
-    """Without what the server can't see. An assistant that said nothing is refused there."""
+    """Remove unsupported content, and empty assistant messages, which the worker rejects."""
     lost: set[str] = set()
     kept = []
     for message in fit.request.messages:
@@ -338,12 +338,14 @@ def _is_file_part(part: ContentPart) -> bool:
 
 
 def _has_content(message: Message) -> bool:
-    said = any(not isinstance(p, TextPart | ReasoningPart) or p.text for p in message.parts)
-    return said or bool(message.tool_calls)
+    has_parts = any(
+        not isinstance(part, TextPart | ReasoningPart) or part.text for part in message.parts
+    )
+    return has_parts or bool(message.tool_calls)
 
 
 def _adapt_for_early_release(fit: _RequestAdaptation) -> None:
-    """The first releases know a few scalars, and nothing of tools or log probabilities."""
+    """Adapt a request for the first releases: a few scalars, no tools, no log probabilities."""
     request = fit.request
     if request.tools:
         fit.add_unsupported("tools", "dropped")
@@ -362,15 +364,15 @@ def _adapt_for_early_release(fit: _RequestAdaptation) -> None:
 
 
 def _adapt_thinking_budget(fit: _RequestAdaptation) -> None:
-    """How long to think is an argument of the template, which has to be told to think."""
+    """Write the thinking budget as a template argument, which also needs thinking enabled."""
     reasoning, how = fit.request.reasoning, fit.request.templating
     if reasoning is None or reasoning.budget is None or reasoning.budget < 1:
         return
     budget = b"%d" % min(reasoning.budget, INT32_MAX)
-    asked = {"enable_thinking": Raw(b"true"), "thinking_budget": Raw(budget)}
+    arguments = {"enable_thinking": Raw(b"true"), "thinking_budget": Raw(budget)}
     fit.replace_fields(
         reasoning=replace(reasoning, budget=None),
-        templating=replace(how, arguments={**(how.arguments or {}), **asked}),
+        templating=replace(how, arguments={**(how.arguments or {}), **arguments}),
     )
 
 
@@ -389,7 +391,7 @@ def _adapt_stop_strings(fit: _RequestAdaptation) -> None:
 
 
 def _adapt_choice_count(fit: _RequestAdaptation) -> None:
-    """Several answers need a temperature by which they can differ, or beams."""
+    """Map beam search to ``best_of``; drop what needs a temperature or fewer tokens."""
     request, sampling = fit.request, fit.request.sampling
     many, best, width = request.n or 1, request.best_of or 1, sampling.beam_width
     short = 0 < (request.stopping.max_tokens or INT32_MAX) <= MAX_BEAM_TOKENS
@@ -418,7 +420,7 @@ _JSON_HEADERS = (("Content-Type", "application/json"),)
 _INVALID_ID_CHARS = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_ID_LENGTH = 256
 _MAX_TIMEOUT_SECONDS = 65535
-"""Seconds."""
+"""Return the timeout in whole seconds."""
 _MAX_PRIORITY = 5
 
 
@@ -439,7 +441,7 @@ _decode_server_metadata = msgspec.json.Decoder(_ServerMetadata).decode
 
 
 class MindieUpstream:
-    """Writes requests for one kind of server, and knows what reads the answers."""
+    """Encodes requests for one kind of worker, and creates the decoders of their responses."""
 
     def __init__(
         self, setup: MindieConfig, chats: ChatMode, renderer: PromptRenderer | None
@@ -506,7 +508,7 @@ class MindieUpstream:
         return slots, UpstreamRequest("/v2", b"", method="GET")
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``protocols.core.interfaces.ModelMetadataReader``. Also how long an answer may be."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``. Reads a model's token limit."""
         slots, server = (*answers, None, None)[:2]
         try:
             longest = _decode_server_metadata(server or b"").extensions.max_iter_times
@@ -520,10 +522,10 @@ class MindieUpstream:
             return None
         return total if total > 0 else None
 
-    # --- which way --------------------------------------------------------------------------------
+    # --- choice of the endpoint -------------------------------------------------------------------
 
     def _uses_openai_endpoint(self, request: GenerationRequest) -> bool:
-        """Whether it goes to an endpoint in OpenAI's manner."""
+        """Whether the request goes to an OpenAI-style endpoint."""
         if upstream.uses_chat_endpoint(request):
             return self._chat_mode == "messages"
         ids = any(not isinstance(prompt, str) for prompt in request.prompts[:1])
@@ -538,7 +540,7 @@ class MindieUpstream:
         return fit(request, self._capabilities, names, self._get_max_tokens(request.model))
 
     def _get_max_tokens(self, model: str) -> int | None:
-        """The most tokens that an answer may have, where it is known."""
+        """Return the maximum number of tokens of a response, if it is known."""
         known = (self._config.max_iter_times, self._max_tokens_by_model.get(model))
         return min((most for most in known if most is not None), default=None)
 
@@ -583,20 +585,20 @@ def _build_model_path(name: str) -> str:
 
 
 def _build_request_id(request: Request) -> str:
-    """The request's id, as a server takes one; "" where it has none."""
+    """Return a request id that the worker accepts; "" if there is none."""
     return _INVALID_ID_CHARS.sub("_", request.client_id or "")[:_MAX_ID_LENGTH]
 
 
-# A client's own bytes for a server of the same release. See ``protocols.chat.passthrough``.
+# Pass-through between servers of one release. See ``protocols.chat.passthrough``.
 #
-# What goes to generate asks for details already: without them neither the end of a stream nor an
-# answer that broke off would show. A request that its client has named is translated, since workers
-# know requests by names of the gateway's own, by which they are stopped.
+# A generate request must already ask for details: without them, neither the end of a stream nor an
+# interrupted response can be detected. A request with a client's id is translated, since workers
+# must know it by the gateway's id, which cancels it.
 
 _encode = msgspec.json.Encoder().encode
 
 _GATEWAY_CHECKED_FIELDS: Final = frozenset({"n", "best_of", "use_beam_search", "stream"})
-"""What is judged together with something else, or read apart."""
+"""Fields that are checked together with others, or read separately."""
 _GENERATE_FIELDS: Final = {"text_input", "parameters"}
 _EVENT_STREAM_HEADERS: Final[Headers] = (("Content-Type", STREAM_CONTENT_TYPE),)
 _INVALID_REQUEST_ID_CHARS: Final = re.compile(r"[^a-zA-Z0-9_-]")
@@ -605,7 +607,7 @@ _StopString = Annotated[str, Meta(min_length=1, max_length=512)]
 _STOP_FIELD_TYPE: Final[Any] = (
     _StopString | Annotated[list[_StopString], Meta(max_length=32)] | UnsetType
 )
-"""Within every limit, however many units the characters have."""
+"""The text length that is within every limit, with two units for each character."""
 _PromptString = Annotated[str, Meta(min_length=1)]
 _PARAMETER_TYPES: Final[Mapping[str, Any]] = {
     "details": bool,
@@ -618,16 +620,16 @@ _decode_prompt = msgspec.json.Decoder(_PromptString).decode
 
 
 class _TokenCounter(Struct):
-    """How many tokens were passed on."""
+    """Counts the tokens that were passed on."""
 
     tokens: int = 0
 
 
 class MindiePassthrough:
-    """Makes relays for one kind of server."""
+    """Prepares pass-through to one kind of worker."""
 
     def __init__(self, setup: MindieConfig, chats: ChatMode) -> None:
-        """``chats``: conversations go as messages, or else are made into text."""
+        """``chats``: chat requests go as messages; otherwise they are rendered to text."""
         self._config = setup
         self._early = setup.profile.early
         taken = get_capabilities(setup)
@@ -653,7 +655,7 @@ class MindiePassthrough:
     def prepare_passthrough(
         self, client: MindieConfig, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``protocols.core.interfaces.SupportsPassthrough``; ``client`` is the setup that the call came by."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``. ``client`` has its setup."""
         if not self._is_same_server(client) or "req-id" in call.headers:
             return None
         if len(call.body) > self._config.profile.max_text_length:
@@ -677,11 +679,11 @@ class MindiePassthrough:
         )
 
     def _build_unique_request_id(self, about: ResponseContext) -> str:
-        """A request's name that no other has: an exchange's may be its client's choice."""
+        """A unique request id: the id of the client request may be chosen by the client."""
         shown = _INVALID_REQUEST_ID_CHARS.sub("_", about.id)[:_MAX_ID_PREFIX_LENGTH]
         return f"{shown}-{about.created:x}-{next(self._request_numbers):x}"
 
-    # --- in OpenAI's manner -----------------------------------------------------------------------
+    # --- OpenAI style -----------------------------------------------------------------------------
 
     def _prepare_openai(
         self, variant: str, call: ClientRequest, about: ResponseContext, name: str
@@ -766,14 +768,14 @@ class MindiePassthrough:
             made = TextEncoder(self._config.profile, request, about, headers)
             made.encode_events(
                 [Usage(0, tally.tokens)]
-            )  # told in the event that ends what is stopped
+            )  # reported in the event that ends a cancelled request
             return made
 
         return PassthroughRequest(request, wire, lambda: first + headers, passed, encoder)
 
 
 class _TokenCountingDecoder:
-    """A decoder whose tokens are counted."""
+    """A decoder that counts tokens."""
 
     def __init__(self, inner: ResponseDecoder, tally: _TokenCounter) -> None:
         self._inner = inner
@@ -795,7 +797,7 @@ class _TokenCountingDecoder:
 def _build_endpoint_rules(
     setup: MindieConfig, taken: MindieCapabilities, chats: ChatMode
 ) -> dict[str, PassthroughRule]:
-    """The endpoints in OpenAI's manner, as far as the workers have them."""
+    """The OpenAI-style endpoints that the workers have."""
     forwards: Callable[[str], bool] = RequestWriter(
         taken.openai_profile, "/v1", powers=False
     ).forwards_field

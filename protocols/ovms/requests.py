@@ -420,7 +420,8 @@ def _read_early_params(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     if values.get("stopping.ignore_eos"):
         if values.get("stopping.max_tokens", 0) > MAX_IGNORE_EOS_TOKENS:
             raise build_param_error(
-                f"when ignore_eos is true max_tokens can not be greater than {MAX_IGNORE_EOS_TOKENS}",
+                "when ignore_eos is true max_tokens can not be greater than "
+                f"{MAX_IGNORE_EOS_TOKENS}",
                 "max_tokens",
             )
         if "max_tokens" not in values.provided_fields:

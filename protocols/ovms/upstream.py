@@ -175,7 +175,7 @@ class OvmsUpstream:
         )
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for token ids to go on."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects prompts of token ids."""
         if isinstance(request, EmbeddingRequest):
             vectors = RequestReducer(request, {})
             vectors.drop_foreign_extra(self._protocol_name)
@@ -301,7 +301,7 @@ _API_KEY_ERROR: Final = "Unauthorized request due to invalid or missing api-key"
 def map_worker_error(
     status: int, fault: WorkerErrorBody, retry_after: float | None
 ) -> GatewayError:
-    """A ``protocols.chat.errors.WorkerErrorMapper`` that takes the graph's sentence off what its node said.
+    """A ``protocols.chat.errors.WorkerErrorMapper`` that removes the graph's own sentence.
 
     What the graph says inside an answer (status 0) is the server's failure, unless the prompt was
     too long: it checks a request before the first event.
@@ -327,8 +327,8 @@ def map_worker_error(
 
 # A client's own bytes for a server of the same release. See ``protocols.chat.passthrough``.
 #
-# What is looked at together with something else (beams, and how many answers they give) goes the long
-# way; so do tokens that the early release counts on its own when it may not stop.
+# What is looked at together with something else (beams, and how many answers they give) goes the
+# long way; so do tokens that the early release counts on its own when it may not stop.
 
 _ROOT: Final = "/v3"
 _GATEWAY_CHECKED_FIELDS: Final = frozenset({"best_of", "n", "echo"})

@@ -44,8 +44,8 @@ from protocols.tgi.errors import raise_worker_error
 
 # What TGI's servers take: scalar parameters, and the forms that an answer may be bound to.
 #
-# Source: text-generation-inference 3.3, ``router/src/lib.rs`` and ``validation.rs``. A row gives the
-# range that is taken: what lies outside is clamped, and reported.
+# Source: text-generation-inference 3.3, ``router/src/lib.rs`` and ``validation.rs``. A row gives
+# the range that is taken: what lies outside is clamped, and reported.
 
 MIN_POSITIVE = 1e-6
 """The least of what must be above 0."""

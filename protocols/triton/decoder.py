@@ -54,7 +54,8 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
 _decode_json = msgspec.json.Decoder().decode
 _LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
 _READ_OUTPUTS: Final = (
-    TEXT_OUTPUT, "finish_reason", "stop_reason", "num_output_tokens", "num_input_tokens", *_LOGPROB_OUTPUTS,
+    TEXT_OUTPUT, "finish_reason", "stop_reason", "num_output_tokens", "num_input_tokens",
+    *_LOGPROB_OUTPUTS,
 )  # fmt: skip
 
 

@@ -218,11 +218,11 @@ class Triton:
         return errors.read_worker_error(status, headers, body)
 
     def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """See ``protocols.core.interfaces.ModelMetadataReader``: one for the model's configuration."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``. Requests the configuration."""
         return (self._upstream.build_config_request(model),)
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``protocols.core.interfaces.ModelMetadataReader``. A configuration tells no number of requests."""
+        """See ``protocols.core.interfaces.ModelMetadataReader``. Returns no request limit."""
         for answer in answers:
             if answer is not None:
                 self._upstream.load_config(model, answer)

@@ -206,7 +206,8 @@ class ModelAdapter:
         self._default_max_tokens = max_tokens if insists else None
         self._reserved_names = {
             PROMPT_INPUT, PACKED_PARAMETERS, _EXCLUDE_FLAG, "id", "parameters", profile.cancel_flag,
-            *profile.stream_flags, *profile.exclude_prompt_flags, *requests.GUIDE_PARAM_NAMES[profile.guide_style],
+            *profile.stream_flags, *profile.exclude_prompt_flags,
+            *requests.GUIDE_PARAM_NAMES[profile.guide_style],
             *(row.wire for row in profile.parameters),
         }  # fmt: skip
         """Names with a meaning here: left over from another family, they mean something else."""

@@ -318,7 +318,7 @@ _NO_FIELDS: Final = OrderedFields([], [])
 def build_passthrough(
     call: ClientRequest, about: ResponseContext, profile: TritonProfile
 ) -> PassthroughRequest | None:
-    """See ``protocols.core.interfaces.SupportsPassthrough``; client and worker are of this profile."""
+    """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have this profile."""
     variant = call.endpoint.operation
     if variant not in {"generate", "generate_stream"} or requests.is_compressed(call):
         return None

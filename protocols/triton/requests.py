@@ -423,8 +423,11 @@ def _read_nested_parameters(
 ) -> None:
     raw = bytes(fields[_PARAMETERS_KEY])
     if not raw.startswith(b"{"):
-        text = f"Expected JSON object for keyword: '{_PARAMETERS_KEY}': attempt to access JSON non-object"
-        raise triton_params.build_type_error(_PARAMETERS_KEY, f"{text} as object")
+        text = (
+            f"Expected JSON object for keyword: '{_PARAMETERS_KEY}': attempt to access JSON"
+            " non-object as object"
+        )
+        raise triton_params.build_type_error(_PARAMETERS_KEY, text)
     try:
         inner = rapidjson.parse_fields(raw)
         for name in inner.names:
@@ -558,8 +561,8 @@ def _read_raw_prompt(data: bytes, model: str, profile: TritonProfile) -> TritonR
     count = sum(one.is_counted for one in profile.inputs.values())
     if count != 1:
         text = (
-            f"{triton_params.build_request_tag(None)}Raw request must only have 1 input (found 1) to be deduced but got"
-            f" {count} inputs in '{model}' model configuration"
+            f"{triton_params.build_request_tag(None)}Raw request must only have 1 input (found 1)"
+            f" to be deduced but got {count} inputs in '{model}' model configuration"
         )
         raise triton_params.build_value_error("inputs", text)
     (prompt,) = tensors.unpack_tensor(PROMPT_INPUT, "BYTES", len(data).to_bytes(4, "little") + data)

@@ -44,7 +44,8 @@ class TritonRequest(Struct):
     def add_input(self, tensor: InputTensor) -> None:
         """Take a tensor. Raises InvalidParameter when there is one of its name."""
         if tensor.name in self.inputs:
-            text = f"{params.build_request_tag(self.id)}input '{tensor.name}' already exists in request"
+            tag = params.build_request_tag(self.id)
+            text = f"{tag}input '{tensor.name}' already exists in request"
             raise params.build_value_error(tensor.name, text)
         self.inputs[tensor.name] = tensor
 
@@ -195,9 +196,10 @@ def _build_missing_error(
     most = sum(one.is_counted for one in inputs)
     between = f"between {least} and {most}" if least < most else f"{least}"
     text = (
-        f"{params.build_request_tag(sent.id)}expected number of inputs {between} but got {len(sent.inputs)}"
-        f" inputs for model '{sent.model}'. Got input(s) [{_quote_names(sent.inputs)}], but missing"
-        f" required input(s) [{_quote_names(missing)}]. Please provide all required input(s)."
+        f"{params.build_request_tag(sent.id)}expected number of inputs {between} but got"
+        f" {len(sent.inputs)} inputs for model '{sent.model}'. Got input(s)"
+        f" [{_quote_names(sent.inputs)}], but missing required input(s) [{_quote_names(missing)}]."
+        " Please provide all required input(s)."
     )
     return InvalidParameter(text, param=missing[0], problem="missing")
 
@@ -210,8 +212,8 @@ def _build_datatype_error(
     sent: TritonRequest, tensor: InputTensor, spec: InputSpec
 ) -> InvalidParameter:
     text = (
-        f"{params.build_request_tag(sent.id)}inference input '{spec.name}' data-type is '{tensor.datatype}',"
-        f" but model '{sent.model}' expects '{spec.datatype}'"
+        f"{params.build_request_tag(sent.id)}inference input '{spec.name}' data-type is"
+        f" '{tensor.datatype}', but model '{sent.model}' expects '{spec.datatype}'"
     )
     return params.build_value_error(spec.name, text)
 
@@ -269,8 +271,9 @@ def _build_count_error(sent: TritonRequest, tensor: InputTensor) -> InvalidParam
 def _build_size_error(sent: TritonRequest, tensor: InputTensor, wanted: int) -> InvalidParameter:
     size = next(size for kind, size in ELEMENT_SIZES.items() if kind == tensor.datatype)
     text = (
-        f"{params.build_request_tag(sent.id)}input byte size mismatch for input '{tensor.name}' for model"
-        f" '{sent.model}'. Expected {wanted * size}, got {len(tensor.values) * size}"
+        f"{params.build_request_tag(sent.id)}input byte size mismatch for input"
+        f" '{tensor.name}' for model '{sent.model}'. Expected {wanted * size},"
+        f" got {len(tensor.values) * size}"
     )
     return params.build_value_error(tensor.name, text)
 

@@ -39,13 +39,13 @@ def chat(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case: 
 
 def chat_messages(id: str, *messages: Mapping[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
     """C with other messages."""
-    return chat(id, provided_fields={"messages": messages}, **rest)
+    return chat(id, given={"messages": messages}, **rest)
 
 
 def chat_stream(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
     """C, streamed."""
     rest = {"content_type": EVENTS, "check": check_one_response} | rest
-    return chat(id, provided_fields={"stream": True} | (given or {}), **rest)
+    return chat(id, given={"stream": True} | (given or {}), **rest)
 
 
 def completion(id: str, *, given: dict[str, Any] | None = None, **rest: Any) -> Case:  # noqa: A002 - as above
@@ -268,17 +268,17 @@ SCALARS = (
     chat("W1", body_is=text_response(), answer_headers=HEADERS, check=check_model_name),
     chat(
         "W2",
-        provided_fields={"max_tokens": 2},
+        given={"max_tokens": 2},
         body_is=text_response("Hello world", reason="length", completion=2),
     ),
     chat(
         "W3",
-        provided_fields={"max_completion_tokens": 1, "max_tokens": 3},
+        given={"max_completion_tokens": 1, "max_tokens": 3},
         body_is=text_response("Hello", reason="length", completion=1),
     ),
     chat(
         "W4",
-        provided_fields={"max_tokens": 0},
+        given={"max_tokens": 0},
         **invalid_parameter(
             "integer_below_min_value",
             "max_tokens",
@@ -288,13 +288,13 @@ SCALARS = (
     ),
     chat(
         "W4 max_completion_tokens",
-        provided_fields={"max_completion_tokens": 0},
+        given={"max_completion_tokens": 0},
         **invalid_parameter("integer_below_min_value", "max_completion_tokens"),
     ),
     chat("W5", given=NULLS, body_is=text_response()),
     chat(
         "W6",
-        provided_fields={"temperature": 2.1},
+        given={"temperature": 2.1},
         **invalid_parameter(
             "decimal_above_max_value",
             "temperature",
@@ -304,12 +304,12 @@ SCALARS = (
     ),
     chat(
         "W7",
-        provided_fields={"temperature": -0.1},
+        given={"temperature": -0.1},
         **invalid_parameter("decimal_below_min_value", "temperature"),
     ),
     chat(
         "W8",
-        provided_fields={"temperature": "1"},
+        given={"temperature": "1"},
         **invalid_parameter(
             "invalid_type",
             "temperature",
@@ -318,38 +318,38 @@ SCALARS = (
     ),
     chat(
         "W8 boolean",
-        provided_fields={"temperature": True},
+        given={"temperature": True},
         **invalid_parameter("invalid_type", "temperature"),
     ),
     chat(
         "W8 integer",
-        provided_fields={"max_tokens": 2.5},
+        given={"max_tokens": 2.5},
         **invalid_parameter("invalid_type", "max_tokens"),
     ),
     chat(
         "W8 integral",
-        provided_fields={"max_tokens": 1.0},
+        given={"max_tokens": 1.0},
         body_is=text_response("Hello", reason="length", completion=1),
     ),
-    chat("W9", provided_fields={"temperature": 0}, body_is=text_response()),
+    chat("W9", given={"temperature": 0}, body_is=text_response()),
     chat(
         "W10",
-        provided_fields={"top_p": 1.5},
+        given={"top_p": 1.5},
         **invalid_parameter("decimal_above_max_value", "top_p"),
     ),
-    chat("W10 zero", provided_fields={"top_p": 0}, body_is=text_response()),
-    chat("W11", provided_fields={"n": 2}, body_is=text_response(HELLO, HELLO, completion=6)),
-    chat("W12", provided_fields={"n": 0}, **invalid_parameter("integer_below_min_value", "n")),
-    chat("W13", provided_fields={"n": 129}, **invalid_parameter("integer_above_max_value", "n")),
-    chat("W14", provided_fields={"stop": " world"}, body_is=text_response("Hello", completion=int)),
+    chat("W10 zero", given={"top_p": 0}, body_is=text_response()),
+    chat("W11", given={"n": 2}, body_is=text_response(HELLO, HELLO, completion=6)),
+    chat("W12", given={"n": 0}, **invalid_parameter("integer_below_min_value", "n")),
+    chat("W13", given={"n": 129}, **invalid_parameter("integer_above_max_value", "n")),
+    chat("W14", given={"stop": " world"}, body_is=text_response("Hello", completion=int)),
     chat(
         "W15",
-        provided_fields={"stop": ["x", "!"]},
+        given={"stop": ["x", "!"]},
         body_is=text_response("Hello world", completion=int),
     ),
     chat(
         "W16",
-        provided_fields={"stop": ["1", "2", "3", "4", "5"]},
+        given={"stop": ["1", "2", "3", "4", "5"]},
         **invalid_parameter(
             "array_above_max_length",
             "stop",
@@ -359,43 +359,43 @@ SCALARS = (
     ),
     chat(
         "W16 empty string",
-        provided_fields={"stop": [""]},
+        given={"stop": [""]},
         **invalid_parameter("empty_string", "stop"),
     ),
-    chat("W17", provided_fields={"stop": "lo wor"}, body_is=text_response("Hel", completion=int)),
+    chat("W17", given={"stop": "lo wor"}, body_is=text_response("Hel", completion=int)),
     chat(
         "W18",
-        provided_fields={"logprobs": True, "top_logprobs": 2},
+        given={"logprobs": True, "top_logprobs": 2},
         body_is=text_response(logprobs=logprobs(*PIECES, top=2)),
     ),
     chat(
         "W18 no alternatives",
-        provided_fields={"logprobs": True},
+        given={"logprobs": True},
         body_is=text_response(logprobs=logprobs(*PIECES)),
     ),
-    chat("W19", provided_fields={"top_logprobs": 2}, **invalid_parameter(None, "top_logprobs")),
+    chat("W19", given={"top_logprobs": 2}, **invalid_parameter(None, "top_logprobs")),
     chat(
         "W20",
-        provided_fields={"top_logprobs": 21, "logprobs": True},
+        given={"top_logprobs": 21, "logprobs": True},
         **invalid_parameter("integer_above_max_value", "top_logprobs"),
     ),
     chat(
         "W21",
-        provided_fields={"presence_penalty": -2.5},
+        given={"presence_penalty": -2.5},
         **invalid_parameter("decimal_below_min_value", "presence_penalty"),
     ),
     chat(
         "W22",
-        provided_fields={"seed": 2**63},
+        given={"seed": 2**63},
         **invalid_parameter("integer_above_max_value", "seed"),
     ),
-    chat("W22 negative", provided_fields={"seed": -(2**63)}, body_is=text_response()),
+    chat("W22 negative", given={"seed": -(2**63)}, body_is=text_response()),
 )
 
 MESSAGES = (
     chat(
         "W23",
-        provided_fields={"messages": None},
+        given={"messages": None},
         **invalid_parameter("missing_required_parameter", "messages"),
     ),
     chat_messages("W24", **invalid_parameter("empty_array", "messages")),
@@ -466,23 +466,21 @@ MESSAGES = (
 )
 
 TOOLS = (
-    chat("W33", provided_fields={"tools": []}, **invalid_parameter("empty_array", "tools")),
+    chat("W33", given={"tools": []}, **invalid_parameter("empty_array", "tools")),
     chat(
         "W34",
-        provided_fields={"tools": tools("f", "g"), "tool_choice": "required"},
+        given={"tools": tools("f", "g"), "tool_choice": "required"},
         body_is=chat_response(CALLS, reason="tool_calls", completion=int),
     ),
     chat(
         "W34 named",
-        provided_fields={"tools": tools("g", "f"), "tool_choice": named_choice("function", "f")},
+        given={"tools": tools("g", "f"), "tool_choice": named_choice("function", "f")},
         body_is=chat_response(CALLS, reason="tool_calls", completion=int),
     ),
-    chat(
-        "W35", provided_fields={"tools": tools("f"), "tool_choice": "auto"}, body_is=text_response()
-    ),
+    chat("W35", given={"tools": tools("f"), "tool_choice": "auto"}, body_is=text_response()),
     chat(
         "W35 asked for",
-        provided_fields={
+        given={
             "tools": tools("f"),
             "messages": [{"role": "user", "content": "use the tool"}],
         },
@@ -490,28 +488,28 @@ TOOLS = (
     ),
     chat(
         "W36",
-        provided_fields={"tools": tools("f"), "tool_choice": named_choice("function", "nope")},
+        given={"tools": tools("f"), "tool_choice": named_choice("function", "nope")},
         **invalid_parameter("invalid_value", "tool_choice", re.compile(".*'nope'.*")),
     ),
     chat(
         "W37",
-        provided_fields={"tool_choice": "auto"},
+        given={"tool_choice": "auto"},
         **invalid_parameter("invalid_value", "tool_choice"),
     ),
-    chat("W37 none", provided_fields={"tool_choice": "none"}, body_is=text_response()),
+    chat("W37 none", given={"tool_choice": "none"}, body_is=text_response()),
     chat(
         "W38",
-        provided_fields={"functions": functions("f"), "function_call": {"name": "f"}},
+        given={"functions": functions("f"), "function_call": {"name": "f"}},
         body_is=chat_response(LEGACY, reason="function_call", completion=int),
     ),
     chat(
         "W39",
-        provided_fields={"response_format": {"type": "json_schema"}},
+        given={"response_format": {"type": "json_schema"}},
         **invalid_parameter("missing_required_parameter", "response_format.json_schema"),
     ),
     chat(
         "W40",
-        provided_fields={"response_format": {"type": "xml"}},
+        given={"response_format": {"type": "xml"}},
         **invalid_parameter("invalid_value", "response_format.type"),
     ),
 )
@@ -546,19 +544,19 @@ def unreadable(id: str, body: bytes) -> Case:  # noqa: A002 - as above
 BODIES = (
     chat(
         "W41",
-        provided_fields={"foo": 1},
+        given={"foo": 1},
         body_is=text_response(),
         answer_headers={"x-interlingua-loss": None},
     ),
     chat(
         "W41 ignored",
-        provided_fields={"foo": 1},
+        given={"foo": 1},
         needs={"unknown": "ignore"},
         body_is=text_response(),
     ),
     chat(
         "W41 rejected",
-        provided_fields={"foo": 1},
+        given={"foo": 1},
         needs={"unknown": "reject"},
         **invalid_parameter(
             "unknown_parameter", "foo", "Unrecognized request argument supplied: foo"
@@ -598,22 +596,20 @@ BODIES = (
     ),
     chat(
         "W45",
-        provided_fields={"model": "none"},
+        given={"model": "none"},
         **client_error(404, "model_not_found", "model", re.compile("The model `none` does not .*")),
     ),
     chat(
         "W45 missing",
-        provided_fields={"model": None},
+        given={"model": None},
         **invalid_parameter("missing_required_parameter", "model"),
     ),
     chat(
         "W45 empty",
-        provided_fields={"model": ""},
+        given={"model": ""},
         **invalid_parameter("missing_required_parameter", "model"),
     ),
-    chat(
-        "W45 a number", provided_fields={"model": 5}, **invalid_parameter("invalid_type", "model")
-    ),
+    chat("W45 a number", given={"model": 5}, **invalid_parameter("invalid_type", "model")),
 )
 
 KEYS = (
@@ -650,24 +646,22 @@ PATHS = (
 WORKERS = (
     chat(
         "W51",
-        provided_fields={"model": "mock-down"},
+        given={"model": "mock-down"},
         answer_headers={"retry-after": SECONDS},
         **server_error(503, "service_unavailable"),
     ),
-    chat("W52", provided_fields={"model": "mock-500"}, **server_error(502, "bad_gateway")),
-    chat(
-        "W52 later", provided_fields={"model": "mock-midfail"}, **server_error(502, "bad_gateway")
-    ),
-    chat("W52 cut", provided_fields={"model": "mock-cut"}, **server_error(502, "bad_gateway")),
+    chat("W52", given={"model": "mock-500"}, **server_error(502, "bad_gateway")),
+    chat("W52 later", given={"model": "mock-midfail"}, **server_error(502, "bad_gateway")),
+    chat("W52 cut", given={"model": "mock-cut"}, **server_error(502, "bad_gateway")),
     chat(
         "W53",
-        provided_fields={"model": "mock-429"},
+        given={"model": "mock-429"},
         answer_headers={"retry-after": "2"},
         **server_error(429, "rate_limit_exceeded", "requests"),
     ),
     chat(
         "W54",
-        provided_fields={
+        given={
             "model": "mock-ctx",
             "messages": [{"role": "user", "content": "word " * 20}],
         },
@@ -736,7 +730,7 @@ def check_stop_string_withheld(got: Response) -> None:
 
 
 STREAMS = (
-    chat_stream("W17 stream", provided_fields={"stop": "lo wor"}, check=check_stop_string_withheld),
+    chat_stream("W17 stream", given={"stop": "lo wor"}, check=check_stop_string_withheld),
     chat_stream("W55", events=[*text_chunks(*PIECES), END, DONE], answer_headers=STREAM_HEADERS),
     chat_stream(
         "W55 accepts JSON",
@@ -745,7 +739,7 @@ STREAMS = (
     ),
     chat_stream(
         "W55 length",
-        provided_fields={"max_tokens": 1},
+        given={"max_tokens": 1},
         events=[*text_chunks("Hello"), chunk({}, "length"), DONE],
     ),
     chat_stream(
@@ -760,14 +754,14 @@ STREAMS = (
     ),
     chat_stream(
         "W56 not wanted",
-        provided_fields={"stream_options": {"include_usage": False}},
+        given={"stream_options": {"include_usage": False}},
         events=[*text_chunks(*PIECES), END, DONE],
     ),
     chat("W57", given=INCLUDE_USAGE, **invalid_parameter(None, "stream_options")),
-    chat_stream("W58", provided_fields={"n": 2}, check=check_two_choices),
+    chat_stream("W58", given={"n": 2}, check=check_two_choices),
     chat_stream(
         "W59",
-        provided_fields={"tools": tools("f"), "tool_choice": "required"},
+        given={"tools": tools("f"), "tool_choice": "required"},
         events=[
             CALL_OPENING,
             *(
@@ -780,7 +774,7 @@ STREAMS = (
     ),
     chat_stream(
         "W59 functions",
-        provided_fields={"functions": functions("f"), "function_call": {"name": "f"}},
+        given={"functions": functions("f"), "function_call": {"name": "f"}},
         events=[
             CALL_OPENING,
             chunk({"function_call": {"name": "f", "arguments": ""}}),
@@ -792,33 +786,33 @@ STREAMS = (
     ),
     chat(
         "W60",
-        provided_fields={"stream": True, "temperature": 9},
+        given={"stream": True, "temperature": 9},
         **invalid_parameter("decimal_above_max_value", "temperature"),
     ),
     chat_stream(
         "W61",
-        provided_fields={"model": "mock-midfail"},
+        given={"model": "mock-midfail"},
         events=[*text_chunks(*PIECES[:2]), STREAM_ERROR],
     ),
     chat_stream(
         "W61 cut",
-        provided_fields={"model": "mock-cut"},
+        given={"model": "mock-cut"},
         events=[*text_chunks(*PIECES[:2]), STREAM_ERROR],
     ),
     chat(
         "W62",
-        provided_fields={"stream": True, "model": "mock-down"},
+        given={"stream": True, "model": "mock-down"},
         answer_headers={"retry-after": re.compile(r"[1-9]\d*")},
         **server_error(503, "service_unavailable"),
     ),
     chat(
         "W62 500",
-        provided_fields={"stream": True, "model": "mock-500"},
+        given={"stream": True, "model": "mock-500"},
         **server_error(502, "bad_gateway"),
     ),
     chat_stream(
         "W63",
-        provided_fields={"logprobs": True},
+        given={"logprobs": True},
         events=[
             *text_chunks(),
             *(chunk({"content": one}, logprobs=logprobs(one)) for one in PIECES),
@@ -828,7 +822,7 @@ STREAMS = (
     ),
     chat_stream(
         "W63 alternatives",
-        provided_fields={"logprobs": True, "top_logprobs": 2, "messages": [HI]},
+        given={"logprobs": True, "top_logprobs": 2, "messages": [HI]},
         events=[
             *text_chunks(),
             *(chunk({"content": one}, logprobs=logprobs(one, top=2)) for one in PIECES),
@@ -884,52 +878,48 @@ COMPLETIONS = (
     completion("W64", body_is=completion_response()),
     completion(
         "W65",
-        provided_fields={"prompt": ["a", "b c"], "n": 2},
+        given={"prompt": ["a", "b c"], "n": 2},
         body_is=completion_response(
             HELLO_CHOICE, HELLO_CHOICE, HELLO_CHOICE, HELLO_CHOICE, prompt=3, completion=12
         ),
     ),
     completion(
         "W66",
-        provided_fields={"model": "mock-20"},
+        given={"model": "mock-20"},
         body_is=completion_response(("abcdefghijklmnop", "length"), completion=16),
     ),
     completion(
         "W66 said",
-        provided_fields={"model": "mock-20", "max_tokens": 20},
+        given={"model": "mock-20", "max_tokens": 20},
         body_is=completion_response(("abcdefghijklmnopqrst", "stop"), completion=20),
     ),
     completion(
         "W67",
-        provided_fields={"echo": True},
+        given={"echo": True},
         body_is=completion_response(("a bHello world!", "stop")),
     ),
-    completion(
-        "W68", provided_fields={"logprobs": 2}, body_is=completion_response(logprobs=LOGPROBS)
-    ),
+    completion("W68", given={"logprobs": 2}, body_is=completion_response(logprobs=LOGPROBS)),
     completion(
         "W69",
-        provided_fields={"logprobs": 6},
+        given={"logprobs": 6},
         **invalid_parameter("integer_above_max_value", "logprobs"),
     ),
-    completion("W70", provided_fields={"prompt": [1, 2, 3]}, body_is=completion_response(prompt=3)),
+    completion("W70", given={"prompt": [1, 2, 3]}, body_is=completion_response(prompt=3)),
     completion(
         "W70 two",
-        provided_fields={"prompt": [[1, 2], [3]]},
+        given={"prompt": [[1, 2], [3]]},
         body_is=completion_response(HELLO_CHOICE, HELLO_CHOICE, prompt=3, completion=6),
     ),
-    completion("W71", provided_fields={"prompt": []}, **invalid_parameter("empty_array", "prompt")),
-    completion(
-        "W71 empty string", provided_fields={"prompt": ""}, body_is=completion_response(prompt=0)
-    ),
+    completion("W71", given={"prompt": []}, **invalid_parameter("empty_array", "prompt")),
+    completion("W71 empty string", given={"prompt": ""}, body_is=completion_response(prompt=0)),
     completion(
         "W71 missing",
-        provided_fields={"prompt": None},
+        given={"prompt": None},
         **invalid_parameter("missing_required_parameter", "prompt"),
     ),
     completion(
         "W72",
-        provided_fields={"stream": True, "stream_options": {"include_usage": True}},
+        given={"stream": True, "stream_options": {"include_usage": True}},
         content_type=EVENTS,
         events=[
             *map(text_chunk, PIECES),
@@ -939,56 +929,52 @@ COMPLETIONS = (
         ],
         check=check_one_response,
     ),
-    completion("W73", provided_fields={"best_of": 2, "n": 3}, **invalid_parameter(None, "best_of")),
+    completion("W73", given={"best_of": 2, "n": 3}, **invalid_parameter(None, "best_of")),
     completion(
         "W74",
-        provided_fields={"prompt": ["hi"], "logprobs": None, "seed": None},
+        given={"prompt": ["hi"], "logprobs": None, "seed": None},
         body_is=completion_response(prompt=1),
     ),
 )
 
 EMBEDDINGS = (
     embeddings("W75", body_is=embeddings_response(VECTOR)),
-    embeddings(
-        "W76", provided_fields={"encoding_format": "base64"}, body_is=embeddings_response(PACKED)
-    ),
-    embeddings(
-        "W77", provided_fields={"encoding_format": None}, body_is=embeddings_response(VECTOR)
-    ),
+    embeddings("W76", given={"encoding_format": "base64"}, body_is=embeddings_response(PACKED)),
+    embeddings("W77", given={"encoding_format": None}, body_is=embeddings_response(VECTOR)),
     embeddings(
         "W78",
-        provided_fields={"input": ["a", "b"]},
+        given={"input": ["a", "b"]},
         body_is=embeddings_response([1, 1, 0.5, -0.25], [1, 1, 0.5, -0.25]),
     ),
     embeddings(
         "W78 lengths",
-        provided_fields={"input": ["abc", "b c d"]},
+        given={"input": ["abc", "b c d"]},
         body_is=embeddings_response([3, 1, 0.5, -0.25], [5, 3, 0.5, -0.25], tokens=4),
     ),
-    embeddings("W79", provided_fields={"input": ""}, **invalid_parameter("empty_string", "input")),
+    embeddings("W79", given={"input": ""}, **invalid_parameter("empty_string", "input")),
     embeddings(
         "W79 empty array",
-        provided_fields={"input": []},
+        given={"input": []},
         **invalid_parameter("empty_array", "input"),
     ),
     embeddings(
         "W79 one of two",
-        provided_fields={"input": ["a", ""]},
+        given={"input": ["a", ""]},
         **invalid_parameter("empty_string", "input[1]"),
     ),
     embeddings(
         "W80",
-        provided_fields={"encoding_format": "int8"},
+        given={"encoding_format": "int8"},
         **invalid_parameter("invalid_value", "encoding_format"),
     ),
     embeddings(
         "W81",
-        provided_fields={"input": ["a"] * 2049},
+        given={"input": ["a"] * 2049},
         **invalid_parameter("array_above_max_length", "input"),
     ),
     embeddings(
         "W81 as many as there may be",
-        provided_fields={"input": ["a"] * 2048},
+        given={"input": ["a"] * 2048},
         body_has={"usage": {"prompt_tokens": 2048}},
     ),
 )

@@ -80,7 +80,7 @@ def test_every_dialect_shows_its_tables(name: str) -> None:
 
 ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({}, ("`w`", "`n`", "int", "", "", "absent", "")),
-    ({"field": "asked.w", "null": False}, ("`w`", "", "int", "", "", "refused", "")),
+    ({"field": "request.w", "null": False}, ("`w`", "", "int", "", "", "refused", "")),
     ({"low": 0, "high": 2}, ("`w`", "`n`", "int", "from 0 to 2", "", "absent", "")),
     (
         {"low": 0, "high": 1, "above_low": True, "below_high": True, "default": True},

@@ -91,9 +91,8 @@ async def _tool_calls(worker: WorkerClient, *, stream: bool, **how: Any) -> str:
         _check_call(call)
     good = {"tool_calls", "unknown"} | ({"eos", "stop"} if "tool_choice" in how else set())
     expect(choice.finish_reason in good, f"the reason is {choice.finish_reason}")
-    return f"{len(choice.tool_calls)} call(s): {choice.tool_calls[0].name}({choice.tool_calls[0].arguments})"[
-        :80
-    ]
+    first = choice.tool_calls[0]
+    return f"{len(choice.tool_calls)} call(s): {first.name}({first.arguments})"[:80]
 
 
 def _check_call(call: ToolCall) -> None:

@@ -147,7 +147,7 @@ def test_the_last_of_the_table_wins_however_they_were_sent(sent: dict[str, int])
 
 def test_what_stands_for_no_field_of_a_request_is_none_of_its_fields() -> None:
     values = ParsedParams()
-    values |= {"asked.logprobs": True, "labels.user": "a", "labels.session": "b", "adapter": "c"}
+    values |= {"request.logprobs": True, "labels.user": "a", "labels.session": "b", "adapter": "c"}
 
     assert values.build_request_arguments() == {"adapter": "c", "provided_fields": frozenset()}
     assert values.get_section("labels") == {"user": "a", "session": "b"}
@@ -158,7 +158,7 @@ def test_every_row_has_a_field_to_be_read_into(name: str) -> None:
     module, _, kind = PROTOCOLS[name].partition(":")
     made = getattr(import_module(module), kind)()
     tables = made.param_tables if isinstance(made, ParamTableProvider) else {}
-    apart = ("asked", "kept", "labels")
+    apart = ("request", "extra", "labels")
     own = {*GenerationRequest.__struct_fields__, *EmbeddingRequest.__struct_fields__}
 
     for row in (row for table in tables.values() for row in table):

@@ -510,4 +510,4 @@ def test_names_for_reports(desk: Any) -> None:
     assert text["stopping.max_tokens"] == "max_new_tokens"
     assert one.dialect.field_names(one.call("/v2/models/m/generate_stream", b"")) == text
     assert one.dialect.field_names(one.call(TEXT, PROMPT))["logprobs.top"] == "logprobs"
-    assert not [path for names in (chat, text) for path in names if path.startswith("asked.")]
+    assert not [path for names in (chat, text) for path in names if path.startswith("request.")]

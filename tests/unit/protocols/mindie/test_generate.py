@@ -187,7 +187,7 @@ def test_a_list_is_measured_as_it_was_written(desk: Any) -> None:
         ({"priority": 5}, "priority", 204),
         ({"timeout": 3}, "timeout", 3.0),
         ({"temperature": 0.5, "do_sample": False}, "sampling.temperature", 0.0),
-        ({"batch_size": 100}, "choices", 1),
+        ({"batch_size": 100}, "choice_count", 1),
     ],
 )
 def test_a_parameter(desk: Any, parameters: Any, path: str, value: Any) -> None:

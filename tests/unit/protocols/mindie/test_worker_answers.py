@@ -325,7 +325,8 @@ def test_a_stream_that_just_stops(data: bytes) -> None:
     [
         ('{"error":"Failed to get engine response.","error_type":"Incomplete Generation"}',
          WorkerFailed),
-        ('{"error":"Parameter top_k wrong.","error_type":"Input Validation Error"}', UnsupportedFeature),
+        ('{"error":"Parameter top_k wrong.","error_type":"Input Validation Error"}',
+         UnsupportedFeature),
         ('{"error":"The service has been stopped.","error_type":"Service Unavailable"}',
          Overloaded),
         ('{"error":"busy","error_type":"overloaded"}', RateLimitExceeded),
@@ -406,7 +407,7 @@ def test_what_is_said_to_clients_is_read_from_workers(
     one = desk(profile)
     path = "/v2/models/m/generate_stream" if stream else "/v2/models/m/generate"
     request = text(stream=stream, response_options=ResponseOptions(timing=True), client_id="r")
-    encoder = one.encoder(path, one.dialect.encode(request).body)
+    encoder = one.encoder(path, one.dialect.encode_request(request).body)
     events: list[Event] = [
         *(
             Timing(queue=0.5, prefill=2.0, batch_size=4),
@@ -470,7 +471,7 @@ def test_a_conversations_stream() -> None:
     ).encode()
 
     for want in (ResponseOptions(), ResponseOptions(usage="none")):
-        assert both(chat(want=want), data) == [
+        assert both(chat(response_options=want), data) == [
             *(
                 TALKED,
                 ReasoningDelta("hm"),

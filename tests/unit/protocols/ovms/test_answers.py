@@ -51,7 +51,8 @@ def whole(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
 
 def hello(reason: FinishReason = "eos") -> list[Event]:
     return [
-        StreamStart(2), TextDelta("Hello"), TextDelta(" world"), TextDelta("!"), ChoiceEnd(reason), USED, StreamEnd()
+        StreamStart(2), TextDelta("Hello"), TextDelta(" world"), TextDelta("!"), ChoiceEnd(reason),
+         USED, StreamEnd()
     ]  # fmt: skip
 
 

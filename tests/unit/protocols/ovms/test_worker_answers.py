@@ -129,14 +129,17 @@ ANSWERS: list[tuple[str, str, Request, str, list[Event]]] = [
      [SERVED, TextDelta("Hé"), TextDelta("llo"), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()]),
     ("completion", TEXT_STREAM, PROMPT, "2026",
      [SERVED, TextDelta("c"), TextDelta("d"), ChoiceEnd("length"), StreamEnd()]),
-    ("early", EARLY_STREAM, CHAT, "2024", [SERVED, TextDelta("He"), TextDelta("y"), ChoiceEnd("eos"), StreamEnd()]),
+    ("early", EARLY_STREAM, CHAT, "2024",
+     [SERVED, TextDelta("He"), TextDelta("y"), ChoiceEnd("eos"), StreamEnd()]),
     ("calls", CALLED, CHAT, "2026",
-     [SERVED, ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, "{}"), ChoiceEnd("tool_calls"), StreamEnd()]),
+     [SERVED, ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, "{}"), ChoiceEnd("tool_calls"),
+      StreamEnd()]),
     ("no reason that is known", HANDSHAKE + frame(piece("a", "unknown")) + DONE, CHAT, "2026",
      [SERVED, TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
     ("whole", whole(HELLO, usage=USAGE), CHAT, "2026",
      [SERVED, TextDelta("Hello", tokens=3), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()]),
-    ("early, whole", whole(HELLO), CHAT, "2024", [SERVED, TextDelta("Hello"), ChoiceEnd("eos"), StreamEnd()]),
+    ("early, whole", whole(HELLO), CHAT, "2024",
+     [SERVED, TextDelta("Hello"), ChoiceEnd("eos"), StreamEnd()]),
     ("thoughts", whole({"message": {"content": "b", "reasoning_content": "a"}}), CHAT, "2026",
      [SERVED, ReasoningDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]),
     (
@@ -161,7 +164,8 @@ ANSWERS: list[tuple[str, str, Request, str, list[Event]]] = [
         VECTORS,
         EMBED,
         "2026",
-        [ResponseMetadata(), Embedding(0, (1.0, 2.0)), Embedding(1, (1.0, 2.0)), Usage(4), StreamEnd()],
+        [ResponseMetadata(), Embedding(0, (1.0, 2.0)), Embedding(1, (1.0, 2.0)), Usage(4),
+         StreamEnd()],
     ),
 ]  # fmt: skip
 
@@ -217,7 +221,8 @@ def said(inner: str) -> bytes:
 
 LONG = "Number of prompt tokens: 20 exceeds model max length: 8"
 FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
-    (400, said("temperature out of range(0.0, 2.0)"), UnsupportedFeature, "^temperature out of range"),
+    (400, said("temperature out of range(0.0, 2.0)"), UnsupportedFeature,
+     "^temperature out of range"),
     (400, said(LONG), ContextTooLong, f"^{LONG}$"),
     (
         400,
@@ -227,7 +232,9 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     ),
     (400, said("Input length exceeds pipeline capabilities: 9 > 8"), ContextTooLong, "^Input"),
     (400, said("Input length exceeds the maximum allowed length"), ContextTooLong, "^Input"),
-    (400, errors.encode_error_body(errors.build_graph_error_text("Input length 9 longer than allowed 8", errors.EMBEDDING_NODE)),
+    (400,
+     errors.encode_error_body(errors.build_graph_error_text("Input length 9 longer than allowed 8",
+      errors.EMBEDDING_NODE)),
      ContextTooLong, "^Input"),
     (400, said("Wrong endpoint. Allowed endpoints: /v3/x"), WorkerFailed, "gateway's path"),
     (400, b'{"error":"Invalid request URL"}', WorkerFailed, "gateway's path"),

@@ -200,17 +200,22 @@ def test_only_the_name_is_replaced() -> None:
     [
         ((b'{"text_output":["a","b"],"finish_reason":["length"],"num_input_tokens":3,'
          b'"num_output_tokens":[1,1]}'),
-         [StreamStart(3), TextDelta("ab", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()]),
-        (b'{"text_output":"a","num_output_tokens":4}', [TextDelta("a", tokens=4), ChoiceEnd("unknown"),
+         [StreamStart(3), TextDelta("ab", tokens=2), ChoiceEnd("length"), Usage(3, 2),
+          StreamEnd()]),
+        (b'{"text_output":"a","num_output_tokens":4}',
+         [TextDelta("a", tokens=4), ChoiceEnd("unknown"),
          StreamEnd()]),
         (b'{"text_output":"a","num_input_tokens":-1,"finish_reason":"cancelled"}',
          [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
-        (b'{"text_output":"a","finish_reason":"None"}', [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
-        (b'{"text_output":"a","finish_reason":7}', [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
+        (b'{"text_output":"a","finish_reason":"None"}',
+         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
+        (b'{"text_output":"a","finish_reason":7}',
+         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
         (b'{"id":"i","model_name":"m","TEXT":"abcde","logprobs":"x","N":[1,null]}',
          [TextDelta("abcde1", tokens=2), ChoiceEnd("unknown"), StreamEnd()]),
         (b'{"TEXT":[]}', [ChoiceEnd("unknown"), StreamEnd()]),
-        (b'{"TEXT":"\xff","X":NaN}', [TextDelta("\ufffdnan", tokens=1), ChoiceEnd("unknown"), StreamEnd()]),
+        (b'{"TEXT":"\xff","X":NaN}',
+         [TextDelta("\ufffdnan", tokens=1), ChoiceEnd("unknown"), StreamEnd()]),
     ],
 )  # fmt: skip
 def test_what_an_answer_tells_is_recorded(told: bytes, events: list[Event]) -> None:

@@ -380,7 +380,7 @@ def test_a_flag_counts_however_its_name_is_spelt(client: Any, flag: str, more: s
 def test_parameters_may_stand_in_their_own_object(client: Any) -> None:
     body = {"text_input": 'a "b"', "stream": True, "parameters": {"max_tokens": 5, "top_k": 3}}
     call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
-    found = client.dialect.decode(call)
+    found = client.dialect.decode_request(call)
 
     assert found.stopping.max_tokens == 5
     assert found.stream

@@ -85,7 +85,8 @@ STREAMS: dict[str, tuple[str, str, Any]] = {
                            [*A_B, ChoiceEnd("eos"), StreamEnd()]),
     "a list of one": ("vllm", sse(told(["a"], ["None"], [1]), told(["b"], ["length"], [1])), ENDED),
     "one event": ("trtllm", sse(said("a b", num_output_tokens=2, num_input_tokens=3)),
-                  [StreamStart(3), TextDelta("a b", tokens=2), ChoiceEnd("unknown"), Usage(3, 2), StreamEnd()]),
+                  [StreamStart(3), TextDelta("a b", tokens=2), ChoiceEnd("unknown"), Usage(3, 2),
+                   StreamEnd()]),
     "windows newlines": ("plain", sse(said("a"), said("b")).replace("\n", "\r\n"), BARE),
     "no blank": ("plain", sse(said("a"), said("b")).replace("data: ", "data:"), BARE),
     "comments and fields": ("plain", ": hi\n\nevent: x\nid: 1\n" + sse(said("a"), said("b")), BARE),
@@ -119,7 +120,8 @@ WHOLES: dict[str, tuple[str, str, Any]] = {
         '{"id":"42","model_name":"vllm_like","model_version":"1","text_output":"hi w0 w1"}',
         [TextDelta("hi w0 w1", tokens=2), ChoiceEnd("unknown"), StreamEnd()],
     ),
-    "told": ("vllm", json.dumps(told("a b", "length", 2)), [TextDelta("a b", tokens=2), ChoiceEnd("length"),
+    "told": ("vllm", json.dumps(told("a b", "length", 2)),
+     [TextDelta("a b", tokens=2), ChoiceEnd("length"),
                                                            StreamEnd()]),
     "counted": ("vllm", json.dumps(told("a b", "length", 2, num_input_tokens=3)),
                 [TextDelta("a b", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()]),
@@ -130,7 +132,8 @@ WHOLES: dict[str, tuple[str, str, Any]] = {
     "an error that is none": ("vllm", json.dumps(told("a", "stop", error=None)),
                               [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
     "no text": ("vllm", json.dumps(told("", "stop", 0)), [ChoiceEnd("eos"), StreamEnd()]),
-    "spaces": ("vllm", f" \r\n{json.dumps(told('a', 'stop'))}\n", [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
+    "spaces": ("vllm", f" \r\n{json.dumps(told('a', 'stop'))}\n",
+     [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
     "byte order mark": ("vllm", "\ufeff" + json.dumps(told("a", "stop")),
                         [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
     "in pieces all the same": ("vllm", sse(told("a"), told("b", "length")), ENDED),
@@ -193,7 +196,8 @@ def test_several_choices() -> None:
         TextDelta("c", 0), ChoiceEnd("length", 0), StreamEnd(),
     ]  # fmt: skip
     assert read(json.dumps(told(["a", "b"], ["stop", "length"], [1, 2])), asked(WHOLE, n=2)) == [
-        TextDelta("a", 0), ChoiceEnd("eos", 0), TextDelta("b", 1, tokens=2), ChoiceEnd("length", 1), StreamEnd(),
+        TextDelta("a", 0), ChoiceEnd("eos", 0), TextDelta("b", 1, tokens=2),
+         ChoiceEnd("length", 1), StreamEnd(),
     ]  # fmt: skip
 
 
@@ -220,7 +224,8 @@ def test_running_usage() -> None:
     wire = sse(told("a", num_input_tokens=3), told("b", "length", 2, num_input_tokens=3))
 
     assert read(wire, request) == [
-        StreamStart(3), TextDelta("a"), Usage(3, 1), TextDelta("b", tokens=2), ChoiceEnd("length"), Usage(3, 3), StreamEnd(),
+        StreamStart(3), TextDelta("a"), Usage(3, 1), TextDelta("b", tokens=2), ChoiceEnd("length"),
+         Usage(3, 3), StreamEnd(),
     ]  # fmt: skip
 
 
