@@ -1,13 +1,13 @@
-"""The dialects this gateway speaks. To add one: one module, one line below.
+"""The wire protocols of the gateway. A new protocol needs one folder and one line below.
 
-A name maps to ``module:class`` and not to the class, so that a gateway imports only the dialects
-that its configuration mounts. A class is called with a profile (a release or flavour of the
-dialect; the first of its ``profiles`` is the default). What it gives is a ``Dialect`` of
-``protocols.core.interfaces`` where clients may speak it, and a ``WorkerDialect`` where workers do; most
-are both.
+A name maps to ``module:class`` instead of the class, so that a gateway imports only the protocols
+that its configuration uses. The class takes a profile (a release or flavour of the protocol; the
+first of its ``profiles`` is the default). An instance is a ``ClientAdapter`` of
+``protocols.core.interfaces`` if clients can use the protocol, and an ``UpstreamAdapter`` if workers
+can; most are both.
 """
 
-DIALECTS = {
+PROTOCOLS = {
     "openai": "protocols.openai:OpenAI",
     "databricks": "protocols.databricks:Databricks",
     "triton": "protocols.triton:Triton",
@@ -15,3 +15,4 @@ DIALECTS = {
     "ovms": "protocols.ovms:OVMS",
     "tgi": "protocols.tgi:TGI",
 }
+"""``module:class`` of each adapter, by the protocol's name."""

@@ -29,10 +29,10 @@ _NUMBER_TYPES = (int, float)
 class Param(Struct, frozen=True, kw_only=True):
     """One parameter. ``field`` is its path in the internal request, such as ``sampling.top_k``.
 
-    The range is ``minimum`` to ``maximum``, without ``minimum`` itself where ``exclusive_minimum`` is set and without
-    ``maximum`` where ``exclusive_maximum`` is. A value in ``disabled_values`` means that the feature is not used.
-    ``default`` is what the dialect promises to a client that says nothing: it is documentation, and
-    is materialised only where a target would do otherwise.
+    The range is ``minimum`` to ``maximum``, without the limit itself if ``exclusive_minimum`` or
+    ``exclusive_maximum`` is set. A value in ``disabled_values`` turns the feature off. ``default``
+    is the protocol's documented default: it is set in a request only where targets would use
+    another.
     """
 
     wire: str
@@ -319,7 +319,7 @@ def clamp_value(row: Param, got: Any) -> Any:
 
 
 def build_parameter_support(table: Iterable[Param]) -> dict[str, ParameterSupport]:
-    """What a worker with this table takes, for ``protocols.core.loss.find_unsupported_parameters``."""
+    """The support of a worker with this table, for ``find_unsupported_parameters``."""
     return {p.field: ParameterSupport(p.wire, p.minimum, p.maximum, p.loss_reason) for p in table}
 
 

@@ -23,7 +23,7 @@ from gateway.config.registry import ProtocolRegistry
 from gateway.observability.metrics.catalog import METRIC_GROUPS
 from gateway.runtime.build import build_backend
 from gateway.runtime.gateway import build_services
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 
 
 @click.command()
@@ -48,7 +48,7 @@ def main(folder: Path, *, check: bool) -> None:
 
 def generate_pages() -> Mapping[str, str]:
     """Every page by its file name."""
-    registry = ProtocolRegistry(DIALECTS)
+    registry = ProtocolRegistry(PROTOCOLS)
     every = [
         ProtocolProfiles(
             name,

@@ -12,7 +12,7 @@ import click
 from msgspec import Struct
 
 from gateway.config.registry import ProtocolRegistry, describe_type_mismatch
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.interfaces import UpstreamAdapter
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class _Limits(Struct, frozen=True):
 
 @click.command()
 @click.argument("url")
-@click.option("--protocol", required=True, type=click.Choice(tuple(DIALECTS)))
+@click.option("--protocol", required=True, type=click.Choice(tuple(PROTOCOLS)))
 @click.option("--profile", help="The worker's profile; otherwise the protocol's default.")
 @click.option(
     "--set",
@@ -112,7 +112,7 @@ def check_url(url: str) -> None:
 
 def parse_options(protocol: str, profile: str | None, pairs: Sequence[str]) -> dict[str, Any]:
     """The settings of a protocol from ``NAME=VALUE``. Raises BadParameter, also for the profile."""
-    registry = ProtocolRegistry(DIALECTS)
+    registry = ProtocolRegistry(PROTOCOLS)
     profiles = registry.get_profiles(protocol)
     if profile not in (None, *profiles):
         names = ", ".join(profiles)
@@ -135,7 +135,7 @@ def _make_adapter(
     protocol: str, profile: str | None, options: dict[str, Any], fields: Sequence[str]
 ) -> UpstreamAdapter:
     """The adapter that a pool would use. Raises BadParameter."""
-    registry = ProtocolRegistry(DIALECTS)
+    registry = ProtocolRegistry(PROTOCOLS)
     if fields:
         if not registry.accepts_param(protocol, "fields"):
             raise click.BadParameter(f"{protocol} has no use for --field")
@@ -205,7 +205,7 @@ def _report(
                 click.echo(report.format_row(result, width))
 
     asyncio.run(collect())
-    profile = given["profile"] or ProtocolRegistry(DIALECTS).get_profiles(protocol)[0]
+    profile = given["profile"] or ProtocolRegistry(PROTOCOLS).get_profiles(protocol)[0]
     worker = report.ProbedWorker(given["url"].rstrip("/"), protocol, profile, given["model"])
     if given["write"] is not None:
         given["write"].write_text(report.encode_unsupported_parameters(worker, results), "utf-8")

@@ -35,7 +35,7 @@ from gateway.config.schema import (
 from gateway.config.types import RateValue, Secret, format_rate
 from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 
 # What a configuration leaves unsaid, said.
 
@@ -149,7 +149,7 @@ def _load(text: str, filename: str, env: Mapping[str, str], *, insecure: bool) -
     reader = ConfigDecoder(complaints, env)
     config: Config = reader.decode_document(compose_yaml(text, complaints), _CONFIG_TYPE)
     files = frozenset(file for path, file in reader.files.items() if not _is_worker_list(path))
-    dialects = ProtocolRegistry(DIALECTS)
+    dialects = ProtocolRegistry(PROTOCOLS)
     if is_set(config):
         validate.validate_config(
             config,
@@ -193,7 +193,7 @@ def load_worker_list(
     )
     if is_set(found):
         validate.check_listed_workers(
-            found, ValidationContext(complaints, reader.locations, ProtocolRegistry(DIALECTS))
+            found, ValidationContext(complaints, reader.locations, ProtocolRegistry(PROTOCOLS))
         )
     if complaints.issues:
         raise ConfigError(filename, complaints.issues)

@@ -41,7 +41,7 @@ from gateway.config.types import (
     WeightsPath,
     WorkerUrl,
 )
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 
 # Base classes.
 
@@ -585,7 +585,7 @@ class ModelConfig(ConfigSection, frozen=True):
     """
 
     extra_field: ClassVar[str] = "options"
-    extra_keys: ClassVar[frozenset[str]] = frozenset(DIALECTS)
+    extra_keys: ClassVar[frozenset[str]] = frozenset(PROTOCOLS)
 
     aliases: tuple[ModelAlias, ...] = ()
     backend: NonEmptyStr | None = None

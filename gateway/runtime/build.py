@@ -36,7 +36,7 @@ from gateway.routing.router import (
 )
 from gateway.routing.rules import RouteConditions, RouteRule
 from gateway.runtime.process import compute_max_clients
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.catalog import ModelInfo
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -159,7 +159,7 @@ def load_symbol(reference: str) -> Any:
 
 def build_adapter(name: str, profile: str | None, options: Mapping[str, Any]) -> ClientAdapter:
     """The dialect of this name and profile."""
-    return cast("ClientAdapter", load_symbol(DIALECTS[name])(profile, **options))
+    return cast("ClientAdapter", load_symbol(PROTOCOLS[name])(profile, **options))
 
 
 def build_mount(dialect: schema.ListenerProtocolConfig) -> AdapterMount:
@@ -220,7 +220,7 @@ def list_backend_models(backend: str, config: schema.Config) -> list[str]:
 
 def needs_model_discovery(pool: schema.PoolConfig) -> bool:
     """Whether a pool's workers are asked about the models that they are to serve."""
-    return issubclass(load_symbol(DIALECTS[pool.protocol]), ModelMetadataReader)
+    return issubclass(load_symbol(PROTOCOLS[pool.protocol]), ModelMetadataReader)
 
 
 def build_upstream_adapter(pool: schema.PoolConfig) -> ClientAdapter:

@@ -224,7 +224,8 @@ def _build_parameter_message(error: InvalidParameter, param: Param) -> str:
             return _build_range_message(error, param)
         case "type":
             expected = _TYPE_TEXTS[param.type]
-            return f"Invalid type for '{at}': expected {expected}, but got {describe_type(got)} instead."
+            actual = describe_type(got)
+            return f"Invalid type for '{at}': expected {expected}, but got {actual} instead."
         case "value":
             names = ", ".join(f"'{name}'" for name in param.choices)
             return f"Invalid value: '{_shorten_value(got)}'. Supported values are: {names}."

@@ -56,11 +56,10 @@ from protocols.core.request import (
 )
 from protocols.params import Param, ParamTable
 
-# What our own workers take: all that the internal request holds of how a text is made.
+# --- our own workers ------------------------------------------------------------------------------
 #
-# ``interlingua worker`` reads with ``OWN`` in the place of what OpenAI's clients send. The names are
-# vLLM 0.32's where it has them, the ranges those of the internal request, and so a gateway before
-# such a worker clamps nothing, and loses only what the engine itself would not heed.
+# They take every generation parameter of the internal request, in its full range, so that a gateway
+# in front of them clamps nothing. The names are those of vLLM 0.32 where it has the parameter.
 
 _WORKER_PARAMS: Final = (
     Param(wire="watermark", field="sampling.watermark", type="bool"),
@@ -133,11 +132,11 @@ def select_written_params(table: tuple[Param, ...]) -> tuple[Param, ...]:
     )
 
 
-# What the workers that speak this dialect take, by profile.
+# --- worker profiles ------------------------------------------------------------------------------
 #
-# Sources: OpenAI's specification 2.3.0; vLLM 0.32's and SGLang's protocol modules; llama.cpp's
-# server (tools/server); for our own workers, ``own``. A worker's row gives the range that the worker
-# takes: what lies outside is clamped, and reported.
+# Sources: OpenAI's specification 2.3.0; the protocol modules of vLLM 0.32 and SGLang; llama.cpp's
+# server (tools/server). A row gives the range that the worker accepts: a value outside it is
+# clamped and reported.
 
 
 class WorkerProfile(Struct, frozen=True, kw_only=True):

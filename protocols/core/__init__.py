@@ -1,4 +1,4 @@
-"""The internal model that protocols, backends and the router share. No I/O; stdlib and msgspec only.
+"""The internal model that protocols, backends and the router share. No I/O; msgspec only.
 
 request       the one internal request
 events        the events that answer it
@@ -10,5 +10,4 @@ stop_strings  the filter for stop strings
 catalog       the models as listing endpoints see them
 restricted    an adapter without parameters that workers do not support
 interfaces    ClientAdapter, UpstreamAdapter and their optional capabilities
-types         the names of request and events in one place
 """

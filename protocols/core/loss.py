@@ -41,8 +41,8 @@ class ParameterSupport(Struct, frozen=True):
 
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _ALWAYS_SUPPORTED = frozenset(
-    {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id", "labels",
-     "extra", "source", "timeout", "encoding", "templating.mode", "legacy_functions",
+    {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id",
+     "labels", "extra", "source", "timeout", "encoding", "templating.mode", "legacy_functions",
      "tool_choice", *(f"response_options.{name}" for name in ResponseOptions.__struct_fields__)}
 )  # fmt: skip
 """What every target carries in some way, what is ours alone, and what is judged on its own."""

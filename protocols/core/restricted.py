@@ -76,7 +76,7 @@ class RestrictedAdapter:
         if isinstance(adapter, SupportsCancel):
             self.encode_cancel = adapter.encode_cancel
         if isinstance(adapter, SupportsPassthrough):
-            self.prepare_passthrough = partial(self._relay, adapter)
+            self.prepare_passthrough = partial(self._prepare_passthrough, adapter)
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
@@ -101,14 +101,14 @@ class RestrictedAdapter:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._adapter.create_decoder(self._restrict(request))
 
-    def _relay(
+    def _prepare_passthrough(
         self,
         adapter: SupportsPassthrough,
         client: ClientAdapter,
         call: ClientRequest,
         about: ResponseContext,
     ) -> PassthroughRequest | None:
-        """See ``protocols.core.interfaces.SupportsPassthrough``. Unsupported parameters need a translation."""
+        """See ``SupportsPassthrough``. A request with unsupported parameters is translated."""
         relay = adapter.prepare_passthrough(client, call, about)
         if relay is None:
             return None

@@ -211,7 +211,7 @@ class Databricks:
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``protocols.core.interfaces.SupportsPassthrough``: for clients whose order of roles is not checked."""
+        """See ``SupportsPassthrough``. Only for clients whose order of roles is not checked."""
         if not isinstance(client, Databricks) or client._role_rules == "strict":  # noqa: SLF001
             return None
         try:

@@ -71,10 +71,10 @@ from protocols.databricks.responses import RESPONSE_STYLE
 from protocols.json_body import decode_value
 from protocols.params import Param
 
-# What serving endpoints take of a gateway's request.
+# --- parameters -----------------------------------------------------------------------------------
 #
-# Source: the reference of the Foundation Model REST API. The service refuses a field that it does not
-# name, ``stream_options`` among them; what else a client sends has its place in ``extra_params``.
+# Source: the reference of the Foundation Model REST API. The service rejects unknown fields,
+# ``stream_options`` among them; other fields of a client go into ``extra_params``.
 
 EFFORT_MAPPING = {"minimal": "low", "xhigh": "high", "max": "high"}
 """The nearest of those that are known, for the others."""
@@ -367,12 +367,12 @@ def map_worker_error(
     return errors.map_worker_error(status, fault, retry_after)
 
 
-# A client's own bytes for serving endpoints. See ``protocols.chat.passthrough``.
+# --- pass-through ---------------------------------------------------------------------------------
 #
-# A call goes to a path of the kind that it came by: what becomes of a prompt is not the same on those
-# of OpenAI's clients. Where the path names the model the body does not. Only what the reference names
-# goes along: all else has its place in ``extra_params``, where the long way puts it, and
-# ``stream_options`` the service refuses.
+# See ``protocols.chat.passthrough``. A request keeps the kind of path that it arrived on, because
+# the OpenAI-compatible paths treat prompts differently. A body has no model where the path names
+# it. Only fields of the reference pass: a translation puts others into ``extra_params``, and the
+# service rejects ``stream_options``.
 
 _INVALID_NAMES: Final = ("", ".", "..")
 """What no path can name."""

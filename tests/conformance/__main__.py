@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gateway.cli.probe import check_url, parse_options
 from gateway.config.registry import ProtocolRegistry
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from tests.conformance.cases import KEY, Case, Mismatch, ProtocolSetup, cases_of, play
 
 Outcome = Literal["passed", "failed", "not applicable"]
@@ -42,7 +42,7 @@ class CaseResult(Struct, frozen=True):
 
 @click.command()
 @click.argument("url")
-@click.option("--protocol", required=True, type=click.Choice(tuple(DIALECTS)))
+@click.option("--protocol", required=True, type=click.Choice(tuple(PROTOCOLS)))
 @click.option("--profile", help="The protocol's profile on that gateway; otherwise the default.")
 @click.option(
     "--set",
@@ -79,7 +79,7 @@ def main(
     """
     check_url(url)
     setup = ProtocolSetup(
-        profiles=ProtocolRegistry(DIALECTS).get_profiles(protocol),
+        profiles=ProtocolRegistry(PROTOCOLS).get_profiles(protocol),
         profile=profile,
         options=parse_options(protocol, profile, options),
         alone=alone,

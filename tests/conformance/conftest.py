@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway.config.registry import ProtocolRegistry
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from tests.conformance import cases
 from tests.conformance.cases import Case, ProtocolSetup, Response
 from tests.conftest import CONFORMANCE, Serve
@@ -24,7 +24,7 @@ def configuration(protocol: str, case: Case) -> tuple[str, str]:
     Raises LookupError: a case that nothing there meets would never be played by a user either.
     """
     config: dict[str, Any] = yaml.safe_load(CONFORMANCE)
-    profiles = ProtocolRegistry(DIALECTS).get_profiles(protocol)
+    profiles = ProtocolRegistry(PROTOCOLS).get_profiles(protocol)
     for listener in config["listeners"]:
         for name, prefix, setup in mounts(listener, profiles):
             if name == protocol and not setup.missing(case):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.config.registry import ProtocolRegistry
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from tests.conformance.cases import cases_of
 from tests.conftest import ANYWHERE, CONFORMANCE
 from tests.socket.test_command import Command
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 Outcomes = dict[str, str]
 
 ROOT = Path(__file__).parents[2]
-SPOKEN = [name for name in DIALECTS if ProtocolRegistry(DIALECTS).serves_clients(name)]
+SPOKEN = [name for name in PROTOCOLS if ProtocolRegistry(PROTOCOLS).serves_clients(name)]
 """Those that clients speak."""
 
 

@@ -17,7 +17,7 @@ from tests.cross.script import PLAYS, Wish
 from tests.cross.stage import Stage
 from tests.cross.workers.rows import WORKERS
 
-DIALECTS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"})
+PROTOCOLS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"})
 
 
 def configuration(url: str) -> bytes:
@@ -41,7 +41,7 @@ def configuration(url: str) -> bytes:
             models[f"{name}-{play}"] = {"backend": pool, "model": play}
     return json.encode(
         {
-            "listeners": [{"address": "127.0.0.1:0", "protocols": DIALECTS}],
+            "listeners": [{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
             "limits": {"drain_timeout": "1s"},
             "backends": backends,
             "models": models,

@@ -12,12 +12,12 @@ from docs.generate.configuration import configuration_page
 from docs.generate.markdown import number
 from docs.generate.protocols import ProtocolProfiles, errors_page, parameter_row, worker_tables
 from gateway.config.registry import ProtocolRegistry
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
 from protocols.core.request import GenerationRequest, Request
 from protocols.params import Param, ParamTableProvider
 
-SPOKEN = list(filter(ProtocolRegistry(DIALECTS).serves_clients, DIALECTS))
+SPOKEN = list(filter(ProtocolRegistry(PROTOCOLS).serves_clients, PROTOCOLS))
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
 
@@ -69,7 +69,7 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SPOKEN)
 def test_every_dialect_shows_its_tables(name: str) -> None:
-    dialects = ProtocolRegistry(DIALECTS)
+    dialects = ProtocolRegistry(PROTOCOLS)
     for profile in dialects.get_profiles(name):
         dialect = dialects.create_adapter(name, profile, {})
         assert isinstance(dialect, ParamTableProvider)
@@ -153,7 +153,7 @@ FATES = {
 
 
 def test_what_becomes_of_a_field() -> None:
-    dialects = ProtocolRegistry(DIALECTS)
+    dialects = ProtocolRegistry(PROTOCOLS)
     spoken = [ProtocolProfiles("ovms", {"2026": dialects.create_adapter("ovms", None, {})})]
     text, vectors = worker_tables(spoken, {"narrow": Narrow()}).split("### Embeddings")
 
@@ -178,7 +178,7 @@ def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
 
 
 def test_a_text_with_marks_of_code_stays_one() -> None:
-    dialects = ProtocolRegistry(DIALECTS)
+    dialects = ProtocolRegistry(PROTOCOLS)
     page = errors_page(
         [ProtocolProfiles("openai", {"openai": dialects.create_adapter("openai", None, {})})]
     )

@@ -72,7 +72,7 @@ def raw(*replies: Reply, probed: bytes = WELL) -> ScriptedWorker:
 
 TIMEOUTS = {"connect": "2s", "first_token": "10s", "idle": "10s", "total": "30s"}
 POOL = {"protocol": "openai", "profile": "vllm", "policy": "round_robin"}
-DIALECTS = ["openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"}]
+PROTOCOLS = ["openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"}]
 
 
 def configuration(
@@ -84,7 +84,7 @@ def configuration(
     """A gateway in every dialect before workers of these URLs. ``pool`` as in the file."""
     times = TIMEOUTS | dict(timeouts or {})
     told: dict[str, Any] = {
-        "listeners": [{"address": "127.0.0.1:0", "protocols": DIALECTS}],
+        "listeners": [{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
         "limits": {"drain_timeout": "1s"} | dict(limits or {}),
         "defaults": {"timeouts": times},
         "backends": {"pool": POOL | {"workers": workers, "timeouts": times} | pool},

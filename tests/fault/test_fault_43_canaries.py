@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.cross.clients import CLIENTS
-from tests.cross.conftest import DIALECTS
+from tests.cross.conftest import PROTOCOLS
 from tests.cross.script import Wish
 from tests.fakes import ScriptedWorker
 from tests.fault.gateways import GatewayProcess, written
@@ -65,7 +65,7 @@ def bodies(model: str) -> Iterator[tuple[str, Any]]:
 
 def configuration(worker: str, usage: Path) -> str:
     return written(
-        listeners=[{"address": "127.0.0.1:0", "protocols": DIALECTS}],
+        listeners=[{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
         backends={
             "says": {"kind": "echo"},
             "fails": {"kind": "echo", "fail": {"mode": "error"}},

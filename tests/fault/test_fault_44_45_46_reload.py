@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.fault.fronts import CLIENTS, DIALECTS, POOL, TIMEOUTS, Client, until
+from tests.fault.fronts import CLIENTS, POOL, PROTOCOLS, TIMEOUTS, Client, until
 from tests.fault.gateways import GatewayProcess, written
 from tests.fault.history import Heard, History, read_logs
 from tests.fault.load import Load
@@ -42,7 +42,7 @@ NOT_FOUND: Mapping[str, tuple[int, bytes]] = {
     "ovms": (404, b"Mediapipe graph definition with requested name is not found"),
 }
 """How each dialect says that there is no such model."""
-LISTENER = {"address": "127.0.0.1:0", "protocols": DIALECTS}
+LISTENER = {"address": "127.0.0.1:0", "protocols": PROTOCOLS}
 
 
 def served(worker: str, **parts: Any) -> str:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gateway.cli import main
-from tests.fault.fronts import DIALECTS, until
+from tests.fault.fronts import PROTOCOLS, until
 from tests.fault.gateways import GatewayProcess, written
 from tests.fault.history import History, read_logs
 from tests.fault.load import Load
@@ -288,7 +288,7 @@ async def test_48_one_process_is_killed_and_the_others_go_on(tmp_path: Path) -> 
         text = written(
             backends={"p": pool},
             models={"m": {"backend": "p"}},
-            listeners=[{"address": "127.0.0.1:0", "protocols": DIALECTS}],
+            listeners=[{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
         )
         async with two(tmp_path, text) as gateway, Load(gateway.port) as load:
             over = asyncio.Event()

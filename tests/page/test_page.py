@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from tests.page.conftest import ADMIN_KEY, CANARY, KEY, Gateway
 
 VIEWS = ["Status", "Requests", "Playground", "Configuration", "API"]
@@ -98,7 +98,7 @@ def test_every_dialect_can_be_asked_in_pieces_and_whole(page: Page) -> None:
     page.get_by_label("Most tokens").fill("2")
     page.get_by_label("Temperature").fill("0.5")
     spoken = {way.split(" · ")[0] for way in ways}
-    assert spoken == DIALECTS.keys() - {"tgi"}  # which workers alone speak
+    assert spoken == PROTOCOLS.keys() - {"tgi"}  # which workers alone speak
 
     for stream in (True, False):
         page.get_by_label("Stream").set_checked(stream)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.interfaces import Deadline, RequestContext
 from gateway.runtime.build import build_adapter, load_symbol
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core import errors
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
@@ -31,7 +31,7 @@ ABOUT = ResponseContext("r", 1_700_000_000, "m", "1", "w", CONTEXT.clock)
 
 def every_profile() -> Iterator[Any]:
     """Each dialect that clients speak, in each of its profiles."""
-    for name, reference in DIALECTS.items():
+    for name, reference in PROTOCOLS.items():
         kind = load_symbol(reference)
         for profile in kind.profiles if hasattr(kind, "read_routing_info") else ():
             yield pytest.param(build_adapter(name, profile, {}), id=f"{name}-{profile}")

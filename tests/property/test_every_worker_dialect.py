@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.routing.paths import AdapterMount, PathRouter
 from gateway.runtime.build import build_adapter, load_symbol
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import WorkerError
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
@@ -45,7 +45,7 @@ ABOUT = ResponseContext("r", 1, "m", "1", "w", clock)
 
 def every_profile() -> Iterator[Any]:
     """Those that clients speak, too: these can say what a worker of theirs would."""
-    for name, reference in DIALECTS.items():
+    for name, reference in PROTOCOLS.items():
         for profile in load_symbol(reference).profiles:
             dialect = build_adapter(name, profile, {})
             if hasattr(dialect, "encode") and hasattr(dialect, "read_routing_info"):

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.config.registry import ProtocolRegistry
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint
 from tests.conftest import CONFORMANCE, Running, Serve
 from tests.serving import serving
 
-REGISTERED = ProtocolRegistry(DIALECTS)
+REGISTERED = ProtocolRegistry(PROTOCOLS)
 CHAT = "/v1/chat/completions"
 ADMIN = ["/metrics", "/-/live", "/-/ready", "/-/workers", "/-/config", "/-/reload", "/-/drain"]
 OPERATORS = [

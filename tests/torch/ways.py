@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.interfaces import ClientRequest, Endpoint
 from protocols.core.request import GenerationRequest
 from protocols.params import Param
@@ -105,7 +105,7 @@ class Way(Struct, frozen=True):
 def ways() -> Iterator[Way]:
     """All of them; of profiles that read the same rows at the same place only the first."""
     known: list[tuple[str, str, tuple[Param, ...]]] = []
-    for name, where in DIALECTS.items():
+    for name, where in PROTOCOLS.items():
         module, _, kind = where.partition(":")
         family = getattr(import_module(module), kind)
         options = {"model": "m"} if name == "mindie" else {}

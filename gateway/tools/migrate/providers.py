@@ -12,7 +12,7 @@ from msgspec import Struct
 from gateway.config import types
 from gateway.config.registry import ProtocolRegistry
 from gateway.tools.migrate.yaml_file import Env, NoteCollector, SourceValue, UnsupportedEntry
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 
 _SLASHES: Final = 2
 """The slashes before the host."""
@@ -158,7 +158,7 @@ def _parse_base(where: SourceValue, text: str, provider: Provider) -> tuple[str,
     except ValueError as error:
         raise UnsupportedEntry(where, f"the address {error}") from None
     roots = (
-        ProtocolRegistry(DIALECTS)
+        ProtocolRegistry(PROTOCOLS)
         .create_adapter(provider.dialect, provider.profile, {})
         .path_prefixes
     )

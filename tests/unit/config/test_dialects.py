@@ -55,7 +55,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
         "mindie": "demanding:Mute",
         "ovms": "there.is.no.such.module:X",
     }
-    monkeypatch.setattr("gateway.config.loader.DIALECTS", names)
+    monkeypatch.setattr("gateway.config.loader.PROTOCOLS", names)
 
 
 def complaints(mount: str, model: str = "backend: a") -> list[str]:
@@ -124,7 +124,7 @@ def test_without_listeners_there_is_only_what_clients_speak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = {"openai": "demanding:Demanding", "mindie": "demanding:Mute"}
-    monkeypatch.setattr("gateway.config.loader.DIALECTS", names)
+    monkeypatch.setattr("gateway.config.loader.PROTOCOLS", names)
     config = load_text("backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n", "g", env={})
     assert [one.name for one in config.listeners[0].protocols] == ["openai"]
 

@@ -19,7 +19,7 @@ from gateway.config.schema import (
     TimeoutsConfig,
 )
 from gateway.config.yaml_reader import MAX_DEPTH, MAX_NODES, decode_utf8
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 
 LISTENERS = 'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
 ECHO = "backends: {a: {kind: echo}}\n"
@@ -188,7 +188,7 @@ def test_without_listeners_every_dialect_is_served_on_this_machine_at_a_path_of_
     config = load_text(ECHO + CHAT, "g.yaml", env={})
     (listener,) = config.listeners
     assert listener.address == "127.0.0.1:8000"
-    spoken = filter(ProtocolRegistry(DIALECTS).serves_clients, DIALECTS)
+    spoken = filter(ProtocolRegistry(PROTOCOLS).serves_clients, PROTOCOLS)
     assert {one.name for one in listener.protocols} == set(spoken)
     mounts = [{"name": one.name, "prefix": one.prefix or None} for one in listener.protocols]
     text = msgspec.json.encode(

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.config.registry import ProtocolRegistry
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import (
     ModelMetadataReader,
@@ -43,7 +43,7 @@ EVERYTHING = GenerationRequest(
 
 
 def adapter(name: str, profile: str | None = None) -> UpstreamAdapter:
-    return cast("UpstreamAdapter", ProtocolRegistry(DIALECTS).create_adapter(name, profile, {}))
+    return cast("UpstreamAdapter", ProtocolRegistry(PROTOCOLS).create_adapter(name, profile, {}))
 
 
 def restricted(*parameters: str, profile: str | None = "vllm") -> RestrictedAdapter:
@@ -122,7 +122,7 @@ def test_removing_parameters_leaves_the_rest_alone() -> None:
     assert remove_parameters(EVERYTHING, ["logprobs", "logprobs.top"]).logprobs is None  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", PROTOCOLS)
 def test_optional_capabilities_of_an_adapter_stay(name: str) -> None:
     plain = adapter(name)
     limited = RestrictedAdapter(plain, ("n",))
@@ -138,7 +138,7 @@ class Client:
     def __init__(self, decoded: GenerationRequest | None) -> None:
         self._decoded = decoded
 
-    def decode(self, call: Any) -> GenerationRequest:
+    def decode_request(self, call: Any) -> GenerationRequest:
         del call
         if self._decoded is None:
             raise MalformedRequest("no JSON")
@@ -158,9 +158,9 @@ def test_bytes_are_passed_on_that_say_nothing_of_it(
 ) -> None:
     relay = object()
     plain: Any = adapter("openai")
-    plain.relay = lambda *_: relay
+    plain.prepare_passthrough = lambda *_: relay
     limited: Any = RestrictedAdapter(plain, ("sampling.top_k",))
 
-    assert (limited.relay(Client(decoded), None, None) is relay) is passed_on
-    plain.relay = lambda *_: None
+    assert (limited.prepare_passthrough(Client(decoded), None, None) is relay) is passed_on
+    plain.prepare_passthrough = lambda *_: None
     assert RestrictedAdapter(plain, ()).prepare_passthrough(Client(decoded), None, None) is None  # type: ignore[arg-type]

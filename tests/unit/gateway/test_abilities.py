@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gateway.emulation.planner import plan_emulation
 from gateway.routing.requirements import find_missing_requirements
 from gateway.runtime.build import build_adapter, load_symbol
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
@@ -101,7 +101,7 @@ def test_only_counted_tokens_are_too_many(
 
 
 def every_worker() -> Iterator[Any]:
-    for name, reference in DIALECTS.items():
+    for name, reference in PROTOCOLS.items():
         for profile in load_symbol(reference).profiles:
             dialect = build_adapter(name, profile, {})
             if hasattr(dialect, "encode_request"):

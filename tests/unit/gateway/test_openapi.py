@@ -10,7 +10,7 @@ import pytest
 
 from gateway.http_server.openapi import build_document
 from gateway.routing.paths import AdapterMount
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint, OpenApiFragment, OpenApiProvider
 
 ANSWER = {"responses": {"200": {"description": "."}}}
@@ -40,13 +40,13 @@ def mounted(dialect: Any, prefix: str = "") -> AdapterMount:
 
 
 def kind(name: str) -> Any:
-    module, _, attribute = DIALECTS[name].partition(":")
+    module, _, attribute = PROTOCOLS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 EVERY = [
     (name, profile)
-    for name in sorted(DIALECTS)
+    for name in sorted(PROTOCOLS)
     if hasattr(kind(name), "read_routing_info")
     for profile in kind(name).profiles
 ]

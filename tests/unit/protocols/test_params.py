@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw, json
 
-from protocols import DIALECTS
+from protocols import PROTOCOLS
 from protocols.core.errors import InvalidParameter
 from protocols.core.request import (
     SECTIONS,
@@ -153,9 +153,9 @@ def test_what_stands_for_no_field_of_a_request_is_none_of_its_fields() -> None:
     assert values.get_section("labels") == {"user": "a", "session": "b"}
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_row_has_a_field_to_be_read_into(name: str) -> None:
-    module, _, kind = DIALECTS[name].partition(":")
+    module, _, kind = PROTOCOLS[name].partition(":")
     made = getattr(import_module(module), kind)()
     tables = made.param_tables if isinstance(made, ParamTableProvider) else {}
     apart = ("request", "extra", "labels")

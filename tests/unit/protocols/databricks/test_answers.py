@@ -29,7 +29,8 @@ PATH = "/serving-endpoints/ep-ab/invocations"
 HI = [{"role": "user", "content": "say hi"}]
 DIALECT = Databricks()
 HELLO: list[Event] = [
-    StreamStart(2), TextDelta("Hello"), TextDelta(" world"), TextDelta("!"), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()
+    StreamStart(2), TextDelta("Hello"), TextDelta(" world"), TextDelta("!"), ChoiceEnd("eos"),
+    Usage(2, 3), StreamEnd()
 ]  # fmt: skip
 
 
@@ -59,7 +60,8 @@ def test_a_chat(make: Any, about: ResponseContext) -> None:
 
 def test_calls(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
-        ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, '{"x":1}'), ChoiceEnd("tool_calls"), StreamEnd()
+        ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, '{"x":1}'), ChoiceEnd("tool_calls"),
+        StreamEnd()
     ]  # fmt: skip
     assert (
         b'"message":{"role":"assistant","content":null,"tool_calls":[{"id":"c1",'
@@ -70,7 +72,8 @@ def test_calls(make: Any, about: ResponseContext) -> None:
 
 def test_thoughts_and_logprobs(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
-        ReasoningDelta("hm"), TextDelta("Hi", logprobs=(TokenLogprob("Hi", -0.5),)), ChoiceEnd("length"), StreamEnd()
+        ReasoningDelta("hm"), TextDelta("Hi", logprobs=(TokenLogprob("Hi", -0.5),)),
+        ChoiceEnd("length"), StreamEnd()
     ]  # fmt: skip
     body = msgspec.json.decode(whole(encoder(make, about, messages=HI, logprobs=True), events))
     choice = body["choices"][0]
@@ -122,7 +125,8 @@ def test_a_stream_tells_usage_as_it_was_asked_to(make: Any, about: ResponseConte
 def test_nothing_but_data_in_a_stream(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, messages=HI, stream=True, n=2)
     events: list[Event] = [
-        TextDelta("a", 0), TextDelta("b", 1), ReasoningDelta("c", 0), ToolCallStart(1, 0, "c1", "f"), ChoiceEnd("eos", 0),
+        TextDelta("a", 0), TextDelta("b", 1), ReasoningDelta("c", 0),
+        ToolCallStart(1, 0, "c1", "f"), ChoiceEnd("eos", 0),
         ChoiceEnd("tool_calls", 1), Usage(1, 2), StreamEnd(),
     ]  # fmt: skip
     data = of.encode_events(events)
@@ -146,7 +150,8 @@ def test_an_error_in_a_stream_has_the_shape_that_clients_raise_on(
 def test_completions(make: Any, about: ResponseContext) -> None:
     of = encoder(make, about, prompt=["a", "b"])
     events: list[Event] = [
-        TextDelta("x", 0), ChoiceEnd("eos", 0), TextDelta("y", 1), ChoiceEnd("length", 1), Usage(2, 2), StreamEnd()
+        TextDelta("x", 0), ChoiceEnd("eos", 0), TextDelta("y", 1), ChoiceEnd("length", 1),
+        Usage(2, 2), StreamEnd()
     ]  # fmt: skip
     assert whole(of, events) == (
         b'{"id":"cmpl-r1","object":"text_completion","created":1716825108,"model":"llama-3-8b",'
@@ -158,7 +163,8 @@ def test_completions(make: Any, about: ResponseContext) -> None:
 
 TWICE: list[Event] = [
     TextDelta("w", 0), ChoiceEnd("eos", 0), TextDelta("x", 1), ChoiceEnd("eos", 1),
-    TextDelta("y", 2), ChoiceEnd("eos", 2), TextDelta("z", 3), ChoiceEnd("length", 3), Usage(2, 4), StreamEnd(),
+    TextDelta("y", 2), ChoiceEnd("eos", 2), TextDelta("z", 3), ChoiceEnd("length", 3), Usage(2, 4),
+    StreamEnd(),
 ]  # fmt: skip
 
 
@@ -200,7 +206,8 @@ def test_an_index_of_a_conversation_is_its_choices(make: Any, about: ResponseCon
 def test_echo_comes_first_and_suffix_last(make: Any, about: ResponseContext) -> None:
     """The gateway puts both around the backend's events; here they are only written."""
     events: list[Event] = [
-        PromptEcho(0, "a"), TextDelta("Hi"), TextDelta("<e>", tokens=0), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()
+        PromptEcho(0, "a"), TextDelta("Hi"), TextDelta("<e>", tokens=0), ChoiceEnd("eos"),
+        Usage(1, 1), StreamEnd()
     ]  # fmt: skip
     said: dict[str, Any] = {"prompt": "a", "echo": True, "suffix": "<e>"}
     assert b'"text":"aHi<e>"' in whole(encoder(make, about, **said), events)

@@ -94,12 +94,14 @@ TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
         set(),
     ),
     (
-        chat(stopping=StopConditions(max_tokens=5), provided_fields=frozenset({"max_completion_tokens"})),
+        chat(stopping=StopConditions(max_tokens=5),
+             provided_fields=frozenset({"max_completion_tokens"})),
         {"max_tokens": 5},
         set(),
     ),
     (
-        chat(sampling=SamplingParams(temperature=3.0, top_p=0.0), stopping=StopConditions(max_tokens=0)),
+        chat(sampling=SamplingParams(temperature=3.0, top_p=0.0),
+             stopping=StopConditions(max_tokens=0)),
         {"temperature": 2.0, "top_p": 1e-6, "max_tokens": 1},
         {("sampling.temperature", "clamped"), ("sampling.top_p", "clamped"),
          ("stopping.max_tokens", "clamped")},

@@ -85,15 +85,19 @@ ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
     ("no usage", BEGUN + frame({"content": "llo"}, "length") + DONE, CHAT,
      [*SAID[:3], ChoiceEnd("length"), StreamEnd()]),
     ("thoughts in a list", frame({"role": "assistant", "content": THOUGHT}) + frame({}, "stop")
-     + DONE, CHAT, [SERVED, ReasoningDelta("a", signature="s"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]),
+     + DONE, CHAT,
+     [SERVED, ReasoningDelta("a", signature="s"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]),
     ("whole", whole({"index": 0, "message": {"role": "assistant", "content": "Hi"},
                      "finish_reason": "stop"}),
      CHAT, [SERVED, TextDelta("Hi", tokens=3), ChoiceEnd("eos"), USED, StreamEnd()]),
     ("two prompts", whole({"index": 0, "text": "x", "finish_reason": "stop"},
                           {"index": 1, "text": "y", "finish_reason": "length"}),
-     PROMPTS, [SERVED, TextDelta("x"), ChoiceEnd("eos"), TextDelta("y", 1, 2), ChoiceEnd("length", 1), USED, StreamEnd()]),
+     PROMPTS,
+     [SERVED, TextDelta("x"), ChoiceEnd("eos"), TextDelta("y", 1, 2), ChoiceEnd("length", 1), USED,
+      StreamEnd()]),
     ("embeddings", VECTORS, EMBED,
-     [ResponseMetadata("gte", id="c1"), Embedding(1, (1.0, 1.5)), Embedding(0, (0.0, 1.5)), Usage(4), StreamEnd()]),
+     [ResponseMetadata("gte", id="c1"), Embedding(1, (1.0, 1.5)), Embedding(0, (0.0, 1.5)),
+      Usage(4), StreamEnd()]),
     (
         "an echo",
         whole({"index": 0, "text": "ab", "finish_reason": "stop"}),
@@ -150,7 +154,8 @@ def told(code: str, message: str = "the text") -> bytes:
 
 
 FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
-    (400, told("BAD_REQUEST", 'Bad request: json: unknown field "x"'), UnsupportedFeature, "unknown"),
+    (400, told("BAD_REQUEST", 'Bad request: json: unknown field "x"'), UnsupportedFeature,
+     "unknown"),
     (400, told("INVALID_PARAMETER_VALUE"), UnsupportedFeature, "the text"),
     (400, told("MALFORMED_REQUEST"), UnsupportedFeature, "the text"),
     (400, told("BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"),

@@ -162,10 +162,25 @@ def _one(**row: Any) -> Param:
 @pytest.mark.parametrize(
     ("worker", "client", "right", "wrong"),
     [
-        (_one(type="int", high=2**64), _one(type="int", low=1), "9", "0"),
-        (_one(type="float", high=1), _one(type="float", high=1, below_high=True), "0.5", "1"),
-        (_one(type="float", high=0.5), _one(type="float", high=1, below_high=True), "0.5", "0.6"),
-        (_one(type="float", low=0, above_low=True), _one(type="float", low=0), "1", "0"),
+        (_one(type="int", maximum=2**64), _one(type="int", minimum=1), "9", "0"),
+        (
+            _one(type="float", maximum=1),
+            _one(type="float", maximum=1, exclusive_maximum=True),
+            "0.5",
+            "1",
+        ),
+        (
+            _one(type="float", maximum=0.5),
+            _one(type="float", maximum=1, exclusive_maximum=True),
+            "0.5",
+            "0.6",
+        ),
+        (
+            _one(type="float", minimum=0, exclusive_minimum=True),
+            _one(type="float", minimum=0),
+            "1",
+            "0",
+        ),
         (_one(type="strings", max_items=1), _one(type="strings"), '["a"]', '["a","b"]'),
         (_one(type="strings"), _one(type="strings", max_items=1), '["a"]', '["a","b"]'),
     ],

@@ -8,7 +8,9 @@ from protocols.chat.params import CHAT_PARAMS, find_param, remove_params, replac
 
 
 def test_a_row_is_changed_and_the_others_are_not() -> None:
-    table = replace_params(CHAT_PARAMS, temperature={"high": 1.0}, top_p={"above_low": True})
+    table = replace_params(
+        CHAT_PARAMS, temperature={"maximum": 1.0}, top_p={"exclusive_minimum": True}
+    )
     assert [param.wire for param in table] == [param.wire for param in CHAT_PARAMS]
     assert (
         find_param(table, "temperature").maximum,
