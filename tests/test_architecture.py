@@ -343,12 +343,9 @@ def test_a_class_name_means_one_thing() -> None:
 
 
 def targets(node: ast.AST) -> list[ast.expr]:
-    match node:
-        case ast.Assign():
-            return node.targets
-        case ast.AnnAssign():
-            return [node.target]
-    return []
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign) else []
 
 
 def defined_names(path: Path) -> Iterator[tuple[int, str]]:

@@ -36,7 +36,7 @@ def configuration(protocol: str, case: Case) -> tuple[str, str]:
 def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, ProtocolSetup]]:
     """Name, prefix and setup of each protocol of a listener."""
     found = []
-    for one in listener["dialects"]:
+    for one in listener["protocols"]:
         options = dict(one) if isinstance(one, dict) else {"name": one}
         name, prefix = options.pop("name"), options.pop("prefix", "")
         setup = ProtocolSetup(

@@ -327,7 +327,7 @@ class ShadowResult(Protocol):
         """The class of the error, or ""."""
 
 
-class ShadowPair(Protocol):
+class ComparedRequest(Protocol):
     """A client's request and its shadow, both ended."""
 
     @property
@@ -345,7 +345,7 @@ class ShadowCollector(Collector):
     def __init__(self) -> None:
         self._counts = {name: Counter[tuple[str, ...]]() for name in _SHADOW_COUNTERS}
 
-    def record_shadow(self, shadowed: ShadowPair) -> None:
+    def record_shadow(self, shadowed: ComparedRequest) -> None:
         """One has ended, and so has its original."""
         shadow = shadowed.shadow
         arm = shadow.model, shadow.version

@@ -446,7 +446,7 @@ async def test_what_is_reported_of_a_worker() -> None:
     bad, good = pool.report_workers()
 
     assert (bad.url, bad.state, bad.in_flight, bad.limit) == ("http://w0:1", "out", 1, 4)
-    assert (bad.back_in, bad.error) == (10.0, "cut")
+    assert (bad.back_in, bad.error) == (10.0, "disconnect")
     assert bad.latency is not None
     assert (good.state, good.in_flight, good.back_in, good.error) == ("up", 0, None, "")
     assert (good.latency, good.weight) == (None, 1)
