@@ -43,7 +43,7 @@ def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, Pro
             profiles=profiles,
             profile=options.pop("profile", None),
             options=options,
-            alone=len(listener["dialects"]) == 1,
+            alone=len(listener["protocols"]) == 1,
         )
         found.append((name, prefix, setup))
     return found
