@@ -348,7 +348,8 @@ def targets(node: ast.AST) -> list[ast.expr]:
             return node.targets
         case ast.AnnAssign():
             return [node.target]
-    return []
+        case _:
+            return []
 
 
 def defined_names(path: Path) -> Iterator[tuple[int, str]]:
