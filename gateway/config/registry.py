@@ -17,7 +17,7 @@ _TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
 }
 
 

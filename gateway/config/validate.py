@@ -35,8 +35,8 @@ def check_listeners(config: Config, ground: ValidationContext, *, insecure: bool
         if config.admin.sha256 is None and not is_loopback(address):
             ground.add_issue(
                 where,
-                "whoever reaches this address could change the workers; "
-                "give the admin listener the sha256 of a key, or let it listen on 127.0.0.1",
+                "anyone who reaches this address could change the workers; "
+                "set the sha256 of an admin key, or listen on 127.0.0.1",
             )
     if not is_set(config.listeners):
         return
@@ -49,7 +49,7 @@ def check_listeners(config: Config, ground: ValidationContext, *, insecure: bool
             if not insecure and _has_no_auth(config) and not is_loopback(listener.address):
                 ground.add_issue(
                     (*path, "address"),
-                    "whoever reaches this address may use every model, since there are no keys; "
+                    "anyone who reaches this address may use every model, since there are no keys; "
                     "add keys, listen on 127.0.0.1, or start with --insecure-no-auth",
                 )
 
@@ -68,8 +68,8 @@ def _check_listen_address(
         if port and port == other_port and same:
             ground.add_issue(
                 path,
-                f"another listener has {other}:{other_port} already; "
-                "choose another port, or mount the dialects on one listener",
+                f"another listener uses {other}:{other_port} already; "
+                "choose another port, or serve the protocols on one listener",
             )
             return
     seen.append((host, port))
@@ -104,9 +104,7 @@ def check_fallbacks(models: Mapping[str, ModelConfig], ground: ValidationContext
                 )
             elif circle := _find_cycle(names[after], name, models, names):
                 way = " to ".join([name, *circle])
-                ground.add_issue(
-                    path, f"the fallbacks lead in a circle: {way}; leave one of them out"
-                )
+                ground.add_issue(path, f"the fallbacks form a cycle: {way}; remove one of them")
             else:
                 check_task(model, models[names[after]], path, ground)
 
@@ -185,7 +183,7 @@ def check_rate_limits(config: Config, ground: ValidationContext) -> None:
             asks = {owners.get(name, name) for name in key.models}
             for name in good:
                 if owners.get(name, name) not in asks:
-                    message = "the key may not ask for this model; remove it, or add it to models"
+                    message = "the key may not use this model; remove it, or add it to models"
                     ground.add_issue((*path, "models", name), message, key=True)
 
 
@@ -214,7 +212,7 @@ def _check_model_limits(
             message = f"there is no model {quote(name)}; {suggest_name(name, owners)}"
             ground.add_issue(at, message, key=True)
         elif (owner := owners.get(name, name)) in good:
-            message = f"is {quote(good[owner])} again, which has limits already; keep one"
+            message = f"is {quote(good[owner])} again, which already has limits; keep one"
             ground.add_issue(at, message, key=True)
         else:
             good[owner] = name
@@ -264,10 +262,10 @@ class _RouteValidator:
             return
         if use.model is None and use.version is None:
             self._context.add_issue(
-                path, "the rule leads nowhere; give it a model, a version, or both"
+                path, "the route has no target; give it a model, a version, or both"
             )
         elif use.model == _WILDCARD_MODEL:
-            message = "it takes names that no model has, and here there is none; name a model"
+            message = "the wildcard model cannot be a target; name a model"
             self._context.add_issue((*path, "model"), message)
         elif self._check_name(use.model, self._owners, "there is no model", (*path, "model")):
             asked = rule.when.model if is_set(rule.when) else ""
@@ -308,7 +306,7 @@ class _RouteValidator:
         names = " and ".join(f"routes[{n}]" for n in sorted(takers))
         self._context.add_issue(
             path,
-            f"the rule is never followed: all that it is for goes by {names} before; "
+            f"the route never matches: {names} match all its requests before; "
             "move it up, or remove it",
         )
 
@@ -327,7 +325,7 @@ class _RouteValidator:
 
     def _check_version(self, version: str, name: str | None, path: ConfigPath) -> None:
         if name is None:
-            message = "whose version? say for which model the rule is: when: {model: NAME}"
+            message = "the model of this version is unknown; add when: {model: NAME}"
             self._context.add_issue(path, message)
             return
         model = (self._models or {}).get((self._owners or {}).get(name, ""))
@@ -346,7 +344,7 @@ class _RouteValidator:
         if not self._context.check_client_protocol(name, None, path):
             return False
         if self._listener_protocols is not None and name not in self._listener_protocols:
-            message = f"no listener speaks {name}, so the rule is never followed"
+            message = f"no listener serves {name}, so the route never matches"
             self._context.add_issue(
                 path, f"{message}; {suggest_name(name, self._listener_protocols)}"
             )
@@ -370,7 +368,7 @@ class _RouteValidator:
         if key is None or self._owners is None:
             return True
         if when.tag is not None and when.tag not in key.tags:
-            message = f"the key {quote(key.name)} has no such tag, so the rule is never followed"
+            message = f"the key {quote(key.name)} has no such tag, so the route never matches"
             self._context.add_issue((*path, "tag"), message)
             return False
         asks = {self._owners.get(one, one) for one in key.models or ()}
@@ -379,8 +377,8 @@ class _RouteValidator:
             and when.model not in (None, _WILDCARD_MODEL)
             and self._owners[when.model] not in asks
         ):
-            message = f"the key {quote(key.name)} may not ask for this model, so the rule is "
-            self._context.add_issue((*path, "model"), message + "never followed")
+            message = f"the key {quote(key.name)} may not use this model, so the route "
+            self._context.add_issue((*path, "model"), message + "never matches")
             return False
         return True
 
@@ -506,8 +504,8 @@ def _check_shadow_version(
     ):
         return
     if {version for version, weight in model.resolve_weights().items() if weight} == {to}:
-        message = "every request goes to this version already, and none of those is copied"
-        ground.add_issue(path, f"{message}; name another, or share the traffic with a split")
+        message = "every request goes to this version already, so there is nothing to mirror"
+        ground.add_issue(path, f"{message}; name another version, or add a split")
 
 
 _FULL_PERCENTAGE = 100
@@ -544,7 +542,7 @@ def validate_config(config: Config, ground: ValidationContext, *, insecure: bool
 def _check_pool(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
     health = pool.health.path if is_set(pool.health) else None
     if is_set(health) and health is not None and not health.startswith("/"):
-        message = "is no path; write it as /health, as it follows a worker's URL"
+        message = "is not a path; write it as /health: it is appended to the worker's URL"
         ground.add_issue((*path, "health", "path"), message)
     if is_set(pool.workers):
         _check_workers(pool.workers, (*path, "workers"), ground)
@@ -561,23 +559,21 @@ def _check_workers(
         at = (*path, n)
         where = [name for name in _SOURCES if getattr(worker, name) is not None]
         if len(where) != 1:
-            ground.add_issue(
-                at, f"a worker is told by one of {join_names(_SOURCES)}; give exactly one"
-            )
+            ground.add_issue(at, f"a worker needs one of {join_names(_SOURCES)}; give exactly one")
         elif is_set(worker.url) and worker.url is not None:
             first = seen.setdefault(worker.url, n)
             if first != n:
-                message = f"this is workers[{first}] again; give that one a greater weight"
+                message = f"this is workers[{first}] again; increase the weight of that one"
                 ground.add_issue((*at, "url"), message)
             for name in _DISCOVERY:
                 if getattr(worker, name) != getattr(_DEFAULT_WORKER, name):
-                    message = "has no meaning beside url, which nobody looks up; remove it"
+                    message = "has no effect together with url; remove it"
                     ground.add_issue((*at, name), message, key=True)
         elif worker.dns is not None and worker.scheme == "https":
             ground.add_issue(
                 (*at, "scheme"),
-                "https needs a name to verify, and dns gives addresses; list the workers by url, "
-                "or find them by srv",
+                "https verifies a name, and dns gives only addresses; list the workers by url, "
+                "or use srv",
             )
 
 
@@ -586,7 +582,7 @@ def check_listed_workers(workers: Sequence[WorkerSourceConfig], ground: Validati
     _check_workers(workers, (), ground)
     for n, worker in enumerate(workers):
         if is_set(worker) and worker.url is None:
-            ground.add_issue((n,), "a file lists workers by url, and nothing else; give it one")
+            ground.add_issue((n,), "each worker in a file needs a url; add it")
 
 
 def _check_pool_tls(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
@@ -597,7 +593,7 @@ def _check_pool_tls(pool: PoolConfig, path: ConfigPath, ground: ValidationContex
         for one in pool.workers
     ]  # fmt: skip
     if pool.tls is not None and plain and all(plain):
-        message = "no worker is spoken to over TLS, so this has no effect"
+        message = "no worker uses TLS, so this has no effect"
         ground.add_issue(path, f"{message}; write https:// or remove it", key=True)
 
 
@@ -637,7 +633,7 @@ def _check_model(
             ground.add_issue((*path, "model"), message, key=True)
     elif not single:
         ground.add_issue(
-            path, "the model leads nowhere; give it a backend, or versions with backends"
+            path, "the model has no target; give it a backend, or versions with backends"
         )
     if model.backend is not None:
         _check_backend(model.backend, (*path, "backend"), backends, ground)
@@ -665,11 +661,11 @@ def _check_split(model: ModelConfig, path: ConfigPath, ground: ValidationContext
         if len(versions) > 1 and not any(map(is_numeric_version, versions)):
             weights = ", ".join(f'"{version}": 1' for version in versions)
             mend = f"give one a number, or add split: {{weights: {{{weights}}}}}"
-            message = f"nothing says which version gets the traffic; {mend}"
+            message = f"it is undefined which version gets the traffic; {mend}"
             ground.add_issue((*path, "versions"), message, key=True)
         return
     if not versions:
-        message = "there is nothing to split; it shares the traffic among versions"
+        message = "a split needs versions; add them, or remove it"
         ground.add_issue((*path, "split"), message, key=True)
     elif is_set(model.split.weights):
         _check_weights(model.split, versions, (*path, "split", "weights"), ground)
@@ -682,9 +678,9 @@ def _check_sticky(sticky: Sequence[str], path: ConfigPath, ground: ValidationCon
         if not is_set(source):
             continue
         if source in sticky[:n]:
-            ground.add_issue((*path, n), "stands here already; remove one of the two")
+            ground.add_issue((*path, n), "is listed twice; remove one")
         elif "address" in sticky[:n]:
-            message = "is never asked for, since every request has an address; put it before that"
+            message = "is never used, since every request has an address; move it before address"
             ground.add_issue((*path, n), message)
 
 
@@ -700,9 +696,9 @@ def _check_weights(
         return
     percent = [ground.get_raw_text((*path, version)).endswith("%") for version in split.weights]
     if not any(weights):
-        ground.add_issue(path, "every weight is 0, so no request gets anywhere; give one a weight")
+        ground.add_issue(path, "every weight is 0, so no version gets requests; increase one")
     elif all(percent) and sum(weights) != _FULL_PERCENTAGE:
-        ground.add_issue(path, f"the shares make {sum(weights)}%; they must make 100%")
+        ground.add_issue(path, f"the weights add up to {sum(weights)}%; they must add up to 100%")
     elif any(percent) and not all(percent):
         ground.add_issue(
             path, "some weights are percentages and some are not; write all in one way"
@@ -722,7 +718,7 @@ def _check_model_options(
         for key, value in given.items():
             at = (*path, name, key)
             if key not in takes:
-                message = f"{name} asks no {quote(key)} of a model; {suggest_name(key, takes)}"
+                message = f"{name} has no model option {quote(key)}; {suggest_name(key, takes)}"
                 ground.add_issue(at, message, key=True)
             elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
                 ground.add_issue(at, wrong)

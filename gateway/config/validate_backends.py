@@ -87,7 +87,7 @@ def _check_key_pair(tls: TlsConfig, path: ConfigPath, ground: ValidationContext)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(tls.cert, tls.key, password=str)  # or it would ask at the terminal
     except OSError as error:
-        mend = "give a chain in PEM, and the key that belongs to it, without a password"
+        mend = "give a certificate chain in PEM and its key, without a password"
         ground.add_issue(path, f"can't be used: {_tls_error(error)}; {mend}")
 
 
@@ -158,9 +158,9 @@ def _check_listener(
             method, where = taken[0]
             ground.add_issue(
                 at,
-                f"{method} {where} is {owners[taken[0]]}'s on this listener already; "
+                f"{method} {where} belongs to {owners[taken[0]]} on this listener already; "
                 f"give this one a prefix: {{name: {mount.name}, prefix: /{mount.name}}}, "
-                "or name it as a key's or a model's dialect",
+                "or set it as the protocol of a key or a model",
             )
         owners |= dict.fromkeys(paths - owners.keys(), mount.name)
 
@@ -223,7 +223,7 @@ def _check_pool_dialect(pool: PoolConfig, path: ConfigPath, ground: ValidationCo
             ground.add_issue(at, wrong)
     for key, parameter in (("chat_template", "renderer"), ("fields", "fields")):
         if getattr(pool, key) is not None and not ground.protocols.accepts_param(name, parameter):
-            ground.add_issue((*path, key), f"{name} has no use for it; remove it", key=True)
+            ground.add_issue((*path, key), f"{name} does not use it; remove it", key=True)
         elif key == "chat_template":
             _check_template(pool.chat_template, (*path, key), ground)
     if is_set(pool.workers):
@@ -239,7 +239,7 @@ def _check_roots(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) 
         end = urlsplit(worker.url).path
         root = next((root for root in roots if root.strip("/") and end.endswith(root)), None)
         if root is not None:
-            message = f"the dialect {pool.protocol} adds {root} itself; write the URL without it"
+            message = f"the protocol {pool.protocol} adds {root} itself; write the URL without it"
             ground.add_issue((*path, n, "url"), message)
 
 
@@ -272,7 +272,7 @@ def _check_unsupported_parameters(
         if is_set(name) and name not in PARAMETERS:
             at = (*path, "unsupported_parameters", n)
             shown = quote(ground.get_raw_text(at))
-            ground.add_issue(at, f"{shown} is no parameter of a request; {_suggestion(name)}")
+            ground.add_issue(at, f"{shown} is not a parameter of a request; {_suggestion(name)}")
 
 
 def _suggestion(name: str) -> str:
@@ -322,13 +322,13 @@ def _check_issuer_url(url: str, path: ConfigPath, ground: ValidationContext) -> 
     host = parts.hostname or ""
     if not host or parts.scheme not in ("http", "https") or parts.username is not None:
         ground.add_issue(
-            path, "is no URL of an issuer's; write it as https://login.example.com/realm"
+            path, "is not the URL of an issuer; write it as https://login.example.com/realm"
         )
         return
     address = parse_ip(host)
     here = host == "localhost" if address is None else address.is_loopback
     if parts.scheme == "http" and not here:
-        message = "whoever is on the way could put in keys of his own; write https://"
+        message = "the keys could be replaced on the way; write https://"
         ground.add_issue(path, message)
 
 
@@ -371,7 +371,7 @@ def _check_state_tls(state: SharedStateConfig, path: ConfigPath, ground: Validat
     if not is_set(state.tls) or state.tls is None:
         return
     if is_set(state.redis) and not state.redis.reveal().startswith("rediss://"):
-        message = "is for a Redis with TLS; write rediss:// in its URL, or remove this"
+        message = "applies only with TLS; write rediss:// in the URL, or remove this"
         ground.add_issue(path, message, key=True)
     _check_ca(state.tls, path, ground)
 
@@ -390,7 +390,7 @@ def _check_telemetry(config: Config, ground: ValidationContext) -> None:
     if is_set(metrics.push) and metrics.push is not None:
         _check_installed(modules, _OTLP, ("observe", "metrics", "push"), ground)
     if is_set(metrics.vllm_compat) and metrics.vllm_compat and config.admin is None:
-        message = "nobody could read it; give the gateway an admin listener: admin: {address: ...}"
+        message = "there is no admin listener to serve it; add one: admin: {address: ...}"
         ground.add_issue(("observe", "metrics", "vllm_compat"), message)
 
 
@@ -403,7 +403,7 @@ def _check_usage(config: Config, ground: ValidationContext) -> None:
         return
     path = ("observe", "usage")
     if (usage.sqlite is None) == (usage.postgres is None):
-        ground.add_issue(path, "rows are kept in one place: give either sqlite or postgres")
+        ground.add_issue(path, "give either sqlite or postgres, and not both")
     elif usage.postgres is not None:
         at = (*path, "postgres")
         if importlib.util.find_spec("asyncpg") is None:

@@ -61,17 +61,18 @@ class ValidationContext:
         names = self.protocols.names
         if name not in names:
             self.add_issue(
-                path, f"{quote(self.get_raw_text(path))} is no dialect; {suggest_name(name, names)}"
+                path,
+                f"{quote(self.get_raw_text(path))} is not a protocol; {suggest_name(name, names)}",
             )
             return False
         try:
             profiles = self.protocols.get_profiles(name)
         except ImportError as error:
-            self.add_issue(path, f"the dialect {name} can't be used here: {error}")
+            self.add_issue(path, f"the protocol {name} can't be used here: {error}")
             return False
         if profile is not None and is_set(profile) and profile not in profiles:
             shown = quote(self.get_raw_text(profile_path))
-            message = f"{shown} is no profile of {name}; {suggest_name(profile, profiles)}"
+            message = f"{shown} is not a profile of {name}; {suggest_name(profile, profiles)}"
             self.add_issue(profile_path, message)
             return False
         return is_set(profile)
@@ -83,6 +84,6 @@ class ValidationContext:
         if not self.check_protocol(name, profile, path, profile_path):
             return False
         if not self.protocols.serves_clients(name):
-            self.add_issue(path, f"no client is answered in {name}; it is for workers alone")
+            self.add_issue(path, f"{name} is for workers only, and not for clients")
             return False
         return True

@@ -20,20 +20,20 @@ MAX_NODES = 10_000
 
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _EMPTY_CONFIG_MESSAGE = (
-    "the configuration is empty; the least is a backend and a model, such as "
+    "the configuration is empty; it needs a backend and a model, such as "
     "{backends: {a: {kind: echo}}, models: {chat: {backend: a}}}"
 )
 _SYNTAX_HINTS = {
     "tab character": "indent with spaces",
     "cannot start any token": "put the value in quotes; indent with spaces",
-    "undefined alias": "write &name where it is first used; a text that starts with * needs quotes",
+    "undefined alias": "write &name where it is first used; quote a string that starts with *",
     "duplicate anchor": "give each anchor its own name",
     "another document": "keep one document in a file",
-    "mapping values are not allowed": "put a text that holds ': ' in quotes, or indent it less",
-    "expected ',' or": "add the comma or the bracket; a text that holds {, [ or , needs quotes",
+    "mapping values are not allowed": "quote a string that contains ': ', or indent it less",
+    "expected ',' or": "add the comma or the bracket; quote a string that contains {, [ or ,",
     "could not find expected ':'": "write key: value",
-    "expected key": "mend the indentation: what belongs together starts in one column",
-    "expected <block end>": "mend the indentation: what belongs together starts in one column",
+    "expected key": "correct the indentation: the keys of a section start in one column",
+    "expected <block end>": "correct the indentation: the keys of a section start in one column",
     "invalid Unicode character escape": "write the character itself",
     "while scanning a quoted scalar": "close the quotes",
 }
@@ -101,7 +101,7 @@ def _check_characters(text: str, complaints: IssueCollector) -> None:
     if bad:
         raise complaints.build_error(
             locate_index(text, bad.start()),
-            f"the character U+{ord(bad[0]):04X} has no place in a configuration; remove it",
+            f"the character U+{ord(bad[0]):04X} is not allowed in a configuration; remove it",
         )
 
 
@@ -124,7 +124,7 @@ def _check_bounds(text: str, complaints: IssueCollector) -> None:
             case yaml.AliasEvent():
                 mark = get_position(event.start_mark)
                 if any(one.anchor == event.anchor for one in stack):
-                    message = f"*{event.anchor} stands within what it names; write the value out"
+                    message = f"*{event.anchor} refers to itself; write the value out"
                     raise complaints.build_error(mark, message)
                 _close_node(
                     _OpenNode(mark, None, *anchors.get(str(event.anchor), (1, 1))), stack, anchors
@@ -151,13 +151,15 @@ def _check_size(stack: list[_OpenNode], complaints: IssueCollector) -> None:
         message = f"this is nested deeper than {MAX_DEPTH}; a configuration needs less than ten"
         raise complaints.build_error(inner.position, message)
     if sum(one.size for one in stack) > MAX_NODES:
-        message = f"there are more than {MAX_NODES} values, aliases written out; use fewer aliases"
+        message = (
+            f"there are more than {MAX_NODES} values, with aliases expanded; use fewer aliases"
+        )
         raise complaints.build_error(inner.position, message)
 
 
 def _describe_tag(tag: str) -> str:
     short = tag.replace("tag:yaml.org,2002:", "!!")
-    return f"the tag {quote(short)} has no meaning here; remove it (a text is put in quotes)"
+    return f"the tag {quote(short)} is not supported; remove it (strings are written in quotes)"
 
 
 # What a scalar says: the environment put in, and the type that YAML 1.2 gives it.
@@ -264,7 +266,7 @@ def _expand_reference(whole: str, inner: str | None, env: Mapping[str, str]) -> 
         return "$"
     named = _ENV_NAME.fullmatch(inner or "")
     if named is None:
-        raise ValueError(f"{quote(whole)} names nothing of the environment; {_ENV_HINT}")
+        raise ValueError(f"{quote(whole)} is not an environment variable; {_ENV_HINT}")
     name, sign, rest = named.groups()
     found = env.get(name)
     if sign is None and found is not None:
