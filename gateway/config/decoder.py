@@ -1,7 +1,7 @@
 """Nodes to the values of Structs, by walking the tree and the types side by side.
 
-Nothing stops at the first complaint: what can't be read is left UNSET, and the reading goes on. A
-result that came with complaints is good for nothing but finding more of them.
+Nothing stops at the first issue: what can't be read is left UNSET, and the reading goes on. A
+result that came with issues is good for nothing but finding more of them.
 """
 
 import os.path
@@ -69,12 +69,12 @@ _KIND_NAMES = {"int": "a number", "float": "a number", "bool": "true or false"}
 
 
 class ScalarDecoder:
-    """Reads what has no parts. Whatever can't be read is UNSET, after a complaint."""
+    """Reads what has no parts. Whatever can't be read is UNSET, after a issue."""
 
-    def __init__(self, complaints: IssueCollector, env: Mapping[str, str]) -> None:
-        self._issues = complaints
+    def __init__(self, issues: IssueCollector, env: Mapping[str, str]) -> None:
+        self._issues = issues
         self._env = env
-        self._folder = os.path.dirname(complaints.filename)  # noqa: PTH120 - "" is to stay ""
+        self._folder = os.path.dirname(issues.filename)  # noqa: PTH120 - "" is to stay ""
         if self._folder and not os.path.isabs(self._folder):  # noqa: PTH117
             self._folder = os.path.join(".", self._folder)  # noqa: PTH118 - plainly no hub's name
         self.files: dict[ConfigPath, str] = {}
@@ -126,7 +126,7 @@ class ScalarDecoder:
             self.files[path] = self._resolve_path(node.value)
 
     def decode_secret(self, node: yaml.Node, path: ConfigPath) -> Any:
-        """A text, ``{env: NAME}`` or ``{file: PATH}``. No complaint shows it."""
+        """A text, ``{env: NAME}`` or ``{file: PATH}``. No issue shows it."""
         if isinstance(node, yaml.ScalarNode):
             scalar = self._read_scalar(node, "a string", path)
             text, where = None if scalar is None else scalar.text, "this secret"
@@ -171,7 +171,7 @@ class ScalarDecoder:
         return os.path.join(self._folder, os.path.expanduser(path))  # noqa: PTH111, PTH118
 
     def _read_scalar(self, node: yaml.Node, wanted: str, path: ConfigPath) -> YamlScalar | None:
-        """A scalar with the environment put in. None after a complaint, and for null."""
+        """A scalar with the environment put in. None after a issue, and for null."""
         if not isinstance(node, yaml.ScalarNode):
             self._add_issue(node, f"must be {wanted}, not {describe_node(node)}", path)
             return None
@@ -206,7 +206,7 @@ def _describe_type(kind: types.Type) -> str:
 
 
 def _convert_scalar(scalar: YamlScalar, kind: types.Type) -> Any:
-    """The value. Raises ValueError with the whole complaint."""
+    """The value. Raises ValueError with the whole issue."""
     match kind:
         case types.StrType():
             return _convert_str(scalar, kind)
@@ -252,7 +252,7 @@ def _convert_float(scalar: YamlScalar, kind: types.FloatType) -> float:
         raise ValueError(f"must be a number, not the string {scalar.quoted_raw}; remove the quotes")
     found = yaml_reader.parse_scalar(scalar.text)
     if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - a complaint
+        raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - a issue
     if found < (kind.ge or 0) or found > (kind.le or found) or found == kind.gt:
         low = f"from {kind.ge:g}" if kind.gt is None else f"more than {kind.gt:g}, up"
         raise ValueError(f"must be {low} to {kind.le:g}, not {scalar.quoted_raw}")
@@ -295,9 +295,9 @@ class ConfigDecoder:
     ``files`` are those that the document names, by where it does.
     """
 
-    def __init__(self, complaints: IssueCollector, env: Mapping[str, str]) -> None:
-        self._issues = complaints
-        self._scalars = ScalarDecoder(complaints, env)
+    def __init__(self, issues: IssueCollector, env: Mapping[str, str]) -> None:
+        self._issues = issues
+        self._scalars = ScalarDecoder(issues, env)
         self.locations: dict[ConfigPath, SourceLocation] = {}
         self.files: Mapping[ConfigPath, str] = self._scalars.files
 

@@ -265,7 +265,7 @@ class ScalarType(Struct, frozen=True):
     format_value: Callable[[Any], Any] = str
     path_kind: Literal["", "always", "dotted", "written"] = ""
     is_secret: bool = False
-    """A complaint must not show the text, which may be the secret itself."""
+    """A issue must not show the text, which may be the secret itself."""
 
 
 def parse_duration(text: str) -> float:
