@@ -102,7 +102,7 @@ def _type(kind: Any) -> str:
 
 def _scalar(kind: Any) -> str:
     names: Mapping[Any, str] = {
-        types.StrType: "a text",
+        types.StrType: "a string",
         types.BoolType: "true or false",
         types.IntType: "a whole number",
         types.FloatType: "a number",

@@ -32,7 +32,7 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
     "--insecure-no-auth",
     "insecure",
     is_flag=True,
-    help="Take listeners beyond this machine although no keys are configured.",
+    help="Accept listeners on other addresses than loopback although no keys are configured.",
 )
 def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
     """Check the configuration FILE, without starting anything.
@@ -103,8 +103,8 @@ def schema() -> None:
 # ``interlingua diff``: what a reload would change.
 
 _ASSIGNMENTS: Final = {
-    "random": "  each request is sent by chance",
-    "reassigned": "  users are told apart by something else, and assigned anew",
+    "random": "  requests are assigned at random",
+    "reassigned": "  users are identified otherwise, and all are reassigned",
 }
 
 
@@ -116,10 +116,10 @@ _ASSIGNMENTS: Final = {
     "--insecure-no-auth",
     "insecure",
     is_flag=True,
-    help="Take listeners beyond this machine although no keys are configured.",
+    help="Accept listeners on other addresses than loopback although no keys are configured.",
 )
 def diff(old: str, new: str, *, as_json: bool, insecure: bool) -> None:
-    """Tell what differs between the configurations OLD and NEW.
+    """Show the differences between the configurations OLD and NEW.
 
     Names that are added (+), removed (-) or changed (~); which share of each model's users moves
     to another version; and what needs a restart.
@@ -143,7 +143,7 @@ def _load_config(file: str, *, insecure: bool) -> Config:
 
 
 def format_diff(found: ConfigDiff) -> Iterator[str]:
-    """It as a person reads it."""
+    """The lines that show a difference."""
     if found.is_empty:
         yield "no difference"
     if found.sections:

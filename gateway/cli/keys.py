@@ -1,4 +1,4 @@
-"""``interlingua keys``: API keys, of which the configuration knows only the digest."""
+"""``interlingua keys``: Manage API keys, which the configuration stores as SHA-256."""
 
 import hashlib
 import secrets
@@ -10,20 +10,20 @@ import msgspec
 from gateway.config.types import parse_name as check_name
 
 _KEY_PREFIX: Final = "il-"
-"""By which a key is known for one, wherever it turns up."""
+"""The prefix of every key, by which secret scanners recognize it."""
 _KEY_BYTES: Final = 32
 
 
 @click.group()
 def keys() -> None:
-    """API keys, of which the configuration knows only the digest."""
+    """Manage API keys, which the configuration stores as SHA-256."""
 
 
 @keys.command()
-@click.option("--name", help="Whose it is; left out, it is called by its digest.")
+@click.option("--name", help="The key's name; by default, derived from its digest.")
 @click.option("--json", "as_json", is_flag=True, help="Print the key and its digest as JSON.")
 def new(name: str | None, *, as_json: bool) -> None:
-    """Make a key, and the lines by which the configuration knows it.
+    """Create a key, and print its entry in the configuration.
 
     The key is shown this once and kept nowhere: 256 bits of chance, in letters that a URL, a header
     and a shell take as they are. The admin listener takes the digest, too: `admin: {sha256: …}`.

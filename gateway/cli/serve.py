@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from gateway.runtime.handover import SocketHandover
 
 
-# The life of a gateway in one process: from its start until it is told to stop.
+# A gateway in one process, from start to stop.
 
 
 class ServerProcess(Struct, frozen=True):
-    """What it begins with: see ``gateway.cli.serve.run_gateway``."""
+    """A gateway in this process. For the fields see ``run_gateway``."""
 
     initial_config: LoadedConfig
     load_config: LoadConfig
@@ -50,7 +50,7 @@ class ServerProcess(Struct, frozen=True):
     handover_path: str | None
 
     async def run(self) -> int:
-        """Serve until told to stop; gives the command's exit code. A second signal ends at once."""
+        """Serve until a signal to stop; a second one ends at once. Returns the exit code."""
         from gateway.runtime.gateway import (  # noqa: PLC0415 - a bad file needs none of it
             Gateway,
             build_services,
@@ -98,9 +98,9 @@ class ServerProcess(Struct, frozen=True):
     async def _start_gateway(
         self, app: "Gateway", heir: "SocketHandover | None", stopping: ShutdownSignal
     ) -> Sequence[str]:
-        """Take the place of the gateway that runs, if one does; gives the URLs.
+        """Start, taking over the sockets of a running gateway if there is one. Returns the URLs.
 
-        None where it was told to stop first. Raises OSError and WorkerError.
+        Returns none if a signal to stop came first. Raises OSError and WorkerError.
         """
         from gateway.runtime.handover import InheritedSockets  # noqa: PLC0415 - as above
 
@@ -120,14 +120,14 @@ class ServerProcess(Struct, frozen=True):
 async def _stop_after_handover(
     app: "Gateway", heir: "SocketHandover", stopping: asyncio.Event
 ) -> None:
-    """Leave the listeners to another once it serves, and stop."""
+    """Stop once a new process serves on the same sockets."""
     await heir.wait_for_successor()
     app.stop_accepting()
     stopping.set()
 
 
 async def _wait_for_start(starting: "asyncio.Task[list[str]]", stopping: asyncio.Event) -> bool:
-    """Wait for the start, or for the wish to stop, whichever comes first; whether it started."""
+    """Wait for the start or for a signal to stop. Returns whether the gateway started."""
     async with asyncio.TaskGroup() as tasks:
         wish = tasks.create_task(stopping.wait())
         await asyncio.wait({starting, wish}, return_when=asyncio.FIRST_COMPLETED)
@@ -140,11 +140,11 @@ async def _wait_for_start(starting: "asyncio.Task[list[str]]", stopping: asyncio
 
 
 _MAX_PROCESSES: Final = 256
-"""Processes, at most."""
+"""The largest number of processes."""
 
 
 def _parse_process_count(context: click.Context, option: click.Parameter, value: str) -> int:
-    """How many processes a person means."""
+    """The number of processes that ``value`` means."""
     del context, option
     if value == "auto":
         return len(os.sched_getaffinity(0))
@@ -155,12 +155,14 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
 
 @click.command()
 @click.argument("target", required=False)
-@click.option("--port", type=click.IntRange(0, 65535), help="Where to listen, without a file.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="The port to listen on; only without FILE."
+)
 @click.option(
     "--insecure-no-auth",
     "insecure",
     is_flag=True,
-    help="Listen beyond this machine although no keys are configured.",
+    help="Listen on other addresses than loopback although no keys are configured.",
 )
 @click.option(
     "--watch/--no-watch", default=True, show_default=True, help="Reload FILE when it changes."
@@ -170,22 +172,22 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
     default="1",
     show_default=True,
     callback=_parse_process_count,
-    help="How many share the work; auto: one for each core.",
+    help="Number of processes; auto: one per CPU core.",
 )
 @click.option(
     "--handover",
     metavar="SOCKET",
-    help="Take the place of the gateway that runs with this path, and wait there for the next.",
+    help="Socket path for an upgrade without downtime: take over from the process that uses it.",
 )
 @click.option("--log-level", default="info", show_default=True)
-def serve(target: str | None, port: int | None, log_level: str, **told: Any) -> None:
+def serve(target: str | None, port: int | None, log_level: str, **options: Any) -> None:
     """Serve a configuration (FILE), a worker (http://…), a local MODEL, or the built-in model.
 
-    A model is a folder, a hub's name or package:NAME. With nothing given, a small built-in model
-    answers where torch is installed, and an echo where it is not. The word conformance serves the
-    models of the conformance cases (tests/conformance in a checkout).
+    A model is a folder, a name on the Hugging Face hub, or package:NAME. Without TARGET, it serves
+    a small built-in model if torch is installed, and an echo otherwise. TARGET
+    "conformance" serves the models of the conformance cases (tests/conformance in a checkout).
 
-    Several processes share each limit of FILE, and one more looks after them.
+    Several processes share each limit of FILE, and a supervisor process restarts them.
 
     SIGHUP reloads FILE. SIGTERM and SIGINT stop the gateway when all running requests have ended;
     on SIGTERM it serves for limits.shutdown_delay first. To upgrade, run the same command with the
@@ -193,31 +195,31 @@ def serve(target: str | None, port: int | None, log_level: str, **told: Any) -> 
     requests have ended.
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    fetch, file = _make_fetcher(target, port, insecure=told["insecure"])
-    reading, watched = ConfigReader(fetch), file if told["watch"] else None
+    fetch, file = _make_fetcher(target, port, insecure=options["insecure"])
+    reading, watched = ConfigReader(fetch), file if options["watch"] else None
     try:
         first = reading()
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
-    if told["processes"] == 1:
-        sys.exit(run_gateway(first, reading, watched, handover=told["handover"]))
-    if told["handover"] is not None:
-        raise click.UsageError("--handover: only one process can take another's place")
+    if options["processes"] == 1:
+        sys.exit(run_gateway(first, reading, watched, handover=options["handover"]))
+    if options["handover"] is not None:
+        raise click.UsageError("--handover works only with one process")
     from gateway.multiprocess.supervisor import (  # noqa: PLC0415 - one process needs none
         ServePlan,
         run_supervisor,
     )
 
     sys.exit(
-        run_supervisor(ServePlan(first, reading, told["processes"], watched, log_level.upper()))
+        run_supervisor(ServePlan(first, reading, options["processes"], watched, log_level.upper()))
     )
 
 
 def _make_fetcher(
     what: str | None, port: int | None, *, insecure: bool
 ) -> tuple[ConfigFetcher, str | None]:
-    """What gives the configuration to serve, and its file if it is in one."""
+    """The source of the configuration, and its file if it has one."""
     if what is not None and Path(what).is_file() and not what.endswith(".gguf"):
         if port is not None:
             raise click.UsageError("--port: the file says where to listen")
@@ -261,16 +263,16 @@ def run_gateway(
     warmed: bool = False,
     handover: str | None = None,
 ) -> int:
-    """Serve ``first`` until told to stop; gives the command's exit code.
+    """Serve ``first`` until a signal to stop. Returns the exit code.
 
-    ``source`` reads it anew when asked to, or when the file ``watched`` changes. With ``warmed``
-    no port is opened before every backend is at its best, and none if one never will be.
+    ``source`` reloads the configuration on SIGHUP, or when the file ``watched`` changes. With
+    ``warmed`` the ports are opened only after every backend has warmed up.
     ``handover``: see ``gateway.runtime.handover``.
     """
     raise_fd_limit()
-    told = first.config.observe.access_log
+    settings = first.config.observe.access_log
     with (
-        open_access_log(told.buffer, exchanges=told.format != "off") as lines,
+        open_access_log(settings.buffer, exchanges=settings.format != "off") as lines,
         asyncio.Runner(loop_factory=get_loop_factory()) as runner,
     ):
         life = ServerProcess(first, source, watched, lines, warmed, handover)
@@ -282,47 +284,50 @@ def run_gateway(
 
 @click.command()
 @click.option(
-    "--model", "path", required=True, help="A folder, a .gguf file, a hub's name or package:NAME."
+    "--model",
+    "path",
+    required=True,
+    help="A folder, a .gguf file, a Hugging Face name or package:NAME.",
 )
-@click.option("--name", help="What the model is called; left out, what its place is called.")
+@click.option("--name", help="The model's public name; by default, the name of its folder or file.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8001, show_default=True)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:1.")
 @click.option("--dtype", default="auto", show_default=True)
 @click.option(
-    "--max-concurrency", type=int, default=16, show_default=True, help="Rows computed together."
+    "--max-concurrency", type=int, default=16, show_default=True, help="Sequences in a batch."
 )
-@click.option("--kv-cache-memory", help="For keys and values, such as 4GiB; left out, 1GiB.")
-@click.option("--threads", type=int, help="Of the processor; left out, what torch takes.")
+@click.option("--kv-cache-memory", help="Size of the KV cache, such as 4GiB; by default 1GiB.")
+@click.option("--threads", type=int, help="CPU threads; by default, as many as torch chooses.")
 @click.option(
     "--task",
     type=click.Choice(["generate", "embedding"]),
-    help="What the model is for, where its files would say something else.",
+    help="The model's task, if its files do not say it.",
 )
 @click.option(
     "--key",
     envvar="INTERLINGUA_WORKER_KEY",
-    help="What gateways must send as a bearer token. Best said in INTERLINGUA_WORKER_KEY.",
+    help="The bearer token that gateways must send; prefer the variable INTERLINGUA_WORKER_KEY.",
 )
 @click.option(
     "--insecure-no-auth",
     "insecure",
     is_flag=True,
-    help="Listen beyond this machine although there is no key.",
+    help="Listen on other addresses than loopback although there is no key.",
 )
 @click.option("--log-level", default="info", show_default=True)
-def worker(log_level: str, *, insecure: bool, **told: Any) -> None:
-    """Serve one model to gateways, in OpenAI's API with all that our engine takes beside it.
+def worker(log_level: str, *, insecure: bool, **options: Any) -> None:
+    """Serve one local model to gateways, with the OpenAI API and the engine's own parameters.
 
-    It listens when the model is loaded, and not before. A gateway has it in a pool of
-    `protocol: openai` and `profile: interlingua`.
+    It listens once the model is loaded. A gateway uses it in a pool with `protocol: openai` and
+    `profile: interlingua`.
 
-    Exit codes: 0 stopped, 1 the model can't be served or the port can't be had, 2 wrong usage.
+    Exit codes: 0 stopped, 1 the model can't be served or the port is in use, 2 wrong usage.
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     source = partial(
         load_bytes,
-        msgspec.json.encode(build_worker_config(**told)),
+        msgspec.json.encode(build_worker_config(**options)),
         "<worker>",
         env=os.environ,
         insecure=insecure,
@@ -338,7 +343,7 @@ def worker(log_level: str, *, insecure: bool, **told: Any) -> None:
 def build_worker_config(
     path: str, *, name: str | None, host: str, port: int, key: str | None, **settings: Any
 ) -> dict[str, Any]:
-    """What a worker serves, as a configuration says it. ``settings`` are a local model's."""
+    """The configuration of a worker. ``settings`` are those of a local model."""
     config: dict[str, Any] = msgspec.yaml.decode(read_built_in_config("worker")[0])
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config["listeners"][0]["address"] = address

@@ -1,7 +1,7 @@
 """Nodes to the values of Structs, by walking the tree and the types side by side.
 
-Nothing stops at the first complaint: what can't be read is left UNSET, and the reading goes on. A
-result that came with complaints is good for nothing but finding more of them.
+Nothing stops at the first issue: what can't be read is left UNSET, and the reading goes on. A
+result that came with issues is good for nothing but finding more of them.
 """
 
 import os.path
@@ -63,18 +63,18 @@ RENAMED_KEYS: Final[Mapping[str, Sequence[str]]] = {
 # Scalar nodes to values: texts, numbers, words, units and secrets.
 
 _NO_VALUE_MESSAGE = "has no value; give it one or remove the key"
-_EXTERNAL_HINT = "a secret is a text, {env: NAME} or {file: PATH}"
+_EXTERNAL_HINT = "a secret is a string, {env: NAME} or {file: PATH}"
 _MAX_SECRET_SIZE = 1 << 16
 _KIND_NAMES = {"int": "a number", "float": "a number", "bool": "true or false"}
 
 
 class ScalarDecoder:
-    """Reads what has no parts. Whatever can't be read is UNSET, after a complaint."""
+    """Reads what has no parts. Whatever can't be read is UNSET, after a issue."""
 
-    def __init__(self, complaints: IssueCollector, env: Mapping[str, str]) -> None:
-        self._issues = complaints
+    def __init__(self, issues: IssueCollector, env: Mapping[str, str]) -> None:
+        self._issues = issues
         self._env = env
-        self._folder = os.path.dirname(complaints.filename)  # noqa: PTH120 - "" is to stay ""
+        self._folder = os.path.dirname(issues.filename)  # noqa: PTH120 - "" is to stay ""
         if self._folder and not os.path.isabs(self._folder):  # noqa: PTH117
             self._folder = os.path.join(".", self._folder)  # noqa: PTH118 - plainly no hub's name
         self.files: dict[ConfigPath, str] = {}
@@ -92,7 +92,7 @@ class ScalarDecoder:
 
     def decode_option(self, node: yaml.Node, path: ConfigPath) -> Any:
         """A text, a number or a truth: whichever it says."""
-        scalar = self._read_scalar(node, "a text, a number, true or false", path)
+        scalar = self._read_scalar(node, "a string, a number, true or false", path)
         if scalar is None:
             return UNSET
         if not scalar.is_plain:
@@ -104,7 +104,7 @@ class ScalarDecoder:
 
     def decode_scalar(self, node: yaml.Node, unit: ScalarType, path: ConfigPath) -> Any:
         """A value with a form of its own."""
-        scalar = self._read_scalar(node, "a text or number", path)
+        scalar = self._read_scalar(node, "a string or a number", path)
         if scalar is None:
             return UNSET
         text = scalar.text
@@ -126,9 +126,9 @@ class ScalarDecoder:
             self.files[path] = self._resolve_path(node.value)
 
     def decode_secret(self, node: yaml.Node, path: ConfigPath) -> Any:
-        """A text, ``{env: NAME}`` or ``{file: PATH}``. No complaint shows it."""
+        """A text, ``{env: NAME}`` or ``{file: PATH}``. No issue shows it."""
         if isinstance(node, yaml.ScalarNode):
-            scalar = self._read_scalar(node, "a text", path)
+            scalar = self._read_scalar(node, "a string", path)
             text, where = None if scalar is None else scalar.text, "this secret"
         else:
             text, where = self._read_external_secret(node, path)
@@ -141,7 +141,7 @@ class ScalarDecoder:
 
     def _read_external_secret(self, node: yaml.Node, path: ConfigPath) -> tuple[str | None, str]:
         """A secret that is kept elsewhere, and where."""
-        found = read_mapping(node, "a text, {env: NAME} or {file: PATH}", self._issues, path)
+        found = read_mapping(node, "a string, {env: NAME} or {file: PATH}", self._issues, path)
         if found is None:
             return None, ""
         if len(found) != 1 or not found.keys() <= {"env", "file"}:
@@ -162,7 +162,7 @@ class ScalarDecoder:
                     "\r\n"
                 ), f"what the file {quote(named)} holds"
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "it is not a text"
+            why = getattr(error, "strerror", None) or "it is not text"
             self._add_issue(value, f"the file {quote(named)} can't be read: {why}", steps)
         return None, ""
 
@@ -171,7 +171,7 @@ class ScalarDecoder:
         return os.path.join(self._folder, os.path.expanduser(path))  # noqa: PTH111, PTH118
 
     def _read_scalar(self, node: yaml.Node, wanted: str, path: ConfigPath) -> YamlScalar | None:
-        """A scalar with the environment put in. None after a complaint, and for null."""
+        """A scalar with the environment put in. None after a issue, and for null."""
         if not isinstance(node, yaml.ScalarNode):
             self._add_issue(node, f"must be {wanted}, not {describe_node(node)}", path)
             return None
@@ -202,11 +202,11 @@ def _describe_type(kind: types.Type) -> str:
         case types.LiteralType(values):
             return f"one of {join_names(map(str, values))}"
         case _:
-            return "a text"
+            return "a string"
 
 
 def _convert_scalar(scalar: YamlScalar, kind: types.Type) -> Any:
-    """The value. Raises ValueError with the whole complaint."""
+    """The value. Raises ValueError with the whole issue."""
     match kind:
         case types.StrType():
             return _convert_str(scalar, kind)
@@ -225,7 +225,7 @@ def _convert_scalar(scalar: YamlScalar, kind: types.Type) -> Any:
 def _convert_str(scalar: YamlScalar, kind: types.StrType) -> str:
     if not scalar.has_env and scalar.kind in _KIND_NAMES:
         raise ValueError(
-            f'must be a text, not {_KIND_NAMES[scalar.kind]}; write it in quotes: "{scalar.text}"'
+            f'must be a string, not {_KIND_NAMES[scalar.kind]}; write it in quotes: "{scalar.text}"'
         )
     if len(scalar.text) < (kind.min_length or 0):
         raise ValueError("is empty; give it a value or remove the key")
@@ -235,7 +235,7 @@ def _convert_str(scalar: YamlScalar, kind: types.StrType) -> str:
 def _convert_int(scalar: YamlScalar, kind: types.IntType) -> int:
     if not scalar.is_plain and not scalar.has_env:
         raise ValueError(
-            f"must be a whole number, not the text {scalar.quoted_raw}; remove the quotes"
+            f"must be a whole number, not the string {scalar.quoted_raw}; remove the quotes"
         )
     try:
         found = yaml_reader.parse_integer(scalar.text)
@@ -249,10 +249,10 @@ def _convert_int(scalar: YamlScalar, kind: types.IntType) -> int:
 
 def _convert_float(scalar: YamlScalar, kind: types.FloatType) -> float:
     if not scalar.is_plain and not scalar.has_env:
-        raise ValueError(f"must be a number, not the text {scalar.quoted_raw}; remove the quotes")
+        raise ValueError(f"must be a number, not the string {scalar.quoted_raw}; remove the quotes")
     found = yaml_reader.parse_scalar(scalar.text)
     if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - a complaint
+        raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - a issue
     if found < (kind.ge or 0) or found > (kind.le or found) or found == kind.gt:
         low = f"from {kind.ge:g}" if kind.gt is None else f"more than {kind.gt:g}, up"
         raise ValueError(f"must be {low} to {kind.le:g}, not {scalar.quoted_raw}")
@@ -295,9 +295,9 @@ class ConfigDecoder:
     ``files`` are those that the document names, by where it does.
     """
 
-    def __init__(self, complaints: IssueCollector, env: Mapping[str, str]) -> None:
-        self._issues = complaints
-        self._scalars = ScalarDecoder(complaints, env)
+    def __init__(self, issues: IssueCollector, env: Mapping[str, str]) -> None:
+        self._issues = issues
+        self._scalars = ScalarDecoder(issues, env)
         self.locations: dict[ConfigPath, SourceLocation] = {}
         self.files: Mapping[ConfigPath, str] = self._scalars.files
 
@@ -407,7 +407,7 @@ class ConfigDecoder:
         if tag in by_tag:
             return self._decode_fields(node, by_tag[tag], found, path, kinds)
         if tag is not UNSET:
-            message = f"{quote(str(value.value))} is no {field}; {suggest_name(tag, by_tag)}"
+            message = f"{quote(str(value.value))} is not a {field}; {suggest_name(tag, by_tag)}"
             self._add_issue(value, message, (*path, field))
         return UNSET
 

@@ -37,16 +37,16 @@ from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from protocols import PROTOCOLS
 
-# What a configuration leaves unsaid, said.
+# Defaults.
 
 _DEFAULT_ADDRESS = "127.0.0.1:8000"
 SectionT = TypeVar("SectionT", TimeoutsConfig, RetryConfig)
 
 
 def apply_defaults(
-    config: Config, places: Mapping[ConfigPath, SourceLocation], dialects: ProtocolRegistry
+    config: Config, places: Mapping[ConfigPath, SourceLocation], protocols: ProtocolRegistry
 ) -> Config:
-    """What a pool does not say, from the defaults; without listeners, every dialect here."""
+    """Fill in ``defaults`` in each pool; without listeners, add one with every protocol."""
     backends: dict[str, BackendConfig] = {}
     for name, backend in config.backends.items():
         if isinstance(backend, PoolConfig):
@@ -62,7 +62,7 @@ def apply_defaults(
             )
         else:
             backends[name] = backend
-    listeners = config.listeners or (build_default_listener(dialects),)
+    listeners = config.listeners or (build_default_listener(protocols),)
     return replace(config, backends=backends, listeners=listeners)
 
 
@@ -73,17 +73,17 @@ def _merge_defaults(
     at: ConfigPath,
     key: str,
 ) -> SectionT:
-    """The default, but for what stands in the file at ``key``."""
-    said = [name for name in default.__struct_fields__ if (*at, key, name) in places]
-    return replace(default, **{name: getattr(own, name) for name in said})
+    """The default, overridden by the fields that the file sets at ``key``."""
+    given = [name for name in default.__struct_fields__ if (*at, key, name) in places]
+    return replace(default, **{name: getattr(own, name) for name in given})
 
 
-def build_default_listener(dialects: ProtocolRegistry) -> ListenerConfig:
-    """A listener with every dialect: at its own paths, or below its name where those are taken."""
+def build_default_listener(protocols: ProtocolRegistry) -> ListenerConfig:
+    """A listener with every protocol: at its own paths, or below its name if they are taken."""
     mounts = []
     claimed: set[tuple[str, str]] = set()
-    for name in filter(dialects.serves_clients, dialects.names):
-        endpoints = dialects.endpoints(name, None, {})
+    for name in filter(protocols.serves_clients, protocols.names):
+        endpoints = protocols.endpoints(name, None, {})
         prefix = "" if claimed.isdisjoint(endpoints) else f"/{name}"
         claimed.update((method, prefix + path) for method, path in endpoints)
         mounts.append(ListenerProtocolConfig(name=name, prefix=prefix))
@@ -98,9 +98,9 @@ _HASH_LENGTH = 12
 
 
 class LoadedConfig(Struct, frozen=True):
-    """A configuration, and the file that it was in.
+    """A configuration and its file.
 
-    ``hash`` is what its SHA-256 begins with. ``files`` are those that it names, but for lists of
+    ``hash`` is the start of the file's SHA-256. ``files`` are those that it names, except lists of
     workers, which pools watch themselves.
     """
 
@@ -111,7 +111,7 @@ class LoadedConfig(Struct, frozen=True):
     locations: Mapping[ConfigPath, SourceLocation]
 
     def build_error(self, *wrong: tuple[ConfigPath, str]) -> ConfigError:
-        """What to raise where it can't be used, for what is at each path, or nearest above it."""
+        """The error for these issues, each a path and a message; the nearest known path counts."""
         return ConfigError(self.filename, [self._locate_issue(*one) for one in wrong], self.files)
 
     def _locate_issue(self, path: ConfigPath, message: str) -> ConfigIssue:
@@ -121,17 +121,16 @@ class LoadedConfig(Struct, frozen=True):
 
 
 LoadConfig = Callable[[], LoadedConfig]
-"""Reads a configuration, each time anew. Raises ConfigError."""
+"""Reads a configuration; each call reads it again. Raises ConfigError."""
 
 
 def load_text(
     text: str, filename: str, *, env: Mapping[str, str], insecure: bool = False
 ) -> Config:
-    """The configuration that ``text`` holds.
+    """Parse and validate the configuration in ``text``.
 
-    ``filename`` is what complaints call it; paths in it are relative to its folder. With
-    ``insecure``, listeners beyond this machine need no keys. Raises ConfigError with all that is
-    wrong.
+    ``filename`` is its name in issues; paths in it are relative to its folder. With
+    ``insecure``, listeners beyond loopback need no keys. Raises ConfigError with all issues.
     """
     return _load(text, filename, env, insecure=insecure).config
 
@@ -139,36 +138,36 @@ def load_text(
 def load_bytes(
     data: bytes, filename: str, *, env: Mapping[str, str], insecure: bool = False
 ) -> LoadedConfig:
-    """The same of a file's bytes, with where everything is."""
+    """Parse and validate a file's bytes, and keep the locations of all values."""
     found = _load(decode_utf8(data, filename), filename, env, insecure=insecure)
     return replace(found, hash=hashlib.sha256(data).hexdigest()[:_HASH_LENGTH])
 
 
 def _load(text: str, filename: str, env: Mapping[str, str], *, insecure: bool) -> LoadedConfig:
-    complaints = IssueCollector(filename)
-    reader = ConfigDecoder(complaints, env)
-    config: Config = reader.decode_document(compose_yaml(text, complaints), _CONFIG_TYPE)
+    collector = IssueCollector(filename)
+    reader = ConfigDecoder(collector, env)
+    config: Config = reader.decode_document(compose_yaml(text, collector), _CONFIG_TYPE)
     files = frozenset(file for path, file in reader.files.items() if not _is_worker_list(path))
-    dialects = ProtocolRegistry(PROTOCOLS)
+    protocols = ProtocolRegistry(PROTOCOLS)
     if is_set(config):
         validate.validate_config(
             config,
-            ValidationContext(complaints, reader.locations, dialects, reader.files),
+            ValidationContext(collector, reader.locations, protocols, reader.files),
             insecure=insecure,
         )
-    if complaints.issues:
-        raise ConfigError(filename, complaints.issues, files)
-    config = apply_defaults(config, reader.locations, dialects)
+    if collector.issues:
+        raise ConfigError(filename, collector.issues, files)
+    config = apply_defaults(config, reader.locations, protocols)
     return LoadedConfig(config, filename, "", files, reader.locations)
 
 
 def load_config(path: str, *, env: Mapping[str, str], insecure: bool = False) -> Config:
-    """The configuration of a file. Raises ConfigError, and OSError where there is no such file."""
+    """Load the configuration of a file. Raises ConfigError, and OSError if it can't be read."""
     return load_bytes(Path(path).read_bytes(), path, env=env, insecure=insecure).config
 
 
 def load_file(path: str, *, env: Mapping[str, str], insecure: bool = False) -> LoadedConfig:
-    """The same with where everything is. Raises ConfigError, also where there is no such file."""
+    """Load a file, with the locations of values. Raises ConfigError, also if it can't be read."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -178,7 +177,7 @@ def load_file(path: str, *, env: Mapping[str, str], insecure: bool = False) -> L
 
 
 def _is_worker_list(path: ConfigPath) -> bool:
-    """Whether it names a list of workers."""
+    """Whether the value at ``path`` names a list of workers."""
     return path[-1] == "file" and isinstance(path[-2], int)
 
 
@@ -186,21 +185,21 @@ def load_worker_list(
     data: bytes, filename: str, *, env: Mapping[str, str]
 ) -> tuple[WorkerSourceConfig, ...]:
     """The workers that a file lists, each by its URL. Raises ConfigError."""
-    complaints = IssueCollector(filename)
-    reader = ConfigDecoder(complaints, env)
+    collector = IssueCollector(filename)
+    reader = ConfigDecoder(collector, env)
     found: tuple[WorkerSourceConfig, ...] = reader.decode_document(
-        compose_yaml(decode_utf8(data, filename), complaints), _WORKER_LIST_TYPE
+        compose_yaml(decode_utf8(data, filename), collector), _WORKER_LIST_TYPE
     )
     if is_set(found):
         validate.check_listed_workers(
-            found, ValidationContext(complaints, reader.locations, ProtocolRegistry(PROTOCOLS))
+            found, ValidationContext(collector, reader.locations, ProtocolRegistry(PROTOCOLS))
         )
-    if complaints.issues:
-        raise ConfigError(filename, complaints.issues)
+    if collector.issues:
+        raise ConfigError(filename, collector.issues)
     return found
 
 
-# A configuration as plain values: what may be shown, with ``***`` for secrets.
+# A configuration as plain values, with ``***`` for secrets.
 
 
 def dump_config(value: Any) -> Any:
@@ -224,11 +223,11 @@ def dump_config(value: Any) -> Any:
             return value
 
 
-# What is served, as it can be sent: the text of a configuration, and how to read it.
+# Configuration texts, as they are sent to other processes.
 
 
 class ConfigText(Struct, frozen=True):
-    """A configuration as bytes. ``values`` stand beside the environment of who reads it."""
+    """A configuration as bytes. ``env_overrides`` replace variables of the environment."""
 
     data: bytes
     filename: str
@@ -236,17 +235,17 @@ class ConfigText(Struct, frozen=True):
     insecure: bool = False
 
     def load(self) -> LoadedConfig:
-        """What it says. Raises ConfigError."""
+        """Parse and validate it. Raises ConfigError."""
         env = {**os.environ, **self.env_overrides}
         return load_bytes(self.data, self.filename, env=env, insecure=self.insecure)
 
 
 ConfigFetcher = Callable[[], ConfigText]
-"""Gives the text as it is now. Raises ConfigError where there is none."""
+"""Returns the current text. Raises ConfigError if there is none."""
 
 
 def make_file_fetcher(path: str, *, insecure: bool) -> ConfigFetcher:
-    """That of a file."""
+    """A fetcher that reads a file."""
     return partial(_fetch_file, path, insecure=insecure)
 
 
@@ -259,7 +258,7 @@ def _fetch_file(path: str, *, insecure: bool) -> ConfigText:
 
 
 class ConfigReader:
-    """Reads a text anew each time that it is called, and keeps the last that was right."""
+    """Loads the current text at each call, and keeps the last valid one."""
 
     def __init__(self, fetch: ConfigFetcher) -> None:
         self._fetch = fetch

@@ -11,13 +11,13 @@ import msgspec
 from protocols.core.interfaces import ClientAdapter
 
 _RESERVED_PARAMS = frozenset({"self", "profile", "prefix", "renderer", "fields"})
-"""Parameters that are no setting of a dialect's own: the gateway has its own words for them."""
+"""Parameters that are no setting of a protocol's own: the gateway has its own words for them."""
 
 _TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
 }
 
 
@@ -29,7 +29,7 @@ class ProtocolRegistry:
         self._references = registry
 
     def load_adapter_class(self, name: str) -> type:
-        """The class of a registered dialect."""
+        """The class of a registered protocol."""
         module, _, attribute = self._references[name].partition(":")
         found: type = getattr(importlib.import_module(module), attribute)
         return found
@@ -78,13 +78,13 @@ class ProtocolRegistry:
     def create_adapter(
         self, name: str, profile: str | None, options: Mapping[str, Any]
     ) -> ClientAdapter:
-        """The dialect itself."""
+        """The protocol itself."""
         made: ClientAdapter = self.load_adapter_class(name)(profile, **options)
         return made
 
 
 def describe_type_mismatch(value: Any, wanted: Any) -> str | None:
-    """What is wrong with a dialect's setting; None when nothing is."""
+    """What is wrong with a protocol's setting; None when nothing is."""
     try:
         msgspec.convert(value, wanted)
     except msgspec.ValidationError:

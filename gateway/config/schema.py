@@ -88,7 +88,7 @@ class TimeoutsConfig(ConfigSection, frozen=True):
 class RetryConfig(ConfigSection, frozen=True):
     """Retries at another worker when one fails before its response starts.
 
-    ``max`` is the number of retries per request, not counting workers that refuse the connection.
+    ``max`` is the number of retries per request, not counting workers that cannot be reached.
     ``budget`` limits retries to a share of the recent requests.
     """
 
@@ -410,7 +410,7 @@ class ListenerConfig(ConfigSection, frozen=True):
 
 
 class AdminConfig(ConfigSection, frozen=True):
-    """The admin listener. ``sha256`` is the digest of its key, required off the loopback address."""
+    """The admin listener. ``sha256`` is the digest of its key, required beyond loopback."""
 
     address: ListenAddress
     sha256: Sha256Digest | None = None
@@ -545,7 +545,7 @@ class ShadowConfig(ConfigSection, frozen=True, kw_only=True):
 
 
 class ModelLimitsConfig(ConfigSection, frozen=True):
-    """In tokens: ``context`` is for prompt and response together, ``max_tokens`` for the response."""
+    """In tokens: ``context`` limits prompt and response together, ``max_tokens`` the response."""
 
     context: TokenCount | None = None
     max_tokens: TokenCount | None = None

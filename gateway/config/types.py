@@ -33,7 +33,7 @@ def parse_rate(text: str) -> RateValue:
     """So many in a second, minute, hour or day: 10/s, 600/min, 200k/min, 5M/day."""
     found = RATE_PATTERN.fullmatch(text)
     if found is None:
-        raise ValueError("is not a rate; write how many, and in which time: 10/s, 600/min, 200k/h")
+        raise ValueError("is not a rate; write a number and a period: 10/s, 600/min, 200k/h")
     return RateValue(_parse_amount(found), _SECONDS_PER_PERIOD[found[3]])
 
 
@@ -47,7 +47,7 @@ def parse_budget(text: str) -> int:
     """So many tokens from 00:00 UTC to the next: 500k/day, 5M/day."""
     found = BUDGET_PATTERN.fullmatch(text)
     if found is None:
-        raise ValueError("is not a budget; write how many tokens a day: 500k/day or 5M/day")
+        raise ValueError("is not a budget; write the tokens per day: 500k/day or 5M/day")
     return _parse_amount(found)
 
 
@@ -125,14 +125,14 @@ def parse_host_port(text: str) -> str:
         or not re.fullmatch(r"[0-9]{1,5}", port)
         or not 0 < int(port) <= _MAX_PORT
     ):
-        raise ValueError("is no name and port; write it as workers.models.svc:8000")
+        raise ValueError("is not a name with a port; write it as workers.models.svc:8000")
     return text
 
 
 def parse_srv_name(text: str) -> str:
     """The whole name of a service, which DNS has places for."""
     if not is_hostname(text):
-        raise ValueError("is no service's name; write it as _http._tcp.workers.models.svc")
+        raise ValueError("is not the name of a service; write it as _http._tcp.workers.models.svc")
     return text
 
 
@@ -144,7 +144,7 @@ def parse_nameserver(text: str) -> str:
     except ValueError:
         host = ""
     if parse_ip(host) is None:
-        raise ValueError("is no nameserver's address; write it as 10.0.0.2 or [::1]:5353")
+        raise ValueError("is not the address of a nameserver; write it as 10.0.0.2 or [::1]:5353")
     return text
 
 
@@ -153,15 +153,17 @@ def parse_worker_url(text: str) -> str:
     try:
         return _parse_base_url(text)
     except ValueError as error:
-        why = f"{error}; write a worker's base, such as http://10.0.0.11:8000"
+        why = f"{error}; write a base URL, such as http://10.0.0.11:8000"
         raise ValueError(why) from None
 
 
 def parse_collector_url(text: str) -> str:
     """The base URL of what collects traces and figures, without a slash at its end."""
-    hint = "write a collector's base, such as http://127.0.0.1:4318"
+    hint = "write a base URL, such as http://127.0.0.1:4318"
     if "@" in text:
-        raise ValueError(f"holds a user or password (give a key as auth: {{bearer: ...}}); {hint}")
+        raise ValueError(
+            f"contains a user or password (give a key as auth: {{bearer: ...}}); {hint}"
+        )
     try:
         return _parse_base_url(text)
     except ValueError as error:
@@ -171,7 +173,7 @@ def parse_collector_url(text: str) -> str:
 def _parse_base_url(text: str) -> str:
     """A base URL, without a slash at its end. Raises ValueError with why it is none."""
     if not PRINTABLE_ASCII.fullmatch(text) or "\\" in text:
-        _reject_url("has blanks, backslashes or letters that no URL has")
+        _reject_url("contains spaces, backslashes or characters that no URL may have")
     try:
         url = urlsplit(text)
         port = url.port
@@ -180,14 +182,14 @@ def _parse_base_url(text: str) -> str:
     if url.scheme not in ("http", "https") or "//" not in text:
         _reject_url("does not start with http:// or https://")
     if "@" in url.netloc:
-        _reject_url("holds a user or password (give a worker's key as auth: {bearer: ...})")
+        _reject_url("contains a user or password (give a worker's key as auth: {bearer: ...})")
     if "?" in text or "#" in text:
         _reject_url("has a query or a fragment")
     if port == 0 or url.netloc.endswith(":"):
         _reject_url("has no port after its colon")
     _check_url_host(url)
     if any(step in ("", ".", "..") for step in url.path.rstrip("/").split("/")[1:]):
-        _reject_url("has an empty step, '.' or '..' in its path")
+        _reject_url("has an empty segment, '.' or '..' in its path")
     return text.rstrip("/")
 
 
@@ -199,7 +201,7 @@ def _check_url_host(url: SplitResult) -> None:
             "names no host" if not host else "has a host that is neither a name nor an address"
         )
     if found and (found.is_link_local or found.is_multicast or found.is_unspecified):
-        _reject_url("names an address that is no worker's (link-local, multicast or unspecified)")
+        _reject_url("is an address that no worker can have (link-local, multicast or unspecified)")
 
 
 def _reject_url(why: str) -> NoReturn:
@@ -229,7 +231,7 @@ _STICKY_SOURCE = re.compile(
 )
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _PATH_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-_RELATIVE_PATH_HINT = "what is relative starts at the configuration's own folder"
+_RELATIVE_PATH_HINT = "relative paths start at the configuration's folder"
 _DEVICE = re.compile(r"auto|[a-z]+(:[0-9]{1,3})?")
 
 
@@ -263,7 +265,7 @@ class ScalarType(Struct, frozen=True):
     format_value: Callable[[Any], Any] = str
     path_kind: Literal["", "always", "dotted", "written"] = ""
     is_secret: bool = False
-    """A complaint must not show the text, which may be the secret itself."""
+    """A issue must not show the text, which may be the secret itself."""
 
 
 def parse_duration(text: str) -> float:
@@ -281,7 +283,7 @@ def parse_timeout(text: str) -> float:
     """Seconds, more than none."""
     seconds = parse_duration(text)
     if seconds == 0:
-        raise ValueError("leaves no time at all; write more than 0s")
+        raise ValueError("must be more than 0s")
     return seconds
 
 
@@ -297,7 +299,7 @@ def parse_retention(text: str) -> int:
     """Seconds: for how long something is kept."""
     found = _RETENTION.fullmatch(text)
     if found is None or int(found[1]) == 0:
-        raise ValueError("is no time to keep something for; write hours or days: 36h or 90d")
+        raise ValueError("is not a retention time; write hours or days: 36h or 90d")
     return int(found[1]) * (_SECONDS_PER_DAY if found[2] == "d" else _SECONDS_PER_DAY // 24)
 
 
@@ -344,7 +346,7 @@ def parse_share(text: str) -> float:
     found = _SHARE.fullmatch(text)
     part = float(found[1]) / (100 if found[2] else 1) if found else 2.0
     if part > 1:
-        raise ValueError("is not a part of the whole; write a percentage, such as 20%")
+        raise ValueError("is not a share; write a percentage, such as 20%")
     return part
 
 
@@ -362,7 +364,7 @@ def parse_alias(text: str) -> str:
     """A further name of a model."""
     checked = _check_pattern(_MODEL_NAME, text, "letters, digits and ._:/-, at most 200")
     if ".." in checked:
-        raise ValueError("holds '..', which paths read as a step up; write another name")
+        raise ValueError("holds '..', which means the parent folder; write another name")
     return checked
 
 
@@ -380,14 +382,14 @@ def _check_pattern(pattern: re.Pattern[str], text: str, allowed: str) -> str:
 def parse_header_name(text: str) -> str:
     """The name of a header."""
     if not _HEADER_NAME.fullmatch(text):
-        raise ValueError("is not the name of a header; write it as x-user-id")
+        raise ValueError("is not a header name; write it as x-user-id")
     return text
 
 
 def parse_sticky_source(text: str) -> str:
     """What tells who asks: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
     if not _STICKY_SOURCE.fullmatch(text):
-        raise ValueError("tells nobody; write header:NAME, body:FIELD, key or address")
+        raise ValueError("is not a sticky source; write header:NAME, body:FIELD, key or address")
     return text.lower() if text.startswith("header:") else text
 
 
@@ -396,7 +398,7 @@ def parse_sha256(text: str) -> str:
     if not _SHA256.fullmatch(text):
         raise ValueError(
             "is not a SHA-256, which has 64 digits from 0 to f; "
-            "make it with: printf %s KEY | sha256sum"
+            "create it with: printf %s KEY | sha256sum"
         )
     return text.lower()
 
@@ -418,21 +420,21 @@ def parse_device(text: str) -> str:
 def parse_bearer_token(text: str) -> Secret:
     """What a header may carry."""
     if not PRINTABLE_ASCII.fullmatch(text):
-        raise ValueError("is empty, or has blanks or characters that no header can carry")
+        raise ValueError("is empty, or contains spaces or characters that no header may have")
     return Secret(text)
 
 
 def parse_existing_file(text: str) -> str:
     """A file that exists."""
     if not os.path.isfile(text):  # noqa: PTH113 - that of Path may raise
-        raise ValueError(f"names no file; {_RELATIVE_PATH_HINT}")
+        raise ValueError(f"is not a file; {_RELATIVE_PATH_HINT}")
     return text
 
 
 def parse_output_file(text: str) -> str:
     """A file that need not be there yet; its folder must be."""
     if os.path.isdir(text) or not os.path.isdir(os.path.dirname(text) or "."):  # noqa: PTH112, PTH120 - as above
-        raise ValueError(f"is no file in a folder that there is; {_RELATIVE_PATH_HINT}")
+        raise ValueError(f"is not in an existing folder; {_RELATIVE_PATH_HINT}")
     return text
 
 
@@ -442,14 +444,14 @@ def parse_weights_path(text: str) -> str:
         raise ValueError("is empty; name a folder, a file, a hub's model or package:NAME")
     there = os.path.exists(os.path.expanduser(text))  # noqa: PTH110, PTH111 - those of Path may raise
     if text.startswith(("/", ".", "~")) and not there:
-        raise ValueError(f"names no file or folder; {_RELATIVE_PATH_HINT}")
+        raise ValueError(f"is not a file or folder; {_RELATIVE_PATH_HINT}")
     return text
 
 
 def parse_template_path(text: str) -> str:
     """A tokenizer's folder, or a file that is a template."""
     if not os.path.exists(text):  # noqa: PTH110 - as above
-        raise ValueError(f"names no file or folder; {_RELATIVE_PATH_HINT}")
+        raise ValueError(f"is not a file or folder; {_RELATIVE_PATH_HINT}")
     return text
 
 

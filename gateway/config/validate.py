@@ -26,17 +26,17 @@ from gateway.config.validation_context import ValidationContext, is_set
 _WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
 
 
-def check_listeners(config: Config, ground: ValidationContext, *, insecure: bool) -> None:
-    """Complain of the listeners."""
+def check_listeners(config: Config, context: ValidationContext, *, insecure: bool) -> None:
+    """Report the listeners."""
     seen: list[tuple[str, int]] = []
     if is_set(config.admin) and config.admin is not None and is_set(config.admin.address):
         address, where = config.admin.address, ("admin", "address")
-        _check_listen_address(address, where, seen, ground)
+        _check_listen_address(address, where, seen, context)
         if config.admin.sha256 is None and not is_loopback(address):
-            ground.add_issue(
+            context.add_issue(
                 where,
-                "whoever reaches this address could change the workers; "
-                "give the admin listener the sha256 of a key, or let it listen on 127.0.0.1",
+                "anyone who reaches this address could change the workers; "
+                "set the sha256 of an admin key, or listen on 127.0.0.1",
             )
     if not is_set(config.listeners):
         return
@@ -45,11 +45,11 @@ def check_listeners(config: Config, ground: ValidationContext, *, insecure: bool
         if not is_set(listener):
             continue
         if is_set(listener.address):
-            _check_listen_address(listener.address, (*path, "address"), seen, ground)
+            _check_listen_address(listener.address, (*path, "address"), seen, context)
             if not insecure and _has_no_auth(config) and not is_loopback(listener.address):
-                ground.add_issue(
+                context.add_issue(
                     (*path, "address"),
-                    "whoever reaches this address may use every model, since there are no keys; "
+                    "anyone who reaches this address may use every model, since there are no keys; "
                     "add keys, listen on 127.0.0.1, or start with --insecure-no-auth",
                 )
 
@@ -60,16 +60,16 @@ def _has_no_auth(config: Config) -> bool:
 
 
 def _check_listen_address(
-    address: str, path: ConfigPath, seen: list[tuple[str, int]], ground: ValidationContext
+    address: str, path: ConfigPath, seen: list[tuple[str, int]], context: ValidationContext
 ) -> None:
     host, port = split_address(address)
     for other, other_port in seen:
         same = host == other or not _WILDCARD_HOSTS.isdisjoint((host, other))
         if port and port == other_port and same:
-            ground.add_issue(
+            context.add_issue(
                 path,
-                f"another listener has {other}:{other_port} already; "
-                "choose another port, or mount the dialects on one listener",
+                f"another listener uses {other}:{other_port} already; "
+                "choose another port, or serve the protocols on one listener",
             )
             return
     seen.append((host, port))
@@ -84,8 +84,8 @@ def is_loopback(address: str) -> bool:
 # Whether those who answer in a model's stead are there, do its work, and go in no circle.
 
 
-def check_fallbacks(models: Mapping[str, ModelConfig], ground: ValidationContext) -> None:
-    """Complain of fallbacks that lead nowhere, or back."""
+def check_fallbacks(models: Mapping[str, ModelConfig], context: ValidationContext) -> None:
+    """Report fallbacks that lead nowhere, or back."""
     names = map_model_names(models)
     for name, model in models.items():
         if not is_set(model) or not is_set(model.fallback) or not model.fallback:
@@ -96,31 +96,29 @@ def check_fallbacks(models: Mapping[str, ModelConfig], ground: ValidationContext
             if not is_set(after) or after in versions:
                 continue
             if after not in names:
-                shown = quote(ground.get_raw_text(path))
-                ground.add_issue(
+                shown = quote(context.get_raw_text(path))
+                context.add_issue(
                     path,
                     f"{shown} is neither a version of this model nor another model; "
                     f"{suggest_name(after, [*versions, *names])}",
                 )
             elif circle := _find_cycle(names[after], name, models, names):
                 way = " to ".join([name, *circle])
-                ground.add_issue(
-                    path, f"the fallbacks lead in a circle: {way}; leave one of them out"
-                )
+                context.add_issue(path, f"the fallbacks form a cycle: {way}; remove one of them")
             else:
-                check_task(model, models[names[after]], path, ground)
+                check_task(model, models[names[after]], path, context)
 
 
 def check_task(
-    model: ModelConfig, other: ModelConfig, path: ConfigPath, ground: ValidationContext
+    model: ModelConfig, other: ModelConfig, path: ConfigPath, context: ValidationContext
 ) -> None:
-    """Complain of an ``other``, named at ``path``, that has another task than a model."""
+    """Report an ``other``, named at ``path``, that has another task than a model."""
     if not is_set(other) or not is_set(model.task) or not is_set(other.task):
         return
     if model.task != other.task:
-        shown = quote(ground.get_raw_text(path))
+        shown = quote(context.get_raw_text(path))
         message = f"{shown} has the task {other.task}, and this model has {model.task}"
-        ground.add_issue(
+        context.add_issue(
             path, f"{message}; name a model of the same task, or correct one of the two"
         )
 
@@ -169,24 +167,24 @@ def list_versions(model: ModelConfig) -> list[str]:
 # Whether what clients may take makes sense: limits of models that there are, each once.
 
 
-def check_rate_limits(config: Config, ground: ValidationContext) -> None:
-    """Complain of limits that are never looked at."""
+def check_rate_limits(config: Config, context: ValidationContext) -> None:
+    """Report limits that are never looked at."""
     if not is_set(config.models):
         return
     owners = _map_limit_owners(config.models)
     if is_set(config.defaults):
-        _check_model_limits(config.defaults.limits, ("defaults", "limits"), owners, ground)
+        _check_model_limits(config.defaults.limits, ("defaults", "limits"), owners, context)
     for n, key in enumerate(config.keys if is_set(config.keys) else ()):
         if not is_set(key):
             continue
         path = ("keys", n, "limits")
-        good = _check_model_limits(key.limits, path, owners, ground)
+        good = _check_model_limits(key.limits, path, owners, context)
         if is_set(key.models) and key.models is not None and all(map(is_set, key.models)):
             asks = {owners.get(name, name) for name in key.models}
             for name in good:
                 if owners.get(name, name) not in asks:
-                    message = "the key may not ask for this model; remove it, or add it to models"
-                    ground.add_issue((*path, "models", name), message, key=True)
+                    message = "the key may not use this model; remove it, or add it to models"
+                    context.add_issue((*path, "models", name), message, key=True)
 
 
 def _map_limit_owners(models: Mapping[str, ModelConfig]) -> Mapping[str, str]:
@@ -202,9 +200,9 @@ def _check_model_limits(
     limits: KeyRateLimitConfig | None,
     path: ConfigPath,
     owners: Mapping[str, str],
-    ground: ValidationContext,
+    context: ValidationContext,
 ) -> list[str]:
-    """Complain of the models; gives those of which there is nothing to complain."""
+    """Report unknown and repeated models. Returns the others."""
     if not is_set(limits) or limits is None or not is_set(limits.models):
         return []
     good: dict[str, str] = {}
@@ -212,10 +210,10 @@ def _check_model_limits(
         at = (*path, "models", name)
         if name not in owners and "*" not in owners:
             message = f"there is no model {quote(name)}; {suggest_name(name, owners)}"
-            ground.add_issue(at, message, key=True)
+            context.add_issue(at, message, key=True)
         elif (owner := owners.get(name, name)) in good:
-            message = f"is {quote(good[owner])} again, which has limits already; keep one"
-            ground.add_issue(at, message, key=True)
+            message = f"is {quote(good[owner])} again, which already has limits; keep one"
+            context.add_issue(at, message, key=True)
         else:
             good[owner] = name
     return list(good.values())
@@ -226,16 +224,16 @@ def _check_model_limits(
 _WILDCARD_MODEL = "*"
 
 
-def check_routes(config: Config, ground: ValidationContext) -> None:
-    """Complain of the rules."""
+def check_routes(config: Config, context: ValidationContext) -> None:
+    """Report the rules."""
     if not is_set(config.routes):
         return
     seen: dict[str, int] = {}
     for n, rule in enumerate(config.routes):
         if is_set(rule) and is_set(rule.name) and seen.setdefault(rule.name, n) != n:
             message = f"routes[{seen[rule.name]}] has the same name; each rule has its own"
-            ground.add_issue(("routes", n, "name"), message)
-    rules = _RouteValidator(config, ground)
+            context.add_issue(("routes", n, "name"), message)
+    rules = _RouteValidator(config, context)
     earlier: list[tuple[int, RouteMatchConfig]] = []
     for n, rule in enumerate(config.routes):
         if not is_set(rule):
@@ -250,24 +248,24 @@ def check_routes(config: Config, ground: ValidationContext) -> None:
 class _RouteValidator:
     """What the rules may name. What could not be read is None, and stays silent."""
 
-    def __init__(self, config: Config, ground: ValidationContext) -> None:
-        self._context = ground
+    def __init__(self, config: Config, context: ValidationContext) -> None:
+        self._context = context
         self._models = _get_models(config)
         self._owners = _map_model_owners(self._models)
         self._keys = _get_keys(config)
         self._listener_protocols = _list_listener_protocols(config)
 
     def check_target(self, rule: RouteConfig, path: ConfigPath) -> None:
-        """Complain of where it leads to."""
+        """Report where it leads to."""
         use = rule.to
         if not is_set(use):
             return
         if use.model is None and use.version is None:
             self._context.add_issue(
-                path, "the rule leads nowhere; give it a model, a version, or both"
+                path, "the route has no target; give it a model, a version, or both"
             )
         elif use.model == _WILDCARD_MODEL:
-            message = "it takes names that no model has, and here there is none; name a model"
+            message = "the wildcard model cannot be a target; name a model"
             self._context.add_issue((*path, "model"), message)
         elif self._check_name(use.model, self._owners, "there is no model", (*path, "model")):
             asked = rule.when.model if is_set(rule.when) else ""
@@ -275,7 +273,7 @@ class _RouteValidator:
                 self._check_version(use.version, use.model or asked, (*path, "version"))
 
     def check_match(self, when: RouteMatchConfig, path: ConfigPath) -> bool:
-        """Complain of what can't hold. False where there is anything to complain of."""
+        """Report what can't hold. Returns False if an issue was reported."""
         good = [
             self._check_name(when.model, self._owners, "there is no model", (*path, "model")),
             self._check_name(when.key, self._keys, "there is no key", (*path, "key")),
@@ -292,7 +290,7 @@ class _RouteValidator:
     def check_reachable(
         self, when: RouteMatchConfig, earlier: list[tuple[int, RouteMatchConfig]], path: ConfigPath
     ) -> None:
-        """Complain of a rule for which those before leave no request over."""
+        """Report a rule for which those before leave no request over."""
         asked = [when.model] if when.model is not None else list(self._models or ())
         takers: set[int] = set()
         for model in asked:
@@ -308,7 +306,7 @@ class _RouteValidator:
         names = " and ".join(f"routes[{n}]" for n in sorted(takers))
         self._context.add_issue(
             path,
-            f"the rule is never followed: all that it is for goes by {names} before; "
+            f"the route never matches: {names} match all its requests before; "
             "move it up, or remove it",
         )
 
@@ -317,7 +315,7 @@ class _RouteValidator:
     def _check_name(
         self, name: str | None, names: Mapping[str, object] | None, what: str, path: ConfigPath
     ) -> bool:
-        """Whether a name is one of these, if it is given. Complains where it is none."""
+        """Whether a name is one of these, if it is given. Reports it otherwise."""
         if name is None or names is None or not is_set(name):
             return name is None
         if name not in names:
@@ -327,7 +325,7 @@ class _RouteValidator:
 
     def _check_version(self, version: str, name: str | None, path: ConfigPath) -> None:
         if name is None:
-            message = "whose version? say for which model the rule is: when: {model: NAME}"
+            message = "the model of this version is unknown; add when: {model: NAME}"
             self._context.add_issue(path, message)
             return
         model = (self._models or {}).get((self._owners or {}).get(name, ""))
@@ -346,7 +344,7 @@ class _RouteValidator:
         if not self._context.check_client_protocol(name, None, path):
             return False
         if self._listener_protocols is not None and name not in self._listener_protocols:
-            message = f"no listener speaks {name}, so the rule is never followed"
+            message = f"no listener serves {name}, so the route never matches"
             self._context.add_issue(
                 path, f"{message}; {suggest_name(name, self._listener_protocols)}"
             )
@@ -370,7 +368,7 @@ class _RouteValidator:
         if key is None or self._owners is None:
             return True
         if when.tag is not None and when.tag not in key.tags:
-            message = f"the key {quote(key.name)} has no such tag, so the rule is never followed"
+            message = f"the key {quote(key.name)} has no such tag, so the route never matches"
             self._context.add_issue((*path, "tag"), message)
             return False
         asks = {self._owners.get(one, one) for one in key.models or ()}
@@ -379,8 +377,8 @@ class _RouteValidator:
             and when.model not in (None, _WILDCARD_MODEL)
             and self._owners[when.model] not in asks
         ):
-            message = f"the key {quote(key.name)} may not ask for this model, so the rule is "
-            self._context.add_issue((*path, "model"), message + "never followed")
+            message = f"the key {quote(key.name)} may not use this model, so the route "
+            self._context.add_issue((*path, "model"), message + "never matches")
             return False
         return True
 
@@ -467,8 +465,8 @@ def _is_equal_scalar(one: object, other: object) -> bool:
 # Whether the targets of shadows are there, do the same work, and are not the originals'.
 
 
-def check_shadows(config: Config, ground: ValidationContext) -> None:
-    """Complain of shadows that are sent nowhere, or where their originals go."""
+def check_shadows(config: Config, context: ValidationContext) -> None:
+    """Report shadows that are sent nowhere, or where their originals go."""
     models = config.models
     names = map_model_names(models)
     for name, model in models.items():
@@ -479,25 +477,25 @@ def check_shadows(config: Config, ground: ValidationContext) -> None:
             continue
         versions = list_versions(model)
         if to in versions:
-            _check_shadow_version(to, model, config, path, ground)
+            _check_shadow_version(to, model, config, path, context)
         elif to not in names:
-            shown = quote(ground.get_raw_text(path))
-            ground.add_issue(
+            shown = quote(context.get_raw_text(path))
+            context.add_issue(
                 path,
                 f"{shown} is neither a version of this model nor another model; "
                 f"{suggest_name(to, [*versions, *names])}",
             )
         elif names[to] == name:
             message = "is this model itself; name one of its versions, or another model"
-            ground.add_issue(path, message)
+            context.add_issue(path, message)
         else:
-            check_task(model, models[names[to]], path, ground)
+            check_task(model, models[names[to]], path, context)
 
 
 def _check_shadow_version(
-    to: str, model: ModelConfig, config: Config, path: ConfigPath, ground: ValidationContext
+    to: str, model: ModelConfig, config: Config, path: ConfigPath, context: ValidationContext
 ) -> None:
-    """Complain of a version that takes all of the traffic, if no rule could send some elsewhere."""
+    """Report a version that takes all of the traffic, if no rule could send some elsewhere."""
     split = model.split
     if not is_set(split) or (len(model.resolve_targets()) > 1 and config.routes != ()):
         return
@@ -506,8 +504,8 @@ def _check_shadow_version(
     ):
         return
     if {version for version, weight in model.resolve_weights().items() if weight} == {to}:
-        message = "every request goes to this version already, and none of those is copied"
-        ground.add_issue(path, f"{message}; name another, or share the traffic with a split")
+        message = "every request goes to this version already, so there is nothing to mirror"
+        context.add_issue(path, f"{message}; name another version, or add a split")
 
 
 _FULL_PERCENTAGE = 100
@@ -516,43 +514,43 @@ _DISCOVERY: Final = ("refresh_interval", "scheme", "nameserver")
 _DEFAULT_WORKER: Final = WorkerSourceConfig()
 
 
-def validate_config(config: Config, ground: ValidationContext, *, insecure: bool) -> None:
-    """Complain of whatever can be read and still can't be meant."""
-    check_listeners(config, ground, insecure=insecure)
-    validate_backends.check(config, ground)
+def validate_config(config: Config, context: ValidationContext, *, insecure: bool) -> None:
+    """Report every inconsistency of what could be read."""
+    check_listeners(config, context, insecure=insecure)
+    validate_backends.check(config, context)
     if is_set(config.backends):
         for name, backend in config.backends.items():
             if is_set(backend) and isinstance(backend, PoolConfig):
-                _check_pool(backend, ("backends", name), ground)
+                _check_pool(backend, ("backends", name), context)
     if is_set(config.models):
-        _check_aliases(config.models, ground)
+        _check_aliases(config.models, context)
         backends = list(config.backends) if is_set(config.backends) else None
         for name, model in config.models.items():
             if is_set(model):
-                _check_model(model, ("models", name), backends, ground)
-        check_fallbacks(config.models, ground)
-        check_shadows(config, ground)
+                _check_model(model, ("models", name), backends, context)
+        check_fallbacks(config.models, context)
+        check_shadows(config, context)
     if is_set(config.keys):
-        _check_keys(config, ground)
-    check_rate_limits(config, ground)
-    check_routes(config, ground)
+        _check_keys(config, context)
+    check_rate_limits(config, context)
+    check_routes(config, context)
 
 
 # --- pools ---------------------------------------------------------------------------------------
 
 
-def _check_pool(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
     health = pool.health.path if is_set(pool.health) else None
     if is_set(health) and health is not None and not health.startswith("/"):
-        message = "is no path; write it as /health, as it follows a worker's URL"
-        ground.add_issue((*path, "health", "path"), message)
+        message = "is not a path; write it as /health: it is appended to the worker's URL"
+        context.add_issue((*path, "health", "path"), message)
     if is_set(pool.workers):
-        _check_workers(pool.workers, (*path, "workers"), ground)
-        _check_pool_tls(pool, (*path, "tls"), ground)
+        _check_workers(pool.workers, (*path, "workers"), context)
+        _check_pool_tls(pool, (*path, "tls"), context)
 
 
 def _check_workers(
-    workers: Sequence[WorkerSourceConfig], path: ConfigPath, ground: ValidationContext
+    workers: Sequence[WorkerSourceConfig], path: ConfigPath, context: ValidationContext
 ) -> None:
     seen: dict[str, int] = {}
     for n, worker in enumerate(workers):
@@ -561,35 +559,33 @@ def _check_workers(
         at = (*path, n)
         where = [name for name in _SOURCES if getattr(worker, name) is not None]
         if len(where) != 1:
-            ground.add_issue(
-                at, f"a worker is told by one of {join_names(_SOURCES)}; give exactly one"
-            )
+            context.add_issue(at, f"a worker needs one of {join_names(_SOURCES)}; give exactly one")
         elif is_set(worker.url) and worker.url is not None:
             first = seen.setdefault(worker.url, n)
             if first != n:
-                message = f"this is workers[{first}] again; give that one a greater weight"
-                ground.add_issue((*at, "url"), message)
+                message = f"this is workers[{first}] again; increase the weight of that one"
+                context.add_issue((*at, "url"), message)
             for name in _DISCOVERY:
                 if getattr(worker, name) != getattr(_DEFAULT_WORKER, name):
-                    message = "has no meaning beside url, which nobody looks up; remove it"
-                    ground.add_issue((*at, name), message, key=True)
+                    message = "has no effect together with url; remove it"
+                    context.add_issue((*at, name), message, key=True)
         elif worker.dns is not None and worker.scheme == "https":
-            ground.add_issue(
+            context.add_issue(
                 (*at, "scheme"),
-                "https needs a name to verify, and dns gives addresses; list the workers by url, "
-                "or find them by srv",
+                "https verifies a name, and dns gives only addresses; list the workers by url, "
+                "or use srv",
             )
 
 
-def check_listed_workers(workers: Sequence[WorkerSourceConfig], ground: ValidationContext) -> None:
+def check_listed_workers(workers: Sequence[WorkerSourceConfig], context: ValidationContext) -> None:
     """Report on workers in a file of their own, where each must have a URL."""
-    _check_workers(workers, (), ground)
+    _check_workers(workers, (), context)
     for n, worker in enumerate(workers):
         if is_set(worker) and worker.url is None:
-            ground.add_issue((n,), "a file lists workers by url, and nothing else; give it one")
+            context.add_issue((n,), "each worker in a file needs a url; add it")
 
 
-def _check_pool_tls(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_pool_tls(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
     plain = [
         is_set(one) and is_set(one.url) and is_set(one.scheme)
         and not (one.url or "https:").startswith("https:")
@@ -597,14 +593,14 @@ def _check_pool_tls(pool: PoolConfig, path: ConfigPath, ground: ValidationContex
         for one in pool.workers
     ]  # fmt: skip
     if pool.tls is not None and plain and all(plain):
-        message = "no worker is spoken to over TLS, so this has no effect"
-        ground.add_issue(path, f"{message}; write https:// or remove it", key=True)
+        message = "no worker uses TLS, so this has no effect"
+        context.add_issue(path, f"{message}; write https:// or remove it", key=True)
 
 
 # --- models --------------------------------------------------------------------------------------
 
 
-def _check_aliases(models: Mapping[str, ModelConfig], ground: ValidationContext) -> None:
+def _check_aliases(models: Mapping[str, ModelConfig], context: ValidationContext) -> None:
     owners = {name: name for name in models}
     for name, model in models.items():
         if not is_set(model) or not is_set(model.aliases):
@@ -615,123 +611,123 @@ def _check_aliases(models: Mapping[str, ModelConfig], ground: ValidationContext)
             at = ("models", name, "aliases", n)
             if alias in owners:
                 what = "a model" if alias in models else f"an alias of {quote(owners[alias])}"
-                ground.add_issue(
-                    at, f"{quote(ground.get_raw_text(at))} is {what} already; choose another name"
+                context.add_issue(
+                    at, f"{quote(context.get_raw_text(at))} is {what} already; choose another name"
                 )
             owners.setdefault(alias, name)
 
 
 def _check_model(
-    model: ModelConfig, path: ConfigPath, backends: list[str] | None, ground: ValidationContext
+    model: ModelConfig, path: ConfigPath, backends: list[str] | None, context: ValidationContext
 ) -> None:
-    _check_client_protocol(model, path, ground)
-    _check_model_options(model.options, path, ground)
+    _check_client_protocol(model, path, context)
+    _check_model_options(model.options, path, context)
     single, several = model.backend is not None, model.versions is not None
     if single and several:
-        ground.add_issue(
+        context.add_issue(
             (*path, "versions"), "give either backend and model, or versions; not both", key=True
         )
     elif several:
         if model.model is not None:
             message = "each version has its own model; move this into the versions"
-            ground.add_issue((*path, "model"), message, key=True)
+            context.add_issue((*path, "model"), message, key=True)
     elif not single:
-        ground.add_issue(
-            path, "the model leads nowhere; give it a backend, or versions with backends"
+        context.add_issue(
+            path, "the model has no target; give it a backend, or versions with backends"
         )
     if model.backend is not None:
-        _check_backend(model.backend, (*path, "backend"), backends, ground)
+        _check_backend(model.backend, (*path, "backend"), backends, context)
     if is_set(model.versions) and model.versions is not None:
         for version, target in model.versions.items():
             if is_set(target):
                 at = (*path, "versions", version, "backend")
-                _check_backend(target.backend, at, backends, ground)
-    _check_split(model, path, ground)
+                _check_backend(target.backend, at, backends, context)
+    _check_split(model, path, context)
 
 
 def _check_backend(
-    name: str, path: ConfigPath, backends: list[str] | None, ground: ValidationContext
+    name: str, path: ConfigPath, backends: list[str] | None, context: ValidationContext
 ) -> None:
     if is_set(name) and backends is not None and name not in backends:
-        shown = quote(ground.get_raw_text(path))
-        ground.add_issue(path, f"there is no backend {shown}; {suggest_name(name, backends)}")
+        shown = quote(context.get_raw_text(path))
+        context.add_issue(path, f"there is no backend {shown}; {suggest_name(name, backends)}")
 
 
-def _check_split(model: ModelConfig, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_split(model: ModelConfig, path: ConfigPath, context: ValidationContext) -> None:
     if not is_set(model.versions) or not is_set(model.split):
         return
     versions = list(model.versions or ())
     if model.split is None:
         if len(versions) > 1 and not any(map(is_numeric_version, versions)):
             weights = ", ".join(f'"{version}": 1' for version in versions)
-            mend = f"give one a number, or add split: {{weights: {{{weights}}}}}"
-            message = f"nothing says which version gets the traffic; {mend}"
-            ground.add_issue((*path, "versions"), message, key=True)
+            hint = f"give one a number, or add split: {{weights: {{{weights}}}}}"
+            message = f"it is undefined which version gets the traffic; {hint}"
+            context.add_issue((*path, "versions"), message, key=True)
         return
     if not versions:
-        message = "there is nothing to split; it shares the traffic among versions"
-        ground.add_issue((*path, "split"), message, key=True)
+        message = "a split needs versions; add them, or remove it"
+        context.add_issue((*path, "split"), message, key=True)
     elif is_set(model.split.weights):
-        _check_weights(model.split, versions, (*path, "split", "weights"), ground)
+        _check_weights(model.split, versions, (*path, "split", "weights"), context)
     if is_set(model.split.sticky) and model.split.sticky is not None:
-        _check_sticky(model.split.sticky, (*path, "split", "sticky"), ground)
+        _check_sticky(model.split.sticky, (*path, "split", "sticky"), context)
 
 
-def _check_sticky(sticky: Sequence[str], path: ConfigPath, ground: ValidationContext) -> None:
+def _check_sticky(sticky: Sequence[str], path: ConfigPath, context: ValidationContext) -> None:
     for n, source in enumerate(sticky):
         if not is_set(source):
             continue
         if source in sticky[:n]:
-            ground.add_issue((*path, n), "stands here already; remove one of the two")
+            context.add_issue((*path, n), "is listed twice; remove one")
         elif "address" in sticky[:n]:
-            message = "is never asked for, since every request has an address; put it before that"
-            ground.add_issue((*path, n), message)
+            message = "is never used, since every request has an address; move it before address"
+            context.add_issue((*path, n), message)
 
 
 def _check_weights(
-    split: TrafficSplitConfig, versions: list[str], path: ConfigPath, ground: ValidationContext
+    split: TrafficSplitConfig, versions: list[str], path: ConfigPath, context: ValidationContext
 ) -> None:
     for version in split.weights:
         if version not in versions:
             message = f"there is no version {quote(version)}; {suggest_name(version, versions)}"
-            ground.add_issue((*path, version), message, key=True)
+            context.add_issue((*path, version), message, key=True)
     weights = list(split.weights.values())
     if not all(map(is_set, weights)):
         return
-    percent = [ground.get_raw_text((*path, version)).endswith("%") for version in split.weights]
+    percent = [context.get_raw_text((*path, version)).endswith("%") for version in split.weights]
     if not any(weights):
-        ground.add_issue(path, "every weight is 0, so no request gets anywhere; give one a weight")
+        context.add_issue(path, "every weight is 0, so no version gets requests; increase one")
     elif all(percent) and sum(weights) != _FULL_PERCENTAGE:
-        ground.add_issue(path, f"the shares make {sum(weights)}%; they must make 100%")
+        context.add_issue(path, f"the weights add up to {sum(weights)}%; they must add up to 100%")
     elif any(percent) and not all(percent):
-        ground.add_issue(
+        context.add_issue(
             path, "some weights are percentages and some are not; write all in one way"
         )
 
 
 def _check_model_options(
-    options: Mapping[str, Any], path: ConfigPath, ground: ValidationContext
+    options: Mapping[str, Any], path: ConfigPath, context: ValidationContext
 ) -> None:
-    """What only one dialect asks of a model."""
+    """What only one protocol asks of a model."""
     for name, given in options.items():
-        if not is_set(given) or not ground.check_protocol(name, None, (*path, name)):
+        if not is_set(given) or not context.check_protocol(name, None, (*path, name)):
             continue
-        takes = ground.protocols.get_model_options(name)
+        takes = context.protocols.get_model_options(name)
         if takes is None:
             continue
         for key, value in given.items():
             at = (*path, name, key)
             if key not in takes:
-                message = f"{name} asks no {quote(key)} of a model; {suggest_name(key, takes)}"
-                ground.add_issue(at, message, key=True)
+                message = f"{name} has no model option {quote(key)}; {suggest_name(key, takes)}"
+                context.add_issue(at, message, key=True)
             elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
-                ground.add_issue(at, wrong)
+                context.add_issue(at, wrong)
 
 
 # --- keys ----------------------------------------------------------------------------------------
 
 
-def _check_keys(config: Config, ground: ValidationContext) -> None:
+def _check_keys(config: Config, context: ValidationContext) -> None:
     keys = [(n, key) for n, key in enumerate(config.keys) if is_set(key)]
     for field in ("name", "sha256"):
         seen: dict[str, int] = {}
@@ -739,7 +735,7 @@ def _check_keys(config: Config, ground: ValidationContext) -> None:
             value = getattr(key, field)
             if is_set(value) and seen.setdefault(value, n) != n:
                 message = f"keys[{seen[value]}] has the same {field}; each key has its own"
-                ground.add_issue(("keys", n, field), message)
+                context.add_issue(("keys", n, field), message)
     if not is_set(config.models):
         return
     names = [*config.models]
@@ -747,23 +743,23 @@ def _check_keys(config: Config, ground: ValidationContext) -> None:
         if is_set(model) and is_set(model.aliases):
             names += [alias for alias in model.aliases if is_set(alias)]
     for n, key in keys:
-        _check_key_models(key, ("keys", n, "models"), names, ground)
-        _check_client_protocol(key, ("keys", n), ground)
+        _check_key_models(key, ("keys", n, "models"), names, context)
+        _check_client_protocol(key, ("keys", n), context)
 
 
 def _check_client_protocol(
-    holder: ApiKeyConfig | ModelConfig, path: ConfigPath, ground: ValidationContext
+    holder: ApiKeyConfig | ModelConfig, path: ConfigPath, context: ValidationContext
 ) -> None:
     if is_set(holder.protocol) and holder.protocol is not None:
-        ground.check_client_protocol(holder.protocol, None, (*path, "protocol"))
+        context.check_client_protocol(holder.protocol, None, (*path, "protocol"))
 
 
 def _check_key_models(
-    key: ApiKeyConfig, path: ConfigPath, names: list[str], ground: ValidationContext
+    key: ApiKeyConfig, path: ConfigPath, names: list[str], context: ValidationContext
 ) -> None:
     if not is_set(key.models) or "*" in names:
         return
     for n, name in enumerate(key.models or ()):
         if is_set(name) and name not in names:
-            shown = quote(ground.get_raw_text((*path, n)))
-            ground.add_issue((*path, n), f"there is no model {shown}; {suggest_name(name, names)}")
+            shown = quote(context.get_raw_text((*path, n)))
+            context.add_issue((*path, n), f"there is no model {shown}; {suggest_name(name, names)}")

@@ -46,31 +46,31 @@ _OTLP: Final = (
 )
 
 
-def check(config: Config, ground: ValidationContext) -> None:
+def check(config: Config, context: ValidationContext) -> None:
     """Report everything that can't be used on this machine, or by the protocols it names."""
     if is_set(config.listeners):
         preferred = _preferred_dialects(config)
         for number, listener in enumerate(config.listeners):
             if is_set(listener):
-                _check_listener(listener, ("listeners", number), ground, preferred)
+                _check_listener(listener, ("listeners", number), context, preferred)
     if is_set(config.backends):
         for name, backend in config.backends.items():
             path = ("backends", name)
             if is_set(backend) and isinstance(backend, PoolConfig):
-                _check_pool(backend, path, ground)
+                _check_pool(backend, path, context)
             elif is_set(backend) and isinstance(backend, TorchConfig):
-                _check_template(backend.chat_template, (*path, "chat_template"), ground)
-    _check_identity(config, ground)
-    _check_state(config, ground)
-    _check_telemetry(config, ground)
-    _check_usage(config, ground)
+                _check_template(backend.chat_template, (*path, "chat_template"), context)
+    _check_identity(config, context)
+    _check_state(config, context)
+    _check_telemetry(config, context)
+    _check_usage(config, context)
 
 
 # --- files and packages --------------------------------------------------------------------------
 
 
 def _check_installed(
-    modules: Sequence[str], message: str, path: ConfigPath, ground: ValidationContext
+    modules: Sequence[str], message: str, path: ConfigPath, context: ValidationContext
 ) -> None:
     """Report ``message`` on the key at ``path`` unless all of these modules can be imported."""
     try:
@@ -78,20 +78,22 @@ def _check_installed(
     except ModuleNotFoundError:  # not even the package around it
         installed = False
     if not installed:
-        ground.add_issue(path, message, key=True)
+        context.add_issue(path, message, key=True)
 
 
-def _check_key_pair(tls: TlsConfig, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_key_pair(tls: TlsConfig, path: ConfigPath, context: ValidationContext) -> None:
     """A file may be half-written, or another certificate's key."""
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.cert, tls.key, password=str)  # or it would ask at the terminal
+        tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls_context.load_cert_chain(
+            tls.cert, tls.key, password=str
+        )  # or it would ask at the terminal
     except OSError as error:
-        mend = "give a chain in PEM, and the key that belongs to it, without a password"
-        ground.add_issue(path, f"can't be used: {_tls_error(error)}; {mend}")
+        hint = "give a certificate chain in PEM and its key, without a password"
+        context.add_issue(path, f"can't be used: {_tls_error(error)}; {hint}")
 
 
-def _check_ca(trust: ClientTlsConfig, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_ca(trust: ClientTlsConfig, path: ConfigPath, context: ValidationContext) -> None:
     """The certificates of a ``tls`` section at ``path`` must be some."""
     if not is_set(trust.ca):
         return
@@ -99,7 +101,7 @@ def _check_ca(trust: ClientTlsConfig, path: ConfigPath, ground: ValidationContex
         ssl.create_default_context(cafile=trust.ca)
     except OSError as error:
         message = f"can't be used: {_tls_error(error)}; give certificates in PEM"
-        ground.add_issue((*path, "ca"), message)
+        context.add_issue((*path, "ca"), message)
 
 
 def _tls_error(error: OSError) -> str:
@@ -109,19 +111,21 @@ def _tls_error(error: OSError) -> str:
     return error.reason.replace("_", " ").lower() if error.reason else "it is not in PEM"
 
 
-def _check_template(template: str | None, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_template(template: str | None, path: ConfigPath, context: ValidationContext) -> None:
     """A chat template must be one, and its library installed."""
     if not is_set(template) or template is None:
         return
     if importlib.util.find_spec("jinja2") is None:
-        ground.add_issue(path, "needs Jinja; install it with: pip install 'interlingua[templates]'")
+        context.add_issue(
+            path, "needs Jinja; install it with: pip install 'interlingua[templates]'"
+        )
         return
     from backends.chat_template import ChatTemplate  # noqa: PLC0415 - as said
 
     try:
         ChatTemplate(template)
     except (ValueError, OSError) as error:
-        ground.add_issue(path, str(error))
+        context.add_issue(path, str(error))
 
 
 # --- listeners -----------------------------------------------------------------------------------
@@ -136,12 +140,15 @@ def _preferred_dialects(config: Config) -> frozenset[str]:
 
 
 def _check_listener(
-    listener: ListenerConfig, path: ConfigPath, ground: ValidationContext, preferred: frozenset[str]
+    listener: ListenerConfig,
+    path: ConfigPath,
+    context: ValidationContext,
+    preferred: frozenset[str],
 ) -> None:
     """``preferred`` dialects may share their paths with others."""
     tls = is_set(listener.tls) and listener.tls
     if tls and is_set(tls.cert) and is_set(tls.key):
-        _check_key_pair(tls, (*path, "tls"), ground)
+        _check_key_pair(tls, (*path, "tls"), context)
     if not is_set(listener.protocols):
         return
     owners: dict[tuple[str, str], str] = {}
@@ -149,98 +156,98 @@ def _check_listener(
         if not is_set(mount) or not is_set(mount.name):
             continue
         at = (*path, "protocols", n)
-        endpoints = _check_mount(mount, at, ground)
+        endpoints = _check_mount(mount, at, context)
         if not is_set(mount.prefix):
             continue
         paths = {(method, mount.prefix + where) for method, where in endpoints}
         taken = sorted(paths & owners.keys())
         if taken and not (listener.protocol_header is True or mount.name in preferred):
             method, where = taken[0]
-            ground.add_issue(
+            context.add_issue(
                 at,
-                f"{method} {where} is {owners[taken[0]]}'s on this listener already; "
+                f"{method} {where} belongs to {owners[taken[0]]} on this listener already; "
                 f"give this one a prefix: {{name: {mount.name}, prefix: /{mount.name}}}, "
-                "or name it as a key's or a model's dialect",
+                "or set it as the protocol of a key or a model",
             )
         owners |= dict.fromkeys(paths - owners.keys(), mount.name)
 
 
 def _check_mount(
-    mount: ListenerProtocolConfig, path: ConfigPath, ground: ValidationContext
+    mount: ListenerProtocolConfig, path: ConfigPath, context: ValidationContext
 ) -> frozenset[tuple[str, str]]:
-    """The endpoints of a dialect on a listener; none where something is wrong with it."""
-    if not ground.check_client_protocol(
+    """The endpoints of a protocol on a listener; none where something is wrong with it."""
+    if not context.check_client_protocol(
         mount.name, mount.profile, (*path, "name"), (*path, "profile")
     ):
         return frozenset()
-    takes = ground.protocols.get_options(mount.name)
+    takes = context.protocols.get_options(mount.name)
     good = True
     for key, value in mount.options.items():
         at = (*path, key)
         if key not in takes:
             fields = ["name", "profile", "prefix", *takes]
-            ground.add_issue(
+            context.add_issue(
                 at, f"there is no {quote(key)} here; {suggest_name(key, fields)}", key=True
             )
             good = False
         elif not is_set(value):
             good = False
         elif wrong := describe_type_mismatch(value, takes[key]):
-            ground.add_issue(at, wrong)
+            context.add_issue(at, wrong)
             good = False
     if not good:
         return frozenset()
     try:
-        return ground.protocols.endpoints(mount.name, mount.profile, mount.options)
+        return context.protocols.endpoints(mount.name, mount.profile, mount.options)
     except ValueError as error:
-        ground.add_issue(path, str(error))
+        context.add_issue(path, str(error))
         return frozenset()
 
 
 # --- pools ---------------------------------------------------------------------------------------
 
 
-def _check_pool(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
     if is_set(pool.protocol):
-        _check_pool_dialect(pool, path, ground)
-    _check_unsupported_parameters(pool, path, ground)
+        _check_pool_dialect(pool, path, context)
+    _check_unsupported_parameters(pool, path, context)
     if is_set(pool.tls) and pool.tls is not None:
-        _check_ca(pool.tls, (*path, "tls"), ground)
+        _check_ca(pool.tls, (*path, "tls"), context)
 
 
-def _check_pool_dialect(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_pool_dialect(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
     name, profile_at = pool.protocol, (*path, "profile")
-    if not ground.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
+    if not context.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
         return
-    takes = ground.protocols.get_options(name)
+    takes = context.protocols.get_options(name)
     for key, value in pool.options.items() if is_set(pool.options) else ():
         at = (*path, "options", key)
         if key not in takes:
-            ground.add_issue(
+            context.add_issue(
                 at, f"there is no {quote(key)} here; {suggest_name(key, takes)}", key=True
             )
         elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
-            ground.add_issue(at, wrong)
+            context.add_issue(at, wrong)
     for key, parameter in (("chat_template", "renderer"), ("fields", "fields")):
-        if getattr(pool, key) is not None and not ground.protocols.accepts_param(name, parameter):
-            ground.add_issue((*path, key), f"{name} has no use for it; remove it", key=True)
+        if getattr(pool, key) is not None and not context.protocols.accepts_param(name, parameter):
+            context.add_issue((*path, key), f"{name} does not use it; remove it", key=True)
         elif key == "chat_template":
-            _check_template(pool.chat_template, (*path, key), ground)
+            _check_template(pool.chat_template, (*path, key), context)
     if is_set(pool.workers):
-        _check_roots(pool, (*path, "workers"), ground)
+        _check_roots(pool, (*path, "workers"), context)
 
 
-def _check_roots(pool: PoolConfig, path: ConfigPath, ground: ValidationContext) -> None:
-    """A worker's URL is its base: the dialect's own path comes behind it."""
-    roots = ground.protocols.create_adapter(pool.protocol, pool.profile, {}).path_prefixes
+def _check_roots(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+    """A worker's URL is its base: the protocol's own path comes behind it."""
+    roots = context.protocols.create_adapter(pool.protocol, pool.profile, {}).path_prefixes
     for n, worker in enumerate(pool.workers):
         if not is_set(worker) or not is_set(worker.url) or worker.url is None:
             continue
         end = urlsplit(worker.url).path
         root = next((root for root in roots if root.strip("/") and end.endswith(root)), None)
         if root is not None:
-            message = f"the dialect {pool.protocol} adds {root} itself; write the URL without it"
-            ground.add_issue((*path, n, "url"), message)
+            message = f"the protocol {pool.protocol} adds {root} itself; write the URL without it"
+            context.add_issue((*path, n, "url"), message)
 
 
 # --- what a pool's workers do not support --------------------------------------------------------
@@ -256,23 +263,23 @@ _CAPABILITIES_FILE: Final = msgspec.inspect.type_info(_CapabilitiesFile)
 
 
 def _check_unsupported_parameters(
-    pool: PoolConfig, path: ConfigPath, ground: ValidationContext
+    pool: PoolConfig, path: ConfigPath, context: ValidationContext
 ) -> None:
     former_at = (*path, "capabilities")
-    if ground.is_present(former_at):
-        names = _former_parameters(ground.file(former_at))
-        mend = f"write unsupported_parameters: [{join_names(names or ('NAME', '…'))}]"
+    if context.is_present(former_at):
+        names = _former_parameters(context.file(former_at))
+        hint = f"write unsupported_parameters: [{join_names(names or ('NAME', '…'))}]"
         message = (
-            f"there is no 'capabilities' here any more; {mend if names != () else 'remove it'}"
+            f"there is no 'capabilities' here any more; {hint if names != () else 'remove it'}"
         )
-        ground.add_issue(former_at, message, key=True)
+        context.add_issue(former_at, message, key=True)
     if not is_set(pool.unsupported_parameters):
         return
     for n, name in enumerate(pool.unsupported_parameters):
         if is_set(name) and name not in PARAMETERS:
             at = (*path, "unsupported_parameters", n)
-            shown = quote(ground.get_raw_text(at))
-            ground.add_issue(at, f"{shown} is no parameter of a request; {_suggestion(name)}")
+            shown = quote(context.get_raw_text(at))
+            context.add_issue(at, f"{shown} is not a parameter of a request; {_suggestion(name)}")
 
 
 def _suggestion(name: str) -> str:
@@ -285,12 +292,12 @@ def _former_parameters(file: str | None) -> Sequence[str] | None:
     """The parameters that a capabilities file lists; None where there is no such file."""
     if file is None:
         return None
-    complaints = IssueCollector(file)
+    issues = IssueCollector(file)
     try:
-        root = compose_yaml(decode_utf8(Path(file).read_bytes(), file), complaints)
+        root = compose_yaml(decode_utf8(Path(file).read_bytes(), file), issues)
     except (OSError, ConfigError):
         return None
-    content = ConfigDecoder(complaints, {}).decode_document(root, _CAPABILITIES_FILE)
+    content = ConfigDecoder(issues, {}).decode_document(root, _CAPABILITIES_FILE)
     if not is_set(content) or not is_set(content.fields):
         return None
     return tuple(name for name in content.fields if is_set(name) and name in PARAMETERS)
@@ -299,50 +306,50 @@ def _former_parameters(file: str | None) -> Sequence[str] | None:
 # --- identity, state, telemetry, usage -----------------------------------------------------------
 
 
-def _check_identity(config: Config, ground: ValidationContext) -> None:
+def _check_identity(config: Config, context: ValidationContext) -> None:
     """An issuer's keys must be reachable, and not be anybody's."""
     identity, path = config.identity, ("identity",)
     if not is_set(identity) or identity is None:
         return
     message = "tokens need a library; install it with: pip install 'interlingua[jwt]'"
-    _check_installed(("jwt", "cryptography"), message, path, ground)
+    _check_installed(("jwt", "cryptography"), message, path, context)
     name = "issuer" if identity.jwks is None else "jwks"  # who tells where the keys are
     url = getattr(identity, name)
     if is_set(url):
-        _check_issuer_url(url, (*path, name), ground)
+        _check_issuer_url(url, (*path, name), context)
     if is_set(identity.tls) and identity.tls is not None:
-        _check_ca(identity.tls, (*path, "tls"), ground)
+        _check_ca(identity.tls, (*path, "tls"), context)
 
 
-def _check_issuer_url(url: str, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_issuer_url(url: str, path: ConfigPath, context: ValidationContext) -> None:
     try:
         parts = urlsplit(url)
     except ValueError:
         parts = urlsplit("")
     host = parts.hostname or ""
     if not host or parts.scheme not in ("http", "https") or parts.username is not None:
-        ground.add_issue(
-            path, "is no URL of an issuer's; write it as https://login.example.com/realm"
+        context.add_issue(
+            path, "is not the URL of an issuer; write it as https://login.example.com/realm"
         )
         return
     address = parse_ip(host)
     here = host == "localhost" if address is None else address.is_loopback
     if parts.scheme == "http" and not here:
-        message = "whoever is on the way could put in keys of his own; write https://"
-        ground.add_issue(path, message)
+        message = "the keys could be replaced on the way; write https://"
+        context.add_issue(path, message)
 
 
-def _check_state(config: Config, ground: ValidationContext) -> None:
+def _check_state(config: Config, context: ValidationContext) -> None:
     """The URL of a Redis is not shown: it is a secret."""
     state, path = config.state, ("state", "redis")
     if not is_set(state) or state is None:
         return
     if importlib.util.find_spec("redis") is None:
         message = "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
-        ground.add_issue(path, message)
+        context.add_issue(path, message)
     if is_set(state.redis) and (why := _redis_url_error(state.redis.reveal())):
-        ground.add_issue(path, f"this {why}")
-    _check_state_tls(state, ("state", "tls"), ground)
+        context.add_issue(path, f"this {why}")
+    _check_state_tls(state, ("state", "tls"), context)
 
 
 def _redis_url_error(url: str) -> str:
@@ -367,34 +374,36 @@ def _has_database(parts: SplitResult) -> bool:
     return bool(parts.hostname) and (not database or database.isdigit())
 
 
-def _check_state_tls(state: SharedStateConfig, path: ConfigPath, ground: ValidationContext) -> None:
+def _check_state_tls(
+    state: SharedStateConfig, path: ConfigPath, context: ValidationContext
+) -> None:
     if not is_set(state.tls) or state.tls is None:
         return
     if is_set(state.redis) and not state.redis.reveal().startswith("rediss://"):
-        message = "is for a Redis with TLS; write rediss:// in its URL, or remove this"
-        ground.add_issue(path, message, key=True)
-    _check_ca(state.tls, path, ground)
+        message = "applies only with TLS; write rediss:// in the URL, or remove this"
+        context.add_issue(path, message, key=True)
+    _check_ca(state.tls, path, context)
 
 
-def _check_telemetry(config: Config, ground: ValidationContext) -> None:
+def _check_telemetry(config: Config, context: ValidationContext) -> None:
     """Traces and metrics need a client to be sent by; metrics that are read, a listener."""
     observe = config.observe
     if not is_set(observe):
         return
     modules = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk")
     if is_set(observe.traces) and observe.traces is not None:
-        _check_installed(modules, _OTLP, ("observe", "traces"), ground)
+        _check_installed(modules, _OTLP, ("observe", "traces"), context)
     metrics = observe.metrics
     if not is_set(metrics):
         return
     if is_set(metrics.push) and metrics.push is not None:
-        _check_installed(modules, _OTLP, ("observe", "metrics", "push"), ground)
+        _check_installed(modules, _OTLP, ("observe", "metrics", "push"), context)
     if is_set(metrics.vllm_compat) and metrics.vllm_compat and config.admin is None:
-        message = "nobody could read it; give the gateway an admin listener: admin: {address: ...}"
-        ground.add_issue(("observe", "metrics", "vllm_compat"), message)
+        message = "there is no admin listener to serve it; add one: admin: {address: ...}"
+        context.add_issue(("observe", "metrics", "vllm_compat"), message)
 
 
-def _check_usage(config: Config, ground: ValidationContext) -> None:
+def _check_usage(config: Config, context: ValidationContext) -> None:
     """Rows of usage are kept in one place, which can be one. No URL is shown."""
     usage = config.observe.usage if is_set(config.observe) else None
     if not is_set(usage) or usage is None:
@@ -403,14 +412,14 @@ def _check_usage(config: Config, ground: ValidationContext) -> None:
         return
     path = ("observe", "usage")
     if (usage.sqlite is None) == (usage.postgres is None):
-        ground.add_issue(path, "rows are kept in one place: give either sqlite or postgres")
+        context.add_issue(path, "give either sqlite or postgres, and not both")
     elif usage.postgres is not None:
         at = (*path, "postgres")
         if importlib.util.find_spec("asyncpg") is None:
             what = "needs the client of PostgreSQL"
-            ground.add_issue(at, f"{what}; install it with: pip install 'interlingua[postgres]'")
+            context.add_issue(at, f"{what}; install it with: pip install 'interlingua[postgres]'")
         if not _is_postgres_url(usage.postgres.reveal()):
-            ground.add_issue(at, f"this is not the URL of a database; {_POSTGRES_URL}")
+            context.add_issue(at, f"this is not the URL of a database; {_POSTGRES_URL}")
 
 
 def _is_postgres_url(text: str) -> bool:

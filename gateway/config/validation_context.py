@@ -1,6 +1,6 @@
-"""What every check of a configuration's sense stands on: where things are, and what is registered.
+"""What all validation needs: locations of values, registered protocols, and a place for issues.
 
-A check sees a configuration in which whatever could not be read is UNSET, and stays silent on that.
+Values that could not be read are UNSET; validation skips them.
 """
 
 from collections.abc import Mapping
@@ -14,27 +14,27 @@ from gateway.config.registry import ProtocolRegistry
 
 
 def is_set(value: object) -> bool:
-    """Whether it could be read."""
+    """Whether the value could be read."""
     return value is not UNSET
 
 
 class ValidationContext:
-    """Takes complaints by path."""
+    """Collects issues by path."""
 
     def __init__(
         self,
-        complaints: IssueCollector,
+        issues: IssueCollector,
         places: Mapping[ConfigPath, SourceLocation],
-        dialects: ProtocolRegistry,
+        protocols: ProtocolRegistry,
         files: Mapping[ConfigPath, str] = MappingProxyType({}),
     ) -> None:
-        self._issues = complaints
+        self._issues = issues
         self._locations = places
         self._files = files
-        self.protocols = dialects
+        self.protocols = protocols
 
     def add_issue(self, path: ConfigPath, message: str, *, key: bool = False) -> None:
-        """Complain of the value at a path, or of its key. What is not there is said further up."""
+        """Report the value at a path, or of its key. The nearest known path counts."""
         place = self._locations.get(path)
         steps = path
         while place is None:
@@ -43,35 +43,36 @@ class ValidationContext:
         self._issues.add((key and place.key_position) or place.value_position, message, path)
 
     def get_raw_text(self, path: ConfigPath) -> str:
-        """The scalar at a path as it is written: what the environment put in may be a secret."""
+        """The scalar at a path as written, since expanded variables may contain secrets."""
         return self._locations[path].raw_text
 
     def is_present(self, path: ConfigPath) -> bool:
-        """Whether something stands at a path."""
+        """Whether the file has a value at this path."""
         return path in self._locations
 
     def file(self, path: ConfigPath) -> str | None:
-        """The file that is named at a path, as seen from here; None where there is none."""
+        """The file that the value at a path names, or None."""
         return self._files.get(path)
 
     def check_protocol(
         self, name: str, profile: str | None, path: ConfigPath, profile_path: ConfigPath = ()
     ) -> bool:
-        """Complain of an unknown dialect, named at ``path``, or profile. False if there is none."""
+        """Report an unknown protocol, named at ``path``, or profile. False if there is none."""
         names = self.protocols.names
         if name not in names:
             self.add_issue(
-                path, f"{quote(self.get_raw_text(path))} is no dialect; {suggest_name(name, names)}"
+                path,
+                f"{quote(self.get_raw_text(path))} is not a protocol; {suggest_name(name, names)}",
             )
             return False
         try:
             profiles = self.protocols.get_profiles(name)
         except ImportError as error:
-            self.add_issue(path, f"the dialect {name} can't be used here: {error}")
+            self.add_issue(path, f"the protocol {name} can't be used here: {error}")
             return False
         if profile is not None and is_set(profile) and profile not in profiles:
             shown = quote(self.get_raw_text(profile_path))
-            message = f"{shown} is no profile of {name}; {suggest_name(profile, profiles)}"
+            message = f"{shown} is not a profile of {name}; {suggest_name(profile, profiles)}"
             self.add_issue(profile_path, message)
             return False
         return is_set(profile)
@@ -83,6 +84,6 @@ class ValidationContext:
         if not self.check_protocol(name, profile, path, profile_path):
             return False
         if not self.protocols.serves_clients(name):
-            self.add_issue(path, f"no client is answered in {name}; it is for workers alone")
+            self.add_issue(path, f"{name} is for workers only, and not for clients")
             return False
         return True

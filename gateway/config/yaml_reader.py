@@ -20,20 +20,20 @@ MAX_NODES = 10_000
 
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _EMPTY_CONFIG_MESSAGE = (
-    "the configuration is empty; the least is a backend and a model, such as "
+    "the configuration is empty; it needs a backend and a model, such as "
     "{backends: {a: {kind: echo}}, models: {chat: {backend: a}}}"
 )
 _SYNTAX_HINTS = {
     "tab character": "indent with spaces",
     "cannot start any token": "put the value in quotes; indent with spaces",
-    "undefined alias": "write &name where it is first used; a text that starts with * needs quotes",
+    "undefined alias": "write &name where it is first used; quote a string that starts with *",
     "duplicate anchor": "give each anchor its own name",
     "another document": "keep one document in a file",
-    "mapping values are not allowed": "put a text that holds ': ' in quotes, or indent it less",
-    "expected ',' or": "add the comma or the bracket; a text that holds {, [ or , needs quotes",
+    "mapping values are not allowed": "quote a string that contains ': ', or indent it less",
+    "expected ',' or": "add the comma or the bracket; quote a string that contains {, [ or ,",
     "could not find expected ':'": "write key: value",
-    "expected key": "mend the indentation: what belongs together starts in one column",
-    "expected <block end>": "mend the indentation: what belongs together starts in one column",
+    "expected key": "correct the indentation: the keys of a section start in one column",
+    "expected <block end>": "correct the indentation: the keys of a section start in one column",
     "invalid Unicode character escape": "write the character itself",
     "while scanning a quoted scalar": "close the quotes",
 }
@@ -48,19 +48,19 @@ class _OpenNode(Struct):
     height: int = 1
 
 
-def compose_yaml(text: str, complaints: IssueCollector) -> yaml.Node:
+def compose_yaml(text: str, issues: IssueCollector) -> yaml.Node:
     """The root node. Raises ConfigError where the text can't be read at all."""
-    _check_characters(text, complaints)
+    _check_characters(text, issues)
     try:
-        _check_bounds(text, complaints)
+        _check_bounds(text, issues)
         root = yaml.compose(text, Loader=_YAML_LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise complaints.build_error(
+        raise issues.build_error(
             get_position(mark) if mark else DOCUMENT_START, _describe_syntax_error(error)
         ) from None
     if root is None:
-        raise complaints.build_error(DOCUMENT_START, _EMPTY_CONFIG_MESSAGE)
+        raise issues.build_error(DOCUMENT_START, _EMPTY_CONFIG_MESSAGE)
     return root
 
 
@@ -96,24 +96,24 @@ def _describe_syntax_error(error: yaml.YAMLError) -> str:
     return f"{said}; {mend}" if mend else said
 
 
-def _check_characters(text: str, complaints: IssueCollector) -> None:
+def _check_characters(text: str, issues: IssueCollector) -> None:
     bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if bad:
-        raise complaints.build_error(
+        raise issues.build_error(
             locate_index(text, bad.start()),
-            f"the character U+{ord(bad[0]):04X} has no place in a configuration; remove it",
+            f"the character U+{ord(bad[0]):04X} is not allowed in a configuration; remove it",
         )
 
 
-def _check_bounds(text: str, complaints: IssueCollector) -> None:
-    """Raises ConfigError for nesting, size and cycles; complains of tags."""
+def _check_bounds(text: str, issues: IssueCollector) -> None:
+    """Raises ConfigError for nesting, size and cycles; reports tags."""
     stack: list[_OpenNode] = [_OpenNode(DOCUMENT_START, None, 0, 0)]
     anchors: dict[str, tuple[int, int]] = {}
     for event in yaml.parse(text, Loader=_YAML_LOADER):
         match event:
             case yaml.ScalarEvent() | yaml.CollectionStartEvent():
                 if event.tag is not None:
-                    complaints.add(get_position(event.start_mark), _describe_tag(event.tag))
+                    issues.add(get_position(event.start_mark), _describe_tag(event.tag))
                 opened = _OpenNode(get_position(event.start_mark), event.anchor)
                 if isinstance(event, yaml.ScalarEvent):
                     _close_node(opened, stack, anchors)
@@ -124,14 +124,14 @@ def _check_bounds(text: str, complaints: IssueCollector) -> None:
             case yaml.AliasEvent():
                 mark = get_position(event.start_mark)
                 if any(one.anchor == event.anchor for one in stack):
-                    message = f"*{event.anchor} stands within what it names; write the value out"
-                    raise complaints.build_error(mark, message)
+                    message = f"*{event.anchor} refers to itself; write the value out"
+                    raise issues.build_error(mark, message)
                 _close_node(
                     _OpenNode(mark, None, *anchors.get(str(event.anchor), (1, 1))), stack, anchors
                 )
             case _:
                 continue
-        _check_size(stack, complaints)
+        _check_size(stack, issues)
 
 
 def _close_node(
@@ -145,19 +145,21 @@ def _close_node(
     around.height = max(around.height, done.height + 1)
 
 
-def _check_size(stack: list[_OpenNode], complaints: IssueCollector) -> None:
+def _check_size(stack: list[_OpenNode], issues: IssueCollector) -> None:
     inner = stack[-1]
     if len(stack) - 2 + inner.height > MAX_DEPTH:
         message = f"this is nested deeper than {MAX_DEPTH}; a configuration needs less than ten"
-        raise complaints.build_error(inner.position, message)
+        raise issues.build_error(inner.position, message)
     if sum(one.size for one in stack) > MAX_NODES:
-        message = f"there are more than {MAX_NODES} values, aliases written out; use fewer aliases"
-        raise complaints.build_error(inner.position, message)
+        message = (
+            f"there are more than {MAX_NODES} values, with aliases expanded; use fewer aliases"
+        )
+        raise issues.build_error(inner.position, message)
 
 
 def _describe_tag(tag: str) -> str:
     short = tag.replace("tag:yaml.org,2002:", "!!")
-    return f"the tag {quote(short)} has no meaning here; remove it (a text is put in quotes)"
+    return f"the tag {quote(short)} is not supported; remove it (strings are written in quotes)"
 
 
 # What a scalar says: the environment put in, and the type that YAML 1.2 gives it.
@@ -213,7 +215,7 @@ class YamlScalar(Struct, frozen=True):
 
     @property
     def quoted_raw(self) -> str:
-        """As a complaint shows it: what the environment holds may be a secret, and is not shown."""
+        """As a issue shows it: what the environment holds may be a secret, and is not shown."""
         return quote(self.raw)
 
 
@@ -264,7 +266,7 @@ def _expand_reference(whole: str, inner: str | None, env: Mapping[str, str]) -> 
         return "$"
     named = _ENV_NAME.fullmatch(inner or "")
     if named is None:
-        raise ValueError(f"{quote(whole)} names nothing of the environment; {_ENV_HINT}")
+        raise ValueError(f"{quote(whole)} is not an environment variable; {_ENV_HINT}")
     name, sign, rest = named.groups()
     found = env.get(name)
     if sign is None and found is not None:
@@ -287,11 +289,11 @@ _MERGE_KEY = "<<"
 
 
 def read_mapping(
-    node: yaml.Node, wanted: str, complaints: IssueCollector, path: ConfigPath
+    node: yaml.Node, wanted: str, issues: IssueCollector, path: ConfigPath
 ) -> KeyNodes | None:
     """The mapping's own keys, then those merged into it. None where it is no mapping."""
     if not isinstance(node, yaml.MappingNode):
-        complaints.add(
+        issues.add(
             get_position(node.start_mark), f"must be {wanted}, not {describe_node(node)}", path
         )
         return None
@@ -300,13 +302,13 @@ def read_mapping(
     for key, value in node.value:
         mark = get_position(key.start_mark)
         if not isinstance(key, yaml.ScalarNode):
-            complaints.add(mark, "a key must be a plain name", path)
+            issues.add(mark, "a key must be a plain name", path)
         elif key.value == _MERGE_KEY and not key.style:
-            merged += _read_merged_mappings(value, complaints, (*path, _MERGE_KEY))
+            merged += _read_merged_mappings(value, issues, (*path, _MERGE_KEY))
         elif key.value in own:
             line = own[key.value][0].start_mark.line + 1
             message = f"{quote(key.value)} was already given on line {line}; keep one of the two"
-            complaints.add(mark, message, (*path, key.value))
+            issues.add(mark, message, (*path, key.value))
         else:
             own[key.value] = key, value
     for more in merged:
@@ -315,17 +317,17 @@ def read_mapping(
 
 
 def _read_merged_mappings(
-    node: yaml.Node, complaints: IssueCollector, path: ConfigPath
+    node: yaml.Node, issues: IssueCollector, path: ConfigPath
 ) -> Iterator[KeyNodes]:
     """In the order of their weight: of two that give one key, the first counts."""
     for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-        found = read_mapping(one, "a mapping, or a list of mappings, to merge", complaints, path)
+        found = read_mapping(one, "a mapping, or a list of mappings, to merge", issues, path)
         if found is not None:
             yield found
 
 
 def describe_node(node: yaml.Node) -> str:
-    """What a node is, for a complaint. A value is not shown: it may be a misplaced secret."""
+    """What a node is, for a issue. A value is not shown: it may be a misplaced secret."""
     match node:
         case yaml.MappingNode():
             return "a mapping"

@@ -32,7 +32,7 @@ def test_complaints_go_to_stderr_one_a_line(file: Path) -> None:
     assert result.exit_code == 1
     assert result.stdout == ""
     first, second = result.stderr.splitlines()
-    assert first == f"{file}:2:22: 'ecco' is no kind; did you mean 'echo'? (at backends.a.kind)"
+    assert first == f"{file}:2:22: 'ecco' is not a kind; did you mean 'echo'? (at backends.a.kind)"
     assert second.startswith(f"{file}:3:30: 't/../k' holds '..'")
 
 

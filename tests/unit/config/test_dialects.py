@@ -81,12 +81,12 @@ def complaints(mount: str, model: str = "backend: a") -> list[str]:
         ("{name: openai, depth: 99999999999999999999}", "must be a number of at most 18 digits"),
         ('{name: openai, depth: "3"}', "must be a whole number"),
         ("{name: openai, dept: 3}", "there is no 'dept' here; did you mean 'depth'?"),
-        ("{name: openai, profile: ole}", "'ole' is no profile of openai; did you mean 'old'?"),
-        ("{name: openai, profile: [], depth: x}", "must be a text, not a list"),
-        ("ovms", "the dialect ovms can't be used here: No module named 'there'"),
-        ("triton", "'triton' is no dialect; known: openai, mindie, ovms"),
-        ("mindie", "no client is answered in mindie; it is for workers alone"),
-        ("openai, openai", "GET /d/{}/run is openai's on this listener already"),
+        ("{name: openai, profile: ole}", "'ole' is not a profile of openai; did you mean 'old'?"),
+        ("{name: openai, profile: [], depth: x}", "must be a string, not a list"),
+        ("ovms", "the protocol ovms can't be used here: No module named 'there'"),
+        ("triton", "'triton' is not a protocol; known: openai, mindie, ovms"),
+        ("mindie", "mindie is for workers only, and not for clients"),
+        ("openai, openai", "GET /d/{}/run belongs to openai on this listener already"),
         ("openai, {name: openai, prefix: /x}", ""),
     ],
 )
@@ -103,8 +103,8 @@ def test_a_mount_is_what_the_class_takes(mount: str, said: str) -> None:
         ("{price: 2}", ""),
         ("{price: cheap}", "must be a number (at models.m.openai.price)"),
         ("{tier: c}", "must be a or b (at models.m.openai.tier)"),
-        ("{prise: 1}", "openai asks no 'prise' of a model; did you mean 'price'?"),
-        ("{price: [1]}", "must be a text, a number, true or false, not a list"),
+        ("{prise: 1}", "openai has no model option 'prise'; did you mean 'price'?"),
+        ("{price: [1]}", "must be a string, a number, true or false, not a list"),
         ("[price]", "must be a mapping, not a list (at models.m.openai)"),
     ],
 )
@@ -117,7 +117,7 @@ def test_what_a_dialect_asks_of_a_model_is_what_it_says(asked: str, said: str) -
 def test_a_model_is_asked_for_only_in_what_clients_speak() -> None:
     assert complaints("openai", "backend: a, protocol: openai") == []
     [said] = complaints("openai", "backend: a, protocol: mindie")
-    assert "no client is answered in mindie; it is for workers alone" in said
+    assert "mindie is for workers only, and not for clients" in said
 
 
 def test_without_listeners_there_is_only_what_clients_speak(
@@ -135,7 +135,7 @@ def test_a_pool_speaks_what_is_for_workers_alone() -> None:
         'backends: {a: {protocol: mindie, workers: ["http://w:1"]}}\nmodels: {m: {backend: a}}\n'
     )
     assert load_text(text, "g", env={}).backends["a"].kind == "pool"
-    with pytest.raises(ConfigError, match="the dialect mindie adds /m itself"):
+    with pytest.raises(ConfigError, match="the protocol mindie adds /m itself"):
         load_text(text.replace("w:1", "w:1/m"), "g", env={})
 
 

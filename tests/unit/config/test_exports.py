@@ -46,13 +46,13 @@ def test_where_it_is_there_is_nothing_to_complain_of() -> None:
     ("url", "why"),
     [
         ("127.0.0.1:4318", "does not start with http:// or https://"),
-        ("http://me@h:4318", "holds a user or password (give a key as auth: {bearer: ...})"),
+        ("http://me@h:4318", "contains a user or password (give a key as auth: {bearer: ...})"),
         ("http://h:4318/?x", "has a query or a fragment"),
     ],
 )
 def test_a_url_that_is_none_is_told_with_one_that_is(url: str, why: str) -> None:
     [told] = complaints(f"{{traces: '{url}'}}")
-    assert told.endswith(f"{why}; write a collector's base, such as http://127.0.0.1:4318")
+    assert told.endswith(f"{why}; write a base URL, such as http://127.0.0.1:4318")
 
 
 @pytest.mark.parametrize("part", ["traces", "metrics"])

@@ -33,8 +33,8 @@ def complaints(backend: str) -> list[str]:
     ("backend", "said"),
     [
         ("{kind: echo, delay: }", "has no value; give it one or remove the key"),
-        ("{kind: echo, delay: [1s]}", "must be a text or number, not a list"),
-        ("{kind: [echo]}", "must be a text, not a list"),
+        ("{kind: echo, delay: [1s]}", "must be a string or a number, not a list"),
+        ("{kind: [echo]}", "must be a string, not a list"),
         (
             "{kind: echo, fail: {mode: [disconnect]}}",
             "must be one of disconnect, error, rate_limit, unavailable, not a list",
@@ -51,7 +51,7 @@ def complaints(backend: str) -> list[str]:
         ),
         (
             "{protocol: openai, workers: [{url: http://w, auth: {bearer: {env: [A]}}}]}",
-            "must be a text, not a list",
+            "must be a string, not a list",
         ),
         (
             "{protocol: openai, workers: [{url: http://w, auth: {bearer: }}]}",
@@ -75,7 +75,7 @@ def test_a_secret_file_must_be_a_text(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe")
     backend = f"{{protocol: openai, workers: [{{url: http://w, auth: {{bearer: {{file: {tmp_path}"
     (found,) = complaints(backend + "/token}}}]}")
-    assert found.endswith("can't be read: it is not a text")
+    assert found.endswith("can't be read: it is not text")
 
 
 def test_a_type_that_no_setting_has_is_a_fault_of_the_program() -> None:

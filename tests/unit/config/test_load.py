@@ -255,5 +255,5 @@ def test_complaints_are_in_the_order_of_the_file() -> None:
 @pytest.mark.parametrize("folder", ["", "conf/", "./conf/", "../conf/"])
 def test_a_path_is_never_taken_for_a_name_by_where_the_file_lies(folder: str) -> None:
     text = "backends: {a: {kind: torch, path: ./nothing}}\nmodels: {chat: {backend: a}}"
-    with pytest.raises(ConfigError, match="names no file or folder"):
+    with pytest.raises(ConfigError, match="is not a file or folder"):
         load_text(text, f"{folder}gateway.yaml", env={})

@@ -68,11 +68,11 @@ def test_the_environment_is_put_in_once(text: str, result: str) -> None:
         ("${GONE}", "GONE is not set in the environment; set it, or write ${GONE:-default}"),
         ("${GONE:?ask the team}", "GONE is not set in the environment: ask the team"),
         ("${EMPTY:?}", "EMPTY is not set in the environment: set it"),
-        ("${}", "'${}' names nothing of the environment"),
-        ("${1A}", "'${1A}' names nothing of the environment"),
-        ("${A", "'${' names nothing of the environment"),
-        ("${A:-${B}}", "'${' names nothing of the environment"),
-        ("${A:+b}", "'${A:+b}' names nothing of the environment"),
+        ("${}", "'${}' is not an environment variable"),
+        ("${1A}", "'${1A}' is not an environment variable"),
+        ("${A", "'${' is not an environment variable"),
+        ("${A:-${B}}", "'${' is not an environment variable"),
+        ("${A:+b}", "'${A:+b}' is not an environment variable"),
     ],
 )
 def test_what_the_environment_does_not_hold_is_told(text: str, complaint: str) -> None:

@@ -71,7 +71,7 @@ def test_what_is_no_mapping_is_not_looked_into() -> None:
 def test_a_certificate_is_looked_at_where_the_url_can_t_be_read() -> None:
     assert complaints("{redis: {env: NO}, tls: {ca: /dev/nowhere}}") == [
         "NO is not set in the environment; set it",
-        "'/dev/nowhere' names no file; what is relative starts at the configuration's own folder",
+        "'/dev/nowhere' is not a file; relative paths start at the configuration's folder",
     ]
 
 
