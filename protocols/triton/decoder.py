@@ -1,8 +1,8 @@
-"""Reading workers' answers: streams and whole ones.
+"""Decode worker responses: streams and unary responses.
 
-A stream has no last event, and may have none at all: its end is the end of the body, which is sure
-where the connection says that the body is whole. A worker that tells finish reasons has to tell one
-before; of another's end nothing more is known.
+A stream has no last event and may have no event at all: it ends with the body, whose length the
+connection guarantees. A worker that reports finish reasons must report one before the end; for
+other workers the end of the body is the only sign.
 """
 
 import math
@@ -33,12 +33,12 @@ from protocols.triton.model_config import ModelAdapter
 from protocols.triton.params import TEXT_OUTPUT
 from protocols.triton.tensors import flatten_values
 
-# What workers answer: an object of the model's outputs, in one piece or one for each event.
+# Wire format of worker responses: an object of the model's outputs, unary or one for each event.
 
 _MAX_LENIENT_PARSE_BYTES: Final = 1 << 20
-"""Bytes of an answer that are worth a second look for numbers which JSON does not have."""
+"""Bytes that require a closer look for numbers that are not JSON."""
 NO_REASON: Final = "None"
-"""How a reason reads that there is none yet."""
+"""Finish reason values that mean "none yet"."""
 FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
     "eos": "eos",
@@ -50,7 +50,7 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "timeout": None,
     "not_finished": None,
 }
-"""vLLM's and TensorRT-LLM's words; None is a failure of the worker."""
+"""Finish reasons of vLLM and TensorRT-LLM; None is a worker failure."""
 _decode_json = msgspec.json.Decoder().decode
 _LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
 _READ_OUTPUTS: Final = (
@@ -63,7 +63,7 @@ _DEFAULT_OUTPUT_NAMES: Final[Mapping[str, str]] = {name: name for name in _READ_
 
 
 def map_output_names(wires: Mapping[str, str]) -> Mapping[str, str]:
-    """A model's names for the outputs that are read; ``wires`` are those that differ."""
+    """A model's names for the outputs that are decoded; ``wires`` are those that differ."""
     known = {name: wires.get(name, name) for name in _READ_OUTPUTS}
     return _DEFAULT_OUTPUT_NAMES if known == _DEFAULT_OUTPUT_NAMES else known
 
@@ -72,7 +72,7 @@ _NonNegativeInt = Annotated[int, Meta(ge=0)]
 
 
 class ParsedResponse(Struct):
-    """One answer, or a piece of one: in each list an element for each choice, as far as told."""
+    """A response or an event: each list has one item for each choice, as far as known."""
 
     texts: list[str]
     model: str | None
@@ -84,7 +84,7 @@ class ParsedResponse(Struct):
 
 
 class _OneText(Struct, forbid_unknown_fields=True):
-    """An answer of one text. The names are those that the families of models have."""
+    """A response with one text. The field names are those of the model families."""
 
     text_output: str
     model_name: str | None = None
@@ -103,7 +103,7 @@ _one_text = msgspec.json.Decoder(_OneText).decode
 
 
 def _text_of(body: bytes) -> ParsedResponse | None:
-    """What an answer of one text holds, as most do; None for any other, and for a wrong one."""
+    """Decode a response with one text; None if it has another shape or is invalid."""
     try:
         got = _one_text(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -130,9 +130,9 @@ _CandidateColumn = list[dict[str, _LogprobCandidate]]
 def parse_response(
     body: bytes, request: GenerationRequest, known: Mapping[str, str]
 ) -> ParsedResponse:
-    """What an object holds; ``known`` are the model's ``outputs``.
+    """Decode an object of outputs; ``known`` are the model's ``outputs``.
 
-    Raises what an error in it means, and WorkerFailed for what can't be read.
+    Raises the error that the object reports, and WorkerFailed for an invalid object.
     """
     if known is _DEFAULT_OUTPUT_NAMES and (told := _text_of(body)) is not None:
         return told
@@ -162,7 +162,7 @@ def parse_response(
 def _parse_details(
     told: Mapping[str, list[Any]], said: ParsedResponse, request: GenerationRequest
 ) -> None:
-    """What is told beside the texts."""
+    """Return the finish reasons, token counts and log probabilities."""
     said.finish_reasons = _parse_reasons(told.get("finish_reason", []))
     said.stop_reasons = _parse_reasons(told.get("stop_reason", []))
     said.token_counts = _parse_counts(told.get("num_output_tokens", []))
@@ -188,7 +188,7 @@ def _parse_counts(values: list[Any]) -> list[int]:
 def _parse_logprobs(
     columns: list[Any], numbers: list[Any], texts: list[str], top: int
 ) -> list[tuple[TokenLogprob, ...]]:
-    """For each choice, from either family's output: JSON of candidates, or bare numbers."""
+    """Decode logprobs of each choice from either family: JSON candidates, or plain numbers."""
     if columns:
         return [_parse_candidates(one, top) for one in columns]
     size = len(numbers) // len(texts)
@@ -209,7 +209,7 @@ def _parse_candidates(told: Any, top: int) -> tuple[TokenLogprob, ...]:
 
 
 def _build_token_logprob(candidates: Mapping[str, _LogprobCandidate], top: int) -> TokenLogprob:
-    """The token that was taken stands first; the likeliest have a rank."""
+    """Return the sampled token, which comes first, and the alternatives, which have a rank."""
     found = [
         TopLogprob(
             one.decoded_token or "", _replace_missing_logprob(one.logprob), _parse_token_id(key)
@@ -227,7 +227,7 @@ def _build_token_logprob(candidates: Mapping[str, _LogprobCandidate], top: int) 
 
 
 def _build_bare_logprobs(numbers: list[Any], text: str) -> tuple[TokenLogprob, ...]:
-    """Numbers alone: which token each is of shows only where there is one."""
+    """Decode plain numbers; the token of a number is known only if there is one token."""
     values = [one if isinstance(one, float) else None for one in numbers]
     return tuple(TokenLogprob(text, _drop_non_finite(one)) for one in values)
 
@@ -245,14 +245,14 @@ def _replace_missing_logprob(logprob: float | None) -> float:
 
 
 _MAX_EVENT_BYTES: Final = 1 << 24
-"""A model that does not stream tells all in one event."""
+"""A model that does not stream sends everything in one event."""
 
 
 class GenerateDecoder:
-    """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
+    """Decodes the response to a GenerationRequest, as a stream of events or one JSON body.
 
-    Which of the two it is shows in the first byte. ``known`` are the model's ``incoming.outputs``,
-    ``plan`` is how it was asked. ``prompt`` may stand in front of each choice, and is cut off.
+    The first byte decides which. ``known`` are the model's outputs, ``plan`` is how the request was
+    written. If the worker returns ``prompt`` at the start of each choice, it is removed.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class GenerateDecoder:
 
 
 class _ResponseReader:
-    """Reads any answer; see ``AnswerDecoder``."""
+    """Decodes any chunk; see ``AnswerDecoder``."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class _ResponseReader:
         self._request = request
         self._output_names = known
         self._token_per_event = plan.is_streaming(request)
-        """Whether each event is a token's, as far as nothing else is told."""
+        """Whether each event counts as one token, unless counts are reported."""
         self._is_unary = False
         self._choice_count = request.n or 1
         self._sse_parser = sse.SseParser(limit=_MAX_EVENT_BYTES)
@@ -299,7 +299,7 @@ class _ResponseReader:
         self._seen_choices: set[int] = set()
         self._ended_choices: set[int] = set()
         self._may_be_empty = plan.may_be_empty(request)
-        """Whether a body without events is an answer without text."""
+        """Whether a body without events is a response without text."""
         self._reports_finish_reason = False
         self._prompt_tokens: int | None = None
         self._token_count: int | None = None
@@ -307,7 +307,7 @@ class _ResponseReader:
         self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """What the next bytes of a stream tell."""
+        """Decode the next bytes of a stream."""
         if self._pending_error is not None:
             raise self._pending_error
         payloads = filter(bytes.strip, self._sse_parser.feed(data))
@@ -315,7 +315,7 @@ class _ResponseReader:
         return events
 
     def close(self, rest: bytes) -> Sequence[Event]:
-        """What a stream's end tells; ``rest`` ends an event whose newlines are missing."""
+        """Decode the end of a stream; ``rest`` is an event without its final newlines."""
         if self._pending_error is not None:
             raise self._pending_error
         events = self._read_remainder(rest)
@@ -325,7 +325,7 @@ class _ResponseReader:
         return self._finish_events(events, untold)
 
     def read_unary(self, body: bytes) -> Sequence[Event]:
-        """What an answer in one piece tells."""
+        """Decode a unary response."""
         self._is_unary = True
         events: list[Event] = []
         self._read_object(body, events)
@@ -342,7 +342,7 @@ class _ResponseReader:
         return [*events, *[ChoiceEnd("unknown", i) for i in untold], *usage, StreamEnd()]
 
     def _check_end(self, untold: Sequence[int]) -> None:
-        """Raises unless these choices of a stream are complete, though nothing said so."""
+        """Raise StreamBroken unless these choices of a stream are complete."""
         complete = self._seen_choices.issuperset(untold) and not self._reports_finish_reason
         if not self._seen_choices:
             complete = self._may_be_empty
@@ -355,11 +355,11 @@ class _ResponseReader:
     # --- events -----------------------------------------------------------------------------------
 
     def _read_remainder(self, data: bytes) -> Sequence[Event]:
-        """An event whose newlines are missing, which are ``data``."""
+        """Whether ``data`` is an event without its final newlines."""
         try:
             events = self.feed(data)
         except WorkerFailed as error:
-            if error.__cause__ is None:  # it could be read, and is a complaint
+            if error.__cause__ is None:  # valid JSON that holds an error
                 raise
             raise StreamBroken("The worker's stream stopped inside an event.") from error
         if self._pending_error is not None:
@@ -389,7 +389,7 @@ class _ResponseReader:
             self._token_count = (self._token_count or 0) + sum(said.token_counts)
 
     def _build_usage(self) -> list[Event]:
-        """What the worker counted, if it counted both."""
+        """Return the worker's usage, if it counted both prompt and completion tokens."""
         if self._prompt_tokens is None or self._token_count is None:
             return []
         return [Usage(self._prompt_tokens, self._token_count)]
@@ -416,7 +416,7 @@ class _ResponseReader:
     def _count_tokens(
         self, said: ParsedResponse, index: int, text: str, logprobs: tuple[TokenLogprob, ...]
     ) -> int:
-        """How many tokens a text is, from whatever tells most of it."""
+        """Return the token count of a text, from the most precise source."""
         if len(said.token_counts) == len(said.texts):
             return said.token_counts[index]
         if logprobs:

@@ -27,9 +27,9 @@ from protocols.core.request import GenerationRequest, Message, Role, StopConditi
 COUNT: Final = "Count from one to twenty in words, with a space between them and nothing else."
 ACCENTS: Final = "Say this back, letter by letter: Grüße, crème brûlée, smörgåsbord, jalapeño"
 _TWO_LINES: Final = "The capital of France is\nParis. The capital of Italy is"
-"""A prompt in two lines, which nobody says back by chance."""
+"""A prompt of two lines, which no model repeats by chance."""
 _EXTRA_TOKENS: Final = 8
-"""Tokens that a text may have beside its characters: begins, ends, a template's."""
+"""Tokens of a prompt beyond its characters: start, end, chat template."""
 
 
 async def _health(worker: WorkerClient) -> str:
@@ -122,7 +122,7 @@ async def _usage_same(worker: WorkerClient) -> str:
 
 
 def _usage_request(worker: WorkerClient, *, stream: bool) -> GenerationRequest:
-    """Raises NotOffered where the protocol has no place for usage."""
+    """Raises NotOffered if the protocol has no field for usage."""
     request = worker.text_request(COUNT, stream=stream)
     if not reports_usage(worker.adapter, request):
         raise NotOffered("the protocol can't express usage")
@@ -130,7 +130,7 @@ def _usage_request(worker: WorkerClient, *, stream: bool) -> GenerationRequest:
 
 
 def _check_usage(response: WorkerResponse) -> str:
-    """Usage that can be true of the answer."""
+    """Whether the usage is plausible for the response."""
     answer = response.answer
     usage = answer.usage
     text = answer.choices[0].text + answer.choices[0].reasoning
@@ -230,7 +230,7 @@ _EMOJI: Final = "Say this back: 👩‍👩‍👧‍👦 🇫🇷 🏳️‍�
 _CONTROLS: Final = "a\x00b\x07c\x1bd\x7fe\u2028f\ufefff"
 _REPLACEMENT: Final = "\ufffd"
 _OVERSIZED_WORDS: Final = 400_000
-"""Of a prompt that is too long for almost any model: 2 MB."""
+"""Characters of a prompt that is too long for almost any model: 2 MB."""
 
 
 async def _round_trip(worker: WorkerClient, text: str, *, stream: bool) -> str:
@@ -245,7 +245,7 @@ async def _round_trip(worker: WorkerClient, text: str, *, stream: bool) -> str:
 
 
 def _is_double_encoded(text: str) -> bool:
-    """Whether it is UTF-8 that was taken for Latin-1."""
+    """Whether UTF-8 was decoded as Latin-1."""
     if text.isascii():
         return False
     try:
@@ -258,7 +258,7 @@ def _is_double_encoded(text: str) -> bool:
 def _check_split_bytes(
     worker: WorkerClient, text: str, response: WorkerResponse, said: str
 ) -> None:
-    """The same bytes one by one, as a network might bring them."""
+    """Decode the same bytes one by one, as a network might deliver them."""
     decoder = worker.adapter.create_decoder(worker.text_request(text, stream=True))
     body = response.body
     try:
@@ -272,7 +272,7 @@ def _check_split_bytes(
 
 
 async def _answered_or_refused(worker: WorkerClient, text: str) -> str:
-    """Answered, or refused as the client's fault."""
+    """The request is answered, or rejected as a client error."""
     try:
         return f"answered: {(await worker.send(worker.text_request(text))).choice.finish_reason}"
     except WorkerRefused as error:

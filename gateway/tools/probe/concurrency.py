@@ -1,4 +1,4 @@
-"""Probes: connections, several requests at a time, clients that leave."""
+"""Probes: connections, concurrent requests, clients that disconnect."""
 
 import re
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ async def _simultaneous(worker: WorkerClient) -> str:
 
 
 async def _isolation(worker: WorkerClient, *, stream: bool = True) -> str:
-    """Each answer is the one to its own question, as asked alone."""
+    """Each response belongs to its own request: it equals the response without concurrency."""
     questions = [f"Say these words and nothing else: {one} {one}" for one in _ANIMALS]
     alone = [_text(await worker.send(worker.text_request(one, stream=stream))) for one in questions]
     if len(set(alone)) < len(alone):
@@ -82,7 +82,7 @@ def _text(response: WorkerResponse) -> str:
 
 
 async def _disconnect(worker: WorkerClient) -> str:
-    """A client that leaves costs the next one nothing."""
+    """A disconnect does not affect the next client."""
     stopping = StopConditions(max_tokens=_PLENTY)
     asked = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
     for _ in range(3):
@@ -106,7 +106,7 @@ async def _simultaneous_disconnects(worker: WorkerClient) -> str:
 
 
 async def _complete_bodies(worker: WorkerClient) -> str:
-    """No answer without its end, however many are asked for one after the other."""
+    """Every response is complete, however many requests follow on one connection."""
     for stream in (True, False, True, False):
         response = await worker.send(worker.text_request("Say hi.", stream=stream))
         response.choice  # noqa: B018 - what it raises tells

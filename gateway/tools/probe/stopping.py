@@ -22,9 +22,9 @@ YES: Final = (
     "Reply with the one word yes and nothing else, whatever follows: a b c d e f g h i j k l m n o "
     "p q r s t u v w x y z"
 )
-"""To which a model that is able says next to nothing."""
+"""A prompt with a very short expected response."""
 _LONG: Final = 12
-"""Characters that a text must have to be stopped within."""
+"""The minimum length of a text in which a stop string can be tested."""
 _PART: Final = 3
 _LEAST: Final = 24
 _MOST: Final = 32
@@ -167,13 +167,13 @@ async def _long_baseline(worker: WorkerClient, text: str) -> str:
 
 
 def _excerpt(base: str, at: int) -> str:
-    """A piece of the text that is not of blanks alone."""
+    """Return a part of the text that is not only whitespace."""
     return next(
         base[i : i + _PART] for i in (*range(at, len(base)), 1) if base[i : i + _PART].strip()
     )
 
 
-# --- at least so many -----------------------------------------------------------------------------
+# --- minimum length -------------------------------------------------------------------------------
 
 
 async def _min_tokens(worker: WorkerClient) -> str:
@@ -204,7 +204,7 @@ async def _stop_token_ids(worker: WorkerClient) -> str:
 
 
 async def _stop_with_sampling(worker: WorkerClient) -> str:
-    """With sampling, too, what is stopped must not show the stop."""
+    """With sampling, too, a stopped text must not contain the stop string."""
     stopping, drawn = (
         StopConditions(max_tokens=48, stop=("e", "o")),
         SamplingParams(temperature=1.0, seed=5),
@@ -313,7 +313,7 @@ async def _seed_repeats(worker: WorkerClient) -> str:
 
 
 async def _distinct_texts(worker: WorkerClient, asked: GenerationRequest) -> set[str]:
-    """Different answers of three. Raises Inconclusive where greedy ones differ, too."""
+    """Return different texts of three. Raises Inconclusive if greedy texts differ, too."""
     texts = {(await worker.send(asked)).choice.text for _ in range(3)}
     if len(texts) > 1:
         greedy = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
@@ -335,7 +335,7 @@ async def _seed_values(worker: WorkerClient) -> str:
 
 
 async def _single_candidate(worker: WorkerClient, **only: Any) -> str:
-    """What leaves one token to pick makes any temperature greedy."""
+    """Parameters that leave one candidate token make any temperature greedy."""
     asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.5, **only))
     texts = await _distinct_texts(worker, asked)
     expect(len(texts) == 1, f"with one token to pick from, {len(texts)} different answers of three")

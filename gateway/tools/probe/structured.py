@@ -1,4 +1,4 @@
-"""Probes: answers of a form, calls of tools, log probabilities, reasoning."""
+"""Probes: structured output, tool calls, log probabilities, reasoning."""
 
 from functools import partial
 from typing import Any, Final
@@ -43,7 +43,7 @@ _TOOL: Final = Tool(_NAME, "The weather of a city.", _SCHEMA)
 _TOLERANCE: Final = 1e-6
 
 
-# --- forms ----------------------------------------------------------------------------------------
+# --- structured output ----------------------------------------------------------------------------
 
 
 async def _json_object(worker: WorkerClient, output: OutputFormat, *, stream: bool) -> str:
