@@ -83,8 +83,8 @@ def read_path_model(call: ClientRequest) -> str:
     return name
 
 
-def _build_json_response(told: Any) -> HttpResponse:
-    return HttpResponse(200, _encode(told), errors.JSON_HEADERS)
+def _build_json_response(value: Any) -> HttpResponse:
+    return HttpResponse(200, _encode(value), errors.JSON_HEADERS)
 
 
 def _find_model(call: ClientRequest, catalog: Catalog) -> ModelInfo:

@@ -66,8 +66,12 @@ def build_graph_error_text(inner: str, node: str = GENERATION_NODE) -> str:
 
 def get_error_text(error: GatewayError, node: str) -> str:
     """Return the text of an error, for a body or a stream."""
-    said = _map_error_status(error)
-    return said[1] if said else build_graph_error_text(_get_node_error_text(error), node)
+    status_and_text = _map_error_status(error)
+    return (
+        status_and_text[1]
+        if status_and_text
+        else build_graph_error_text(_get_node_error_text(error), node)
+    )
 
 
 def build_error_response(
@@ -78,15 +82,15 @@ def build_error_response(
     The graph's own errors have content type ``text/event-stream`` if a stream was requested: the
     server writes the header before the graph runs.
     """
-    said = _map_error_status(error)
-    if said is None:
+    status_and_text = _map_error_status(error)
+    if status_and_text is None:
         kind = _EVENT_STREAM_HEADER if stream else _JSON_HEADER
         return HttpResponse(
             400,
             encode_error_body(build_graph_error_text(_get_node_error_text(error), node)),
             (kind,),
         )
-    status, text = said
+    status, text = status_and_text
     return HttpResponse(
         status, encode_error_body(text), (_JSON_HEADER, *_build_retry_headers(error))
     )

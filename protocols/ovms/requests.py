@@ -244,8 +244,8 @@ def read_response_format(raw: Raw | None) -> OutputFormat | None:
         case {"type": "json_object"}:
             return JsonObjectFormat()
         case {"type": "json_schema", "json_schema": {"schema": dict()} as schema}:
-            whole = msgspec.json.decode(raw, type=dict[str, Raw])
-            inside = msgspec.json.decode(whole["json_schema"], type=dict[str, Raw])
+            schema_object = msgspec.json.decode(raw, type=dict[str, Raw])
+            inside = msgspec.json.decode(schema_object["json_schema"], type=dict[str, Raw])
             strict = schema.get("strict")
             return JsonSchemaFormat(
                 inside["schema"],

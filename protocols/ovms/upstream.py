@@ -180,13 +180,13 @@ class OvmsUpstream:
             vectors = RequestReducer(request, {})
             vectors.drop_foreign_extra(self._protocol_name)
             return self._openai_writer.encode_request(vectors.request)
-        asked = self._adapt_request(request, {}).request
-        if not all(isinstance(prompt, str) for prompt in asked.prompts):
+        adapted = self._adapt_request(request, {}).request
+        if not all(isinstance(prompt, str) for prompt in adapted.prompts):
             raise UnsupportedFeature(
                 "The model's workers take text, not token ids.", param="prompt"
             )
-        path, body = self._openai_writer.write_body(asked)
-        self._adjust_body(body, asked)
+        path, body = self._openai_writer.write_body(adapted)
+        self._adjust_body(body, adapted)
         return UpstreamRequest(f"{_ROOT}/{path}", _encode(body), _JSON_HEADERS)
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
@@ -194,9 +194,9 @@ class OvmsUpstream:
         complaint = partial(errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint=complaint)
-        asked = self._adapt_request(request, {}).request
-        echoes = self._openai_writer.expects_echo(asked)
-        return GenerationDecoder(asked, echoes=echoes, complaint=complaint)
+        adapted = self._adapt_request(request, {}).request
+        echoes = self._openai_writer.expects_echo(adapted)
+        return GenerationDecoder(adapted, echoes=echoes, complaint=complaint)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -220,18 +220,18 @@ class OvmsUpstream:
             narrow.set_field("response_options.usage", "final")
         return narrow
 
-    def _adjust_body(self, body: dict[str, Any], asked: GenerationRequest) -> None:
+    def _adjust_body(self, body: dict[str, Any], adapted: GenerationRequest) -> None:
         """Adjust what depends on several fields."""
-        if not uses_chat_endpoint(asked) and "logprobs" in body:
+        if not uses_chat_endpoint(adapted) and "logprobs" in body:
             body["logprobs"] = 1  # the only value it accepts: the sampled token itself
         if body.get("top_logprobs") == 0:
             del body["top_logprobs"]
-        if asked.stream:
+        if adapted.stream:
             body.pop("include_stop_str_in_output", None)  # always so; false is rejected
         if not self._early:
             return
         body.pop("stream_options", None)
-        sampling = asked.sampling
+        sampling = adapted.sampling
         if sampling.temperature is None and sampling.do_sample is None and not sampling.beam_width:
             body["temperature"] = 1.0  # its default is greedy, unlike that of the clients
 
@@ -400,10 +400,10 @@ def build_passthrough(release: str) -> PassthroughRules:
     )
 
 
-def _is_stream_supported(body: Any, said: AbstractSet[str]) -> bool:
+def _is_stream_supported(body: Any, fields: AbstractSet[str]) -> bool:
     """Streams have no log probabilities, and keep their stop strings."""
-    del said
+    del fields
     if getattr(body, "stream", False) is not True:
         return True
-    kept = getattr(body, "include_stop_str_in_output", True) is not False
-    return kept and not getattr(body, "logprobs", UNSET)
+    keeps_stop = getattr(body, "include_stop_str_in_output", True) is not False
+    return keeps_stop and not getattr(body, "logprobs", UNSET)

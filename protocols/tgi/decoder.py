@@ -145,8 +145,8 @@ class GenerateDecoder:
             raise self._pending_error
         if self._is_done:
             return ()
-        if (whole := self._body_reader.unary_body) is not None:
-            return self._decode_unary(bytes(whole))
+        if (body := self._body_reader.unary_body) is not None:
+            return self._decode_unary(bytes(body))
         events: list[Event] = []
         for payload in self._sse_parser.feed(b"\n\n"):  # the last newlines may be missing
             self._decode_event(payload, events, last=True)
@@ -177,17 +177,17 @@ class GenerateDecoder:
         hidden = self._is_hidden(token)
         text = "" if hidden else token.text_or_empty
         ids = token.ids if self._request.response_options.token_ids else ()
-        asked = self._request.logprobs is not None and not hidden
-        logprobs = (build_token_logprob(token, top),) if asked else ()
+        wants_logprobs = self._request.logprobs is not None and not hidden
+        logprobs = (build_token_logprob(token, top),) if wants_logprobs else ()
         if text or ids or logprobs:
             self._texts.append(text)
             events.append(TextDelta(text, token_ids=ids, logprobs=logprobs))
 
     def _add_end(self, wire: TgiResponse, events: list[Event]) -> None:
         """Add the end, preceded by text that no token held, such as half a character."""
-        text, said = wire.generated_text or "", "".join(self._texts)
-        if text.startswith(said) and (rest := text[len(said) :]):
-            events.append(TextDelta(rest, tokens=0 if said else _get_token_count(wire.details)))
+        text, sent = wire.generated_text or "", "".join(self._texts)
+        if text.startswith(sent) and (rest := text[len(sent) :]):
+            events.append(TextDelta(rest, tokens=0 if sent else _get_token_count(wire.details)))
         events += _build_end_events(wire.details)
         self._is_done = True
 

@@ -51,9 +51,9 @@ def _read_context_error(fault: WorkerErrorBody) -> GatewayError | None:
     found = _CONTEXT_LENGTH_PATTERN.search(fault.text)
     if found is None:
         return None
-    told = {name: int(count[:18]) for name, count in found.groupdict().items() if count}
-    if "whole" in told:
-        tokens, limit = told["inputs"] + told["new"], told["whole"]
+    counts = {name: int(count[:18]) for name, count in found.groupdict().items() if count}
+    if "whole" in counts:
+        tokens, limit = counts["inputs"] + counts["new"], counts["whole"]
     else:
-        tokens, limit = told["prompt"], told["limit"]
+        tokens, limit = counts["prompt"], counts["limit"]
     return ContextTooLong(fault.text, tokens=tokens, limit=limit)

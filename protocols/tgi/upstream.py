@@ -163,17 +163,17 @@ def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> Up
     Only a stream reports the prompt length, so a unary response is requested as a stream, too, if
     its usage is wanted. Raises UnsupportedFeature for token ids.
     """
-    asked = adapt_generate_request(request, limits)
-    carried = build_parameter_support(asked, limits)
-    said = {path: got for path, got in asked.set_fields.items() if path in carried}
-    parameters: dict[str, Any] = params.write_params(build_generate_table(limits), said)
+    adapted = adapt_generate_request(request, limits)
+    support = build_parameter_support(adapted, limits)
+    values = {path: got for path, got in adapted.set_fields.items() if path in support}
+    parameters: dict[str, Any] = params.write_params(build_generate_table(limits), values)
     parameters |= {"details": True, "return_full_text": False}
-    if asked.output is not None and "output" in carried:
-        parameters["grammar"] = write_output_format(asked.output)
-    if asked.logprobs is not None:
-        if top := asked.logprobs.top:
+    if adapted.output is not None and "output" in support:
+        parameters["grammar"] = write_output_format(adapted.output)
+    if adapted.logprobs is not None:
+        if top := adapted.logprobs.top:
             parameters["top_n_tokens"] = min(top, MAX_TOP_TOKENS) if top > 0 else MAX_TOP_TOKENS
-        if asked.logprobs.prompt is not None and "logprobs.prompt" in carried:
+        if adapted.logprobs.prompt is not None and "logprobs.prompt" in support:
             parameters["decoder_input_details"] = True
     whole = not request.stream and (
         request.response_options.usage == "none"
@@ -193,8 +193,10 @@ def find_unsupported_generate_parameters(
     request: GenerationRequest, limits: TgiLimits, names: Mapping[str, str]
 ) -> tuple[UnsupportedParameter, ...]:
     """List the unsupported parameters of a request with prompts."""
-    asked = adapt_generate_request(request, limits)
-    found = loss.find_unsupported_parameters(asked, build_parameter_support(asked, limits), names)
+    adapted = adapt_generate_request(request, limits)
+    found = loss.find_unsupported_parameters(
+        adapted, build_parameter_support(adapted, limits), names
+    )
     if len(request.prompts) > 1:
         several = UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
         return (*found, several)
@@ -244,26 +246,26 @@ def build_parameter_support(
     request: GenerationRequest, limits: TgiLimits
 ) -> Mapping[str, ParameterSupport]:
     """Build the parameter support of an adapted request."""
-    carried = params.build_parameter_support(build_generate_table(limits))
-    carried |= {
+    support = params.build_parameter_support(build_generate_table(limits))
+    support |= {
         "echo": ParameterSupport(""),
         "logprobs.top": ParameterSupport("top_n_tokens", 0, MAX_TOP_TOKENS),
         "stopping.skip_special_tokens": ParameterSupport(""),
     }
     if not request.stream:
-        carried["logprobs.prompt"] = ParameterSupport("decoder_input_details")
+        support["logprobs.prompt"] = ParameterSupport("decoder_input_details")
     if request.output is not None and write_output_format(request.output) is not None:
-        carried["output"] = ParameterSupport("grammar")
+        support["output"] = ParameterSupport("grammar")
     if request.templating.add_special_tokens:
-        carried["templating.add_special_tokens"] = ParameterSupport("")
+        support["templating.add_special_tokens"] = ParameterSupport("")
     if request.stopping.truncate_prompt == -1:
-        del carried["stopping.truncate_prompt"]
-    drawn = request.sampling.do_sample and request.sampling.seed is None
-    if request.stream or not drawn or limits.max_best_of == 1:
-        del carried["best_of"]
+        del support["stopping.truncate_prompt"]
+    is_sampled = request.sampling.do_sample and request.sampling.seed is None
+    if request.stream or not is_sampled or limits.max_best_of == 1:
+        del support["best_of"]
     elif request.n is not None:
-        carried["best_of"] = ParameterSupport("best_of", reason="approximated")
-    return carried
+        support["best_of"] = ParameterSupport("best_of", reason="approximated")
+    return support
 
 
 # Requests for ``/v1/chat/completions``, and their unsupported parameters.
@@ -335,7 +337,7 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
     """
     sampling, stopping = request.sampling, request.stopping
     greedy = sampling.do_sample is False or sampling.temperature == 0
-    whole = sampling.top_p is not None and sampling.top_p >= 1
+    is_full_top_p = sampling.top_p is not None and sampling.top_p >= 1
     offers = _has_callable_tools(request)
     return replace(
         request,
@@ -343,7 +345,7 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
         messages=tuple(map(_adapt_message, request.messages)),
         sampling=replace(
             sampling,
-            top_p=None if greedy or whole else sampling.top_p,
+            top_p=None if greedy or is_full_top_p else sampling.top_p,
             seed=None if sampling.seed is None else sampling.seed % 2**63,
             logit_bias=None,
         ),
@@ -454,18 +456,18 @@ class TGI:
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         """See ``protocols.core.interfaces.ModelMetadataReader``."""
         try:
-            told = _decode_info(answers[0] or b"")
+            info = _decode_info(answers[0] or b"")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
             return None
         silent = TgiLimits()
         self._limits[model] = TgiLimits(
             max_stop_strings=silent.max_stop_strings
-            if told.max_stop_sequences is None
-            else told.max_stop_sequences,
-            max_best_of=told.max_best_of or silent.max_best_of,
-            max_prompt_tokens=told.max_input_tokens or told.max_input_length,
+            if info.max_stop_sequences is None
+            else info.max_stop_sequences,
+            max_best_of=info.max_best_of or silent.max_best_of,
+            max_prompt_tokens=info.max_input_tokens or info.max_input_length,
         )
-        return told.max_concurrent_requests or None
+        return info.max_concurrent_requests or None
 
     def _get_limits(self, model: str) -> TgiLimits:
         return self._limits.get(model, TgiLimits())

@@ -108,14 +108,14 @@ def _text_of(body: bytes) -> ParsedResponse | None:
         got = _one_text(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    said = ParsedResponse([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
+    parsed = ParsedResponse([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
     if got.finish_reason is not UNSET:
-        said.finish_reasons = (_parse_reason(got.finish_reason),)
+        parsed.finish_reasons = (_parse_reason(got.finish_reason),)
     if got.stop_reason is not UNSET:
-        said.stop_reasons = (_parse_reason(got.stop_reason),)
+        parsed.stop_reasons = (_parse_reason(got.stop_reason),)
     if got.num_output_tokens is not UNSET:
-        said.token_counts = (got.num_output_tokens,)
-    return said
+        parsed.token_counts = (got.num_output_tokens,)
+    return parsed
 
 
 class _LogprobCandidate(Struct):
@@ -134,8 +134,8 @@ def parse_response(
 
     Raises the error that the object reports, and WorkerFailed for an invalid object.
     """
-    if known is _DEFAULT_OUTPUT_NAMES and (told := _text_of(body)) is not None:
-        return told
+    if known is _DEFAULT_OUTPUT_NAMES and (simple := _text_of(body)) is not None:
+        return simple
     try:
         got = (
             _decode_json(body)
@@ -153,32 +153,32 @@ def parse_response(
     if not {str}.issuperset(map(type, texts)):
         raise WorkerFailed("The worker's answer is no text.")
     name = got.get("model_name")
-    said = ParsedResponse(texts, name if isinstance(name, str) else None)
+    parsed = ParsedResponse(texts, name if isinstance(name, str) else None)
     if values:
-        _parse_details(values, said, request)
-    return said
+        _parse_details(values, parsed, request)
+    return parsed
 
 
 def _parse_details(
-    told: Mapping[str, list[Any]], said: ParsedResponse, request: GenerationRequest
+    outputs: Mapping[str, list[Any]], parsed: ParsedResponse, request: GenerationRequest
 ) -> None:
     """Return the finish reasons, token counts and log probabilities."""
-    said.finish_reasons = _parse_reasons(told.get("finish_reason", []))
-    said.stop_reasons = _parse_reasons(told.get("stop_reason", []))
-    said.token_counts = _parse_counts(told.get("num_output_tokens", []))
-    prompt = _parse_counts(told.get("num_input_tokens", []))
-    said.prompt_tokens = prompt[0] if prompt else None
-    if request.logprobs is not None and said.texts:
-        columns, numbers = (told.get(name, []) for name in _LOGPROB_OUTPUTS)
-        said.logprobs = _parse_logprobs(columns, numbers, said.texts, request.logprobs.top)
+    parsed.finish_reasons = _parse_reasons(outputs.get("finish_reason", []))
+    parsed.stop_reasons = _parse_reasons(outputs.get("stop_reason", []))
+    parsed.token_counts = _parse_counts(outputs.get("num_output_tokens", []))
+    prompt = _parse_counts(outputs.get("num_input_tokens", []))
+    parsed.prompt_tokens = prompt[0] if prompt else None
+    if request.logprobs is not None and parsed.texts:
+        columns, numbers = (outputs.get(name, []) for name in _LOGPROB_OUTPUTS)
+        parsed.logprobs = _parse_logprobs(columns, numbers, parsed.texts, request.logprobs.top)
 
 
 def _parse_reasons(values: list[Any]) -> list[str]:
     return [_parse_reason(one) for one in values]
 
 
-def _parse_reason(told: Any) -> str:
-    return told if isinstance(told, str) else NO_REASON
+def _parse_reason(value: Any) -> str:
+    return value if isinstance(value, str) else NO_REASON
 
 
 def _parse_counts(values: list[Any]) -> list[int]:
@@ -198,11 +198,11 @@ def _parse_logprobs(
     ]
 
 
-def _parse_candidates(told: Any, top: int) -> tuple[TokenLogprob, ...]:
-    if not isinstance(told, str):
+def _parse_candidates(value: Any, top: int) -> tuple[TokenLogprob, ...]:
+    if not isinstance(value, str):
         return ()
     try:
-        column = msgspec.convert(rapidjson.parse_value(told.encode()), _CandidateColumn | None)
+        column = msgspec.convert(rapidjson.parse_value(value.encode()), _CandidateColumn | None)
     except (MalformedRequest, msgspec.ValidationError) as e:
         raise WorkerFailed("The worker's log probabilities can't be read.") from e
     return tuple(_build_token_logprob(one, top) for one in column or () if one)
@@ -367,26 +367,26 @@ class _ResponseReader:
         return events
 
     def _read_object(self, body: bytes, events: list[Event]) -> None:
-        said = parse_response(body, self._request, self._output_names)
-        self._add_counts(said, events)
-        if said.finish_reasons:
+        parsed = parse_response(body, self._request, self._output_names)
+        self._add_counts(parsed, events)
+        if parsed.finish_reasons:
             self._reports_finish_reason = True
-        for index, text in enumerate(said.texts[: self._choice_count]):
+        for index, text in enumerate(parsed.texts[: self._choice_count]):
             self._seen_choices.add(index)
-            self._add_choice(said, index, text, events)
-        if said.token_counts and self._request.response_options.usage == "each":
+            self._add_choice(parsed, index, text, events)
+        if parsed.token_counts and self._request.response_options.usage == "each":
             events += self._build_usage()
 
-    def _add_counts(self, said: ParsedResponse, events: list[Event]) -> None:
-        if not self._has_metadata and said.model is not None:
+    def _add_counts(self, parsed: ParsedResponse, events: list[Event]) -> None:
+        if not self._has_metadata and parsed.model is not None:
             self._has_metadata = True
-            events.append(ResponseMetadata(said.model))
-        if said.prompt_tokens is not None:
+            events.append(ResponseMetadata(parsed.model))
+        if parsed.prompt_tokens is not None:
             if self._prompt_tokens is None and not self._is_unary:
-                events.append(StreamStart(said.prompt_tokens))
-            self._prompt_tokens = said.prompt_tokens
-        if said.token_counts:
-            self._token_count = (self._token_count or 0) + sum(said.token_counts)
+                events.append(StreamStart(parsed.prompt_tokens))
+            self._prompt_tokens = parsed.prompt_tokens
+        if parsed.token_counts:
+            self._token_count = (self._token_count or 0) + sum(parsed.token_counts)
 
     def _build_usage(self) -> list[Event]:
         """Return the worker's usage, if it counted both prompt and completion tokens."""
@@ -396,39 +396,41 @@ class _ResponseReader:
 
     # --- one choice -------------------------------------------------------------------------------
 
-    def _add_choice(self, said: ParsedResponse, index: int, text: str, events: list[Event]) -> None:
+    def _add_choice(
+        self, parsed: ParsedResponse, index: int, text: str, events: list[Event]
+    ) -> None:
         prompt = self._pending_prompts[index]
         if prompt is not None:
             self._pending_prompts[index] = None
             text = text.removeprefix(prompt)
-        logprobs = said.logprobs[index] if index < len(said.logprobs) else ()
-        reason = said.finish_reasons[index] if index < len(said.finish_reasons) else NO_REASON
+        logprobs = parsed.logprobs[index] if index < len(parsed.logprobs) else ()
+        reason = parsed.finish_reasons[index] if index < len(parsed.finish_reasons) else NO_REASON
         if index in self._ended_choices:
             if text or logprobs:
                 raise StreamBroken(f"The worker went on with choice {index} after its end.")
             return
         if text or logprobs:
-            tokens = self._count_tokens(said, index, text, logprobs)
+            tokens = self._count_tokens(parsed, index, text, logprobs)
             events.append(TextDelta(text, index, tokens, logprobs=logprobs))
         if reason != NO_REASON:
-            events.append(self._build_choice_end(reason, index, said))
+            events.append(self._build_choice_end(reason, index, parsed))
 
     def _count_tokens(
-        self, said: ParsedResponse, index: int, text: str, logprobs: tuple[TokenLogprob, ...]
+        self, parsed: ParsedResponse, index: int, text: str, logprobs: tuple[TokenLogprob, ...]
     ) -> int:
         """Return the token count of a text, from the most precise source."""
-        if len(said.token_counts) == len(said.texts):
-            return said.token_counts[index]
+        if len(parsed.token_counts) == len(parsed.texts):
+            return parsed.token_counts[index]
         if logprobs:
             return len(logprobs)
         return 1 if self._token_per_event and not self._is_unary else math.ceil(len(text) / 4)
 
-    def _build_choice_end(self, wire: str, index: int, said: ParsedResponse) -> ChoiceEnd:
+    def _build_choice_end(self, wire: str, index: int, parsed: ParsedResponse) -> ChoiceEnd:
         reason = FINISH_REASONS.get(wire, "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({wire}).")
         self._ended_choices.add(index)
-        stop = said.stop_reasons[index] if index < len(said.stop_reasons) else NO_REASON
+        stop = parsed.stop_reasons[index] if index < len(parsed.stop_reasons) else NO_REASON
         if reason != "eos" or stop == NO_REASON:
             return ChoiceEnd(reason, index)
         ids = self._request.stopping.stop_token_ids

@@ -238,11 +238,11 @@ def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> G
 
 def raise_response_error(got: Any, text: str) -> None:
     """Raise the error in a response; returns if it has the output ``text`` and no error."""
-    told = got.get("error") if isinstance(got, dict) else None
-    if told is None and isinstance(got, dict) and text in got:
+    error_text = got.get("error") if isinstance(got, dict) else None
+    if error_text is None and isinstance(got, dict) and text in got:
         return
     found = errors.find_worker_error(got)
-    if found is not None or told is not None:
+    if found is not None or error_text is not None:
         raise map_model_error(found or WorkerErrorBody())
 
 

@@ -202,8 +202,8 @@ class ModelAdapter:
         slots = [
             model.inputs.get(row.wire) for row in self._params if row.field == _MAX_TOKENS_FIELD
         ]
-        insists = any(slot is not None and not slot.optional for slot in slots)
-        self._default_max_tokens = max_tokens if insists else None
+        is_required = any(slot is not None and not slot.optional for slot in slots)
+        self._default_max_tokens = max_tokens if is_required else None
         self._reserved_names = {
             PROMPT_INPUT, PACKED_PARAMETERS, _EXCLUDE_FLAG, "id", "parameters", profile.cancel_flag,
             *profile.stream_flags, *profile.exclude_prompt_flags,
@@ -291,15 +291,15 @@ class ModelAdapter:
 
     def _find_ignored_fields(self, request: GenerationRequest) -> list[UnsupportedParameter]:
         """Return the client's extra fields that are dropped."""
-        heard = set(self._list_flags(request))
-        if self._logprobs_flag in heard:
-            heard |= {
+        used = set(self._list_flags(request))
+        if self._logprobs_flag in used:
+            used |= {
                 str(one.flag) for one in self._profile.outputs if one.name in _CUMULATIVE_OUTPUTS
             }
         return [
             UnsupportedParameter(name, "dropped")
             for name, raw in request.extra.items()
-            if name not in heard and not self._is_forwarded(name, raw, request)
+            if name not in used and not self._is_forwarded(name, raw, request)
         ]
 
     # --- the table --------------------------------------------------------------------------------

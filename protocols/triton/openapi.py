@@ -38,7 +38,7 @@ _DATATYPE_SCHEMAS: Mapping[Datatype, Schema] = {"BYTES": STRING, "BOOL": BOOLEAN
 def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
     error = ref("ErrorBody")
-    asked = build_request_body(_build_request_schema(profile))
+    request_body = build_request_body(_build_request_schema(profile))
     refused = _describe_errors(status)
     early = {
         **refused["400"],
@@ -55,12 +55,12 @@ def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
             },
             "generate": {
                 "summary": "Go on from the prompt.",
-                "requestBody": asked,
+                "requestBody": request_body,
                 "responses": {"200": build_response(generated), **refused},
             },
             "generate_stream": {
                 "summary": "Go on from the prompt, event by event.",
-                "requestBody": asked,
+                "requestBody": request_body,
                 "responses": {
                     "200": build_response(None, build_event_data({"anyOf": [generated, error]})),
                     **refused,

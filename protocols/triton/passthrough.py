@@ -281,11 +281,11 @@ class TritonStreamPassthroughReader:
                 self._pending_error = error  # raised after the preceding events are passed on
                 break
             at = end = boundary.end()
-        whole = bytes(held[:end])
+        complete = bytes(held[:end])
         del held[:end]
         if len(held) > _MAX_EVENT_BYTES:
             raise WorkerFailed(f"The worker sent an event of more than {_MAX_EVENT_BYTES} bytes.")
-        return self._names.rename_in_body(whole), events
+        return self._names.rename_in_body(complete), events
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``protocols.core.interfaces.PassthroughReader``."""

@@ -209,13 +209,13 @@ class _RapidJsonReader:
         self.skip_byte(b"-")
         beyond = self._read_non_finite(start) if self._peek() in {b"N", b"I"} else None
         zero = beyond is not None or self.skip_byte(b"0")
-        whole = b"0" if zero else self._read_digits("Invalid value.")
+        integer = b"0" if zero else self._read_digits("Invalid value.")
         fraction = (
             self._read_digits("Miss fraction part in number.") if self.skip_byte(b".") else b""
         )
         exponent = self._read_exponent()
         plain = not fraction and exponent is None
-        if float(whole[:-1] or b"0") >= _MAX_EXTENDABLE_INTEGER or (
+        if float(integer[:-1] or b"0") >= _MAX_EXTENDABLE_INTEGER or (
             exponent is not None and exponent > _MAX_EXPONENT + len(fraction)
         ):
             raise params.build_json_error("Number too big to be stored in double.", start)

@@ -42,10 +42,12 @@ GUIDE_PARAM_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 """The parameters of an output format, by ``Profile.guide_style``."""
 
 
-def read_output_format(said: Mapping[str, Raw], guide: str) -> OutputFormat | None:
+def read_output_format(fields: Mapping[str, Raw], guide: str) -> OutputFormat | None:
     """Read the output format. Raises InvalidParameter."""
     sent = {
-        name: rapidjson.parse_value(said[name]) for name in GUIDE_PARAM_NAMES[guide] if name in said
+        name: rapidjson.parse_value(fields[name])
+        for name in GUIDE_PARAM_NAMES[guide]
+        if name in fields
     }
     if guide == "pair":
         return (
@@ -179,17 +181,17 @@ def build_request(
 
     Raises InvalidParameter and UnsupportedFeature.
     """
-    said = _collect_parameters(sent, profile)
-    if profile.cancel_flag and bytes(said.pop(profile.cancel_flag, b"")) == b"true":
+    fields = _collect_parameters(sent, profile)
+    if profile.cancel_flag and bytes(fields.pop(profile.cancel_flag, b"")) == b"true":
         text = "a running request is ended by closing its connection"
         raise UnsupportedFeature(text, param=profile.cancel_flag)
-    values = _read_sampling_values(said, profile)
-    values.provided_fields |= {*sent.inputs, *said} - _find_declined_flags(said, profile)
-    asked = {one.name for one in list_requested_outputs(profile, values.provided_fields)}
-    if _LOGPROB_OUTPUTS & asked and "logprobs.top" not in values:
+    values = _read_sampling_values(fields, profile)
+    values.provided_fields |= {*sent.inputs, *fields} - _find_declined_flags(fields, profile)
+    requested = {one.name for one in list_requested_outputs(profile, values.provided_fields)}
+    if _LOGPROB_OUTPUTS & requested and "logprobs.top" not in values:
         values["logprobs.top"] = 0
     values["templating.mode"] = mode
-    echo = _read_echo(said, profile, streaming=sent.streaming is True)
+    echo = _read_echo(fields, profile, streaming=sent.streaming is True)
     return GenerationRequest(
         model=sent.model,
         kind="completion",
@@ -197,28 +199,31 @@ def build_request(
         echo=echo or None,
         stream=stream,
         response_options=ResponseOptions(
-            "final" if asked & _TOKEN_COUNT_OUTPUTS else "none", details="finish_reason" in asked
+            "final" if requested & _TOKEN_COUNT_OUTPUTS else "none",
+            details="finish_reason" in requested,
         ),
-        output=read_output_format(said, profile.guide_style),
+        output=read_output_format(fields, profile.guide_style),
         client_id=sent.id,
         priority=sent.priority,
         timeout=sent.timeout,
-        extra=_collect_extra_fields(said, profile),
+        extra=_collect_extra_fields(fields, profile),
         **values.build_request_arguments(),
     )
 
 
-def list_requested_outputs(profile: TritonProfile, given: Collection[str]) -> list[OutputSpec]:
+def list_requested_outputs(
+    profile: TritonProfile, provided_fields: Collection[str]
+) -> list[OutputSpec]:
     """Return the requested extra outputs, by flags in ``provided_fields``."""
-    if profile.output_flags.isdisjoint(given):
+    if profile.output_flags.isdisjoint(provided_fields):
         return []
-    return [output for output in profile.outputs if output.flag in given]
+    return [output for output in profile.outputs if output.flag in provided_fields]
 
 
-def _find_declined_flags(said: Mapping[str, Raw], profile: TritonProfile) -> set[str]:
+def _find_declined_flags(fields: Mapping[str, Raw], profile: TritonProfile) -> set[str]:
     """Return the output flags that were sent as false."""
-    flags = profile.output_flags.intersection(said)
-    return {name for name in flags if bytes(said[name]) != b"true"}
+    flags = profile.output_flags.intersection(fields)
+    return {name for name in flags if bytes(fields[name]) != b"true"}
 
 
 def _collect_parameters(sent: TritonRequest, profile: TritonProfile) -> dict[str, Raw]:
@@ -228,12 +233,12 @@ def _collect_parameters(sent: TritonRequest, profile: TritonProfile) -> dict[str
         parameters = _unpack_sampling_parameters(
             sent.inputs[_SAMPLING_PARAMETERS].values[0], profile
         )
-    said = {**parameters}
-    said.pop("id", None)
+    fields = {**parameters}
+    fields.pop("id", None)
     for name, tensor in sent.inputs.items():
         if name not in _PROMPT_INPUTS:
-            said[name] = rapidjson.encode_raw(_get_tensor_value(tensor, profile))
-    return said
+            fields[name] = rapidjson.encode_raw(_get_tensor_value(tensor, profile))
+    return fields
 
 
 def _unpack_sampling_parameters(text: str, profile: TritonProfile) -> dict[str, Raw]:
@@ -265,11 +270,11 @@ def _get_tensor_value(tensor: InputTensor, profile: TritonProfile) -> Any:
     return first
 
 
-def _read_sampling_values(said: Mapping[str, Raw], profile: TritonProfile) -> ParsedParams:
+def _read_sampling_values(fields: Mapping[str, Raw], profile: TritonProfile) -> ParsedParams:
     values = ParsedParams()
     try:
-        rows = params.select_by_wire(profile.parameters, said)
-        for row, what in [(row, _read_param_value(row, said[row.wire], profile)) for row in rows]:
+        rows = params.select_by_wire(profile.parameters, fields)
+        for row, what in [(row, _read_param_value(row, fields[row.wire], profile)) for row in rows]:
             params.store_param(row, what, values)
     except InvalidParameter as e:
         raise triton_params.build_model_error(
@@ -306,8 +311,8 @@ def _coerce_value(row: Param, what: Any) -> Any:
         return what  # the table reports the error
 
 
-def _read_echo(said: Mapping[str, Raw], profile: TritonProfile, *, streaming: bool) -> bool:
-    sent = [bytes(said[name]) for name in profile.exclude_prompt_flags if name in said]
+def _read_echo(fields: Mapping[str, Raw], profile: TritonProfile, *, streaming: bool) -> bool:
+    sent = [bytes(fields[name]) for name in profile.exclude_prompt_flags if name in fields]
     if not streaming:
         return sent[0] == b"false" if sent else profile.echoes_prompt
     if sent == [b"false"] and profile.rejects_stream_echo:
@@ -317,7 +322,7 @@ def _read_echo(said: Mapping[str, Raw], profile: TritonProfile, *, streaming: bo
     return False
 
 
-def _collect_extra_fields(said: Mapping[str, Raw], profile: TritonProfile) -> dict[str, Raw]:
+def _collect_extra_fields(fields: Mapping[str, Raw], profile: TritonProfile) -> dict[str, Raw]:
     apart = (
         *profile.stream_flags,
         *profile.exclude_prompt_flags,
@@ -325,7 +330,7 @@ def _collect_extra_fields(said: Mapping[str, Raw], profile: TritonProfile) -> di
     )
     return {
         name: raw
-        for name, raw in said.items()
+        for name, raw in fields.items()
         if name not in profile.parameters.by_wire
         and name not in apart
         and name not in profile.output_flags
@@ -384,8 +389,8 @@ def read_stream_flag(call: ClientRequest, profile: TritonProfile) -> bool:
 
 def is_streamed(call: ClientRequest, profile: TritonProfile, *, flag: bool | None) -> bool:
     """Whether the response is streamed, by the body's flag if it was sent."""
-    asked = profile.streams_by_default if flag is None else flag
-    return asked and call.endpoint.operation == _STREAM
+    is_requested = profile.streams_by_default if flag is None else flag
+    return is_requested and call.endpoint.operation == _STREAM
 
 
 def _find_stream_flag(fields: OrderedFields, profile: TritonProfile) -> bool | None:

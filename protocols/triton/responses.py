@@ -240,13 +240,13 @@ class GenerateEncoder:
         return self._event_head + encode_json(event.text) + b"}\n\n"
 
     def _encode_object(self, row: Sequence[ChoiceOutput]) -> bytes:
-        told: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         for output in self._requested_outputs:
             values = get_output_values(output.name, row, self._prompt_tokens)
             if values is not None:
-                told[output.name] = _flatten_output(values, output.datatype)
+                outputs[output.name] = _flatten_output(values, output.datatype)
         text = _unwrap_single([piece.text for piece in row])
-        return encode_json(replace(self._template, **told, text_output=text))
+        return encode_json(replace(self._template, **outputs, text_output=text))
 
     def _collect_rows(self, events: Sequence[Event]) -> list[list[ChoiceOutput]]:
         """Group deltas into events.
@@ -352,12 +352,12 @@ class InferEncoder:
         request: GenerationRequest,
         about: ResponseContext,
         profile: TritonProfile,
-        wishes: RequestedOutputs,
+        requested_outputs: RequestedOutputs,
     ) -> None:
         self._request = request
         self._context = about
         self._profile = profile
-        self._requested_outputs = wishes
+        self._requested_outputs = requested_outputs
         self._accumulator = ResponseAccumulator()
 
     def headers(self) -> Headers:
@@ -396,7 +396,7 @@ class InferEncoder:
         return HttpResponse(200, head + b"".join(behind), headers)
 
     def _list_outputs(self) -> list[OutputSpec]:
-        asked = {
+        requested = {
             TEXT_OUTPUT,
             *(
                 one.name
@@ -406,7 +406,7 @@ class InferEncoder:
         return [
             one
             for one in self._profile.outputs
-            if one.name in asked and self._requested_outputs.includes(one.name)
+            if one.name in requested and self._requested_outputs.includes(one.name)
         ]
 
     def _build_tensor(self, output: OutputSpec, values: list[Any]) -> tuple[OutputTensor, bytes]:

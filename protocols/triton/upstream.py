@@ -67,13 +67,15 @@ class TritonUpstream:
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         request, plan = self._get_adapter(request)
-        wishes = plan.build_payload(request)
+        payload = plan.build_payload(request)
         body = {
             PROMPT_INPUT: protocols_prompt.build_prompt(request, self._renderer),
-            **wishes.tensors,
+            **payload.tensors,
         }
         parameters = (
-            self._rename_fields(wishes.parameters) if self._model_field_names else wishes.parameters
+            self._rename_fields(payload.parameters)
+            if self._model_field_names
+            else payload.parameters
         )
         if plan.packs_parameters:
             # Even if empty, it keeps the model from reading the other fields as parameters.

@@ -50,8 +50,8 @@ async def _capacity(worker: WorkerClient) -> str:
     most = worker.adapter.load_metadata(model, bodies)
     had = sum(body is not None for body in bodies)
     expect(had, f"none of {len(bodies)} questions is answered: {[one.status for one in response]}")
-    told = "without a limit of requests" if most is None else f"takes {most} at a time"
-    return f"{had} of {len(bodies)} questions answered; {told}"
+    limit = "without a limit of requests" if most is None else f"takes {most} at a time"
+    return f"{had} of {len(bodies)} questions answered; {limit}"
 
 
 async def _unknown_model(worker: WorkerClient) -> str:
@@ -72,8 +72,8 @@ async def _unary(worker: WorkerClient) -> str:
 
 async def _stream(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
-    said = response.choice
-    expect(said.text.strip() or said.reasoning, "the text is empty")
+    choice = response.choice
+    expect(choice.text.strip() or choice.reasoning, "the text is empty")
     pieces = sum(isinstance(event, TextDelta) for event in response.events)
     if pieces == 1:
         worker.quirks.append("a stream has its text in one chunk")
@@ -81,13 +81,15 @@ async def _stream(worker: WorkerClient) -> str:
 
 
 async def _same_text(worker: WorkerClient) -> str:
-    whole = await worker.baseline(COUNT)
-    said = (await worker.send(worker.text_request(COUNT, stream=True))).choice.text
-    if said != whole:
-        place = next((i for i, (a, b) in enumerate(zip(said, whole, strict=False)) if a != b), None)
-        at = min(len(said), len(whole)) if place is None else place
+    unary = await worker.baseline(COUNT)
+    streamed = (await worker.send(worker.text_request(COUNT, stream=True))).choice.text
+    if streamed != unary:
+        place = next(
+            (i for i, (a, b) in enumerate(zip(streamed, unary, strict=False)) if a != b), None
+        )
+        at = min(len(streamed), len(unary)) if place is None else place
         raise UnexpectedResponse(
-            f"they differ from character {at}: {whole[at : at + 20]!r}, {said[at : at + 20]!r}"
+            f"they differ from character {at}: {unary[at : at + 20]!r}, {streamed[at : at + 20]!r}"
         )
     return "the same text"
 
@@ -112,11 +114,11 @@ async def _usage_stream(worker: WorkerClient) -> str:
 
 
 async def _usage_same(worker: WorkerClient) -> str:
-    whole = (await worker.send(worker.text_request(COUNT))).answer.usage
+    unary = (await worker.send(worker.text_request(COUNT))).answer.usage
     stream = (await worker.send(worker.text_request(COUNT, stream=True))).answer.usage
-    if whole is None or stream is None:
+    if unary is None or stream is None:
         raise NotOffered("the worker does not report usage in both modes")
-    got = [(one.prompt_tokens, one.completion_tokens) for one in (whole, stream)]
+    got = [(one.prompt_tokens, one.completion_tokens) for one in (unary, stream)]
     expect(got[0] == got[1], f"whole {got[0]}, stream {got[1]} (prompt, completion)")
     return f"{got[0]} (prompt, completion)"
 
@@ -235,12 +237,12 @@ _OVERSIZED_WORDS: Final = 400_000
 
 async def _round_trip(worker: WorkerClient, text: str, *, stream: bool) -> str:
     response = await worker.send(worker.text_request(text, stream=stream))
-    said = response.choice.text + response.choice.reasoning
-    expect(_REPLACEMENT not in said, f"characters are broken: {said!r}")
-    expect(not _is_double_encoded(said), f"characters are encoded twice: {said!r}")
+    output = response.choice.text + response.choice.reasoning
+    expect(_REPLACEMENT not in output, f"characters are broken: {output!r}")
+    expect(not _is_double_encoded(output), f"characters are encoded twice: {output!r}")
     if stream:
-        _check_split_bytes(worker, text, response, said)
-    rare = sum(not char.isascii() for char in said)
+        _check_split_bytes(worker, text, response, output)
+    rare = sum(not char.isascii() for char in output)
     return f"{rare} characters of several bytes" if rare else "the model said none of them"
 
 
@@ -256,7 +258,7 @@ def _is_double_encoded(text: str) -> bool:
 
 
 def _check_split_bytes(
-    worker: WorkerClient, text: str, response: WorkerResponse, said: str
+    worker: WorkerClient, text: str, response: WorkerResponse, output: str
 ) -> None:
     """Decode the same bytes one by one, as a network might deliver them."""
     decoder = worker.adapter.create_decoder(worker.text_request(text, stream=True))
@@ -268,7 +270,7 @@ def _check_split_bytes(
         expect(False, f"byte by byte: {error}")  # noqa: FBT003 - it is the only positional one
     else:
         choice = answer.choices[0]
-        expect(choice.text + choice.reasoning == said, "byte by byte it is another text")
+        expect(choice.text + choice.reasoning == output, "byte by byte it is another text")
 
 
 async def _answered_or_refused(worker: WorkerClient, text: str) -> str:
@@ -423,8 +425,8 @@ async def _base64_embedding(worker: WorkerClient) -> str:
 
 async def _embedding_usage(worker: WorkerClient) -> str:
     usage = (await worker.send(worker.embedding_request(*_TEXTS))).answer.usage
-    told = usage is not None and usage.source == "worker" and usage.prompt_tokens > 0
-    expect(told, "no usage came")
+    is_reported = usage is not None and usage.source == "worker" and usage.prompt_tokens > 0
+    expect(is_reported, "no usage came")
     return f"{usage.prompt_tokens if usage else 0} tokens"
 
 

@@ -28,15 +28,15 @@ async def _keep_alive(worker: WorkerClient) -> str:
     expect(second.choice.text, "nothing is said the second time")
     if first.port == second.port:
         return "two requests on one connection"
-    said = "close" in first.headers.get("connection", "").lower()
-    expect(said, "the connection is closed, though no word of it was said")
+    is_closed = "close" in first.headers.get("connection", "").lower()
+    expect(is_closed, "the connection is closed, though no word of it was said")
     worker.quirks.append("every response closes its connection")
     return "each response announces that it closes its connection"
 
 
 async def _simultaneous(worker: WorkerClient) -> str:
-    asked = worker.text_request("Say hi.")
-    found = await run_concurrently(*(worker.send(asked) for _ in range(_AT_ONCE)))
+    request = worker.text_request("Say hi.")
+    found = await run_concurrently(*(worker.send(request) for _ in range(_AT_ONCE)))
     answered = sum(response.result is not None for response in found)
     if busy := [response for response in found if response.status in (429, 503)]:
         worker.quirks.append(f"of {_AT_ONCE} requests at once {len(busy)} are rejected")
@@ -84,9 +84,9 @@ def _text(response: WorkerResponse) -> str:
 async def _disconnect(worker: WorkerClient) -> str:
     """A disconnect does not affect the next client."""
     stopping = StopConditions(max_tokens=_PLENTY)
-    asked = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
+    request = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
     for _ in range(3):
-        response = await worker.send_and_disconnect(asked)
+        response = await worker.send_and_disconnect(request)
         if response.error is not None:
             raise Inconclusive(response.summary)
     choice = (await worker.send(worker.text_request("Say hi."))).choice
@@ -95,8 +95,8 @@ async def _disconnect(worker: WorkerClient) -> str:
 
 async def _simultaneous_disconnects(worker: WorkerClient) -> str:
     stopping = StopConditions(max_tokens=_PLENTY)
-    asked = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
-    left = await run_concurrently(*(worker.send_and_disconnect(asked) for _ in range(_AT_ONCE)))
+    request = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
+    left = await run_concurrently(*(worker.send_and_disconnect(request) for _ in range(_AT_ONCE)))
     response = await worker.send(worker.text_request("Say hi."))
     try:
         response.choice  # noqa: B018 - what it raises tells

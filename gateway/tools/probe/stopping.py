@@ -73,12 +73,12 @@ async def _own_end(worker: WorkerClient) -> str:
 
 async def _same_reason(worker: WorkerClient) -> str:
     stopping = StopConditions(max_tokens=2)
-    whole = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice.finish_reason
+    unary = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice.finish_reason
     stream = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, stream=True))
     ).choice.finish_reason
-    expect(whole == stream, f"whole {whole}, stream {stream}")
-    return whole
+    expect(unary == stream, f"whole {unary}, stream {stream}")
+    return unary
 
 
 def _check_reason(worker: WorkerClient, choice: UnaryChoice, *wanted: str) -> str:
@@ -306,15 +306,15 @@ async def _greedy(worker: WorkerClient) -> str:
 
 
 async def _seed_repeats(worker: WorkerClient) -> str:
-    asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=7))
-    texts = await _distinct_texts(worker, asked)
+    request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=7))
+    texts = await _distinct_texts(worker, request)
     expect(len(texts) == 1, "the same seed gives different answers")
     return "three times the same"
 
 
-async def _distinct_texts(worker: WorkerClient, asked: GenerationRequest) -> set[str]:
+async def _distinct_texts(worker: WorkerClient, request: GenerationRequest) -> set[str]:
     """Return different texts of three. Raises Inconclusive if greedy texts differ, too."""
-    texts = {(await worker.send(asked)).choice.text for _ in range(3)}
+    texts = {(await worker.send(request)).choice.text for _ in range(3)}
     if len(texts) > 1:
         greedy = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
         if len(greedy) > 1:
@@ -325,9 +325,9 @@ async def _distinct_texts(worker: WorkerClient, asked: GenerationRequest) -> set
 async def _seed_values(worker: WorkerClient) -> str:
     texts = set()
     for seed in (1, 2, 2**31 + 1, 2**63 - 1):
-        asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=seed))
+        request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=seed))
         try:
-            texts.add((await worker.send(asked)).choice.text)
+            texts.add((await worker.send(request)).choice.text)
         except WorkerRefused as error:
             worker.quirks.append(f"the seed {seed} is refused")
             return f"{seed} is refused: {error}"
@@ -336,8 +336,8 @@ async def _seed_values(worker: WorkerClient) -> str:
 
 async def _single_candidate(worker: WorkerClient, **only: Any) -> str:
     """Parameters that leave one candidate token make any temperature greedy."""
-    asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.5, **only))
-    texts = await _distinct_texts(worker, asked)
+    request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.5, **only))
+    texts = await _distinct_texts(worker, request)
     expect(len(texts) == 1, f"with one token to pick from, {len(texts)} different answers of three")
     return "three times the same at a high temperature"
 
@@ -387,9 +387,9 @@ async def _prompt_token_ids(worker: WorkerClient) -> str:
 
 async def _temperatures(worker: WorkerClient) -> str:
     for temperature in (0.01, 1.0, 2.0):
-        asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=temperature))
+        request = worker.text_request(COUNT, sampling=SamplingParams(temperature=temperature))
         try:
-            expect((await worker.send(asked)).choice.text, f"nothing is said at {temperature}")
+            expect((await worker.send(request)).choice.text, f"nothing is said at {temperature}")
         except WorkerRefused as error:
             worker.quirks.append(f"the temperature {temperature} is refused")
             return f"{temperature} is refused: {error}"
