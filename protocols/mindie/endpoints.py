@@ -353,7 +353,7 @@ class MindIE:
         chosen = PROFILES.get(profile or self.profiles[0])
         if chosen is None:
             known = ", ".join(self.profiles)
-            raise ValueError(f"{profile!r} is no profile of MindIE; there are {known}")
+            raise ValueError(f"{profile!r} is not a profile of mindie; accepted: {known}")
         self._config = MindieConfig(
             profile=chosen,
             vllm_validator=vllm_validator,

@@ -576,7 +576,7 @@ class MindieUpstream:
 
 def _require_generation(request: Request) -> GenerationRequest:
     if isinstance(request, EmbeddingRequest):
-        raise UnsupportedFeature("The model's workers make no embeddings.")
+        raise UnsupportedFeature("The model's workers do not support embeddings.")
     return request
 
 

@@ -430,14 +430,14 @@ class TGI:
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
         if isinstance(request, EmbeddingRequest):
-            raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
+            raise UnsupportedFeature("The model's workers do not support embeddings.")
         encode = encode_chat_request if uses_chat_endpoint(request) else encode_generate_request
         return encode(request, self._get_limits(request.model))
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
-            raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
+            raise UnsupportedFeature("The model's workers do not support embeddings.")
         return (
             create_chat_decoder(request)
             if uses_chat_endpoint(request)

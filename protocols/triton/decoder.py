@@ -147,7 +147,7 @@ def parse_response(
     if not isinstance(got, dict) or known[TEXT_OUTPUT] not in got or "error" in got:
         raise_response_error(got, known[TEXT_OUTPUT])
         if not isinstance(got, dict) or not (known[TEXT_OUTPUT] in got or "model_name" in got):
-            raise WorkerFailed("The worker's answer is not in its dialect.")
+            raise WorkerFailed("The worker's response does not follow its protocol.")
     values = {name: flatten_values(got[wire]) for name, wire in known.items() if wire in got}
     texts = values.pop(TEXT_OUTPUT, [])
     if not {str}.issuperset(map(type, texts)):
@@ -331,7 +331,7 @@ class _ResponseReader:
         self._read_object(body, events)
         untold = self._list_open_choices()
         if not self._seen_choices.issuperset(untold):
-            raise WorkerFailed("The worker did not answer as often as it was asked to.")
+            raise WorkerFailed("The worker returned another number of choices than requested.")
         return self._finish_events(events, untold)
 
     def _list_open_choices(self) -> Sequence[int]:

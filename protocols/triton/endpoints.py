@@ -105,7 +105,7 @@ class Triton:
         name = profile or self.profiles[0]
         if name not in PROFILES:
             known = ", ".join(self.profiles)
-            raise ValueError(f"there is no profile {name!r} of triton; there are {known}")
+            raise ValueError(f"there is no profile {name!r} of triton; accepted: {known}")
         if status not in {"strict", "sane"}:
             raise ValueError(f"the status of triton is strict or sane, not {status!r}")
         if prompts not in requests.TEMPLATING_MODES:

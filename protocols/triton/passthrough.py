@@ -220,7 +220,7 @@ def _parse_object(body: bytes) -> Mapping[str, Any]:
     except (MalformedRequest, msgspec.DecodeError, RecursionError) as e:
         raise WorkerFailed("The worker's answer can't be read.") from e
     if not isinstance(got, dict):
-        raise WorkerFailed("The worker's answer is not in its dialect.")
+        raise WorkerFailed("The worker's response does not follow its protocol.")
     return got
 
 
@@ -306,7 +306,7 @@ class TritonStreamPassthroughReader:
             _raise_response_error(
                 _parse_object(self._sse_parser.stray_line), self._names, 400, framed=True
             )
-            raise WorkerFailed("The worker's answer is not in its dialect.")
+            raise WorkerFailed("The worker's response does not follow its protocol.")
         return events
 
 

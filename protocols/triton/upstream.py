@@ -130,7 +130,7 @@ class TritonUpstream:
 
     def _get_adapter(self, request: Request) -> tuple[GenerationRequest, ModelAdapter]:
         if not isinstance(request, GenerationRequest):
-            raise UnsupportedFeature("The model's workers make text, not vectors.")
+            raise UnsupportedFeature("The model's workers do not support embeddings.")
         return request, self._adapters.get(request.model, self._default_adapter)
 
 

@@ -51,7 +51,7 @@ async def _capacity(worker: WorkerClient) -> str:
     had = sum(body is not None for body in bodies)
     expect(had, f"none of {len(bodies)} questions is answered: {[one.status for one in response]}")
     limit = "without a limit of requests" if most is None else f"takes {most} at a time"
-    return f"{had} of {len(bodies)} questions answered; {limit}"
+    return f"{had} of {len(bodies)} metadata requests answered; {limit}"
 
 
 async def _unknown_model(worker: WorkerClient) -> str:
@@ -60,7 +60,7 @@ async def _unknown_model(worker: WorkerClient) -> str:
     if response.result is not None:
         worker.quirks.append("any model name is accepted")
         return "any model name is accepted"
-    expect(response.is_refused, f"wanted a refusal, got {response.summary}")
+    expect(response.is_refused, f"expected an error response, got {response.summary}")
     return f"refused: {response.summary}"
 
 
@@ -77,7 +77,7 @@ async def _stream(worker: WorkerClient) -> str:
     pieces = sum(isinstance(event, TextDelta) for event in response.events)
     if pieces == 1:
         worker.quirks.append("a stream has its text in one chunk")
-    return f"{pieces} pieces in {len(response.chunks)} reads"
+    return f"{pieces} deltas in {len(response.chunks)} reads"
 
 
 async def _same_text(worker: WorkerClient) -> str:
@@ -137,7 +137,7 @@ def _check_usage(response: WorkerResponse) -> str:
     usage = answer.usage
     text = answer.choices[0].text + answer.choices[0].reasoning
     if usage is None or usage.source != "worker":
-        raise UnexpectedResponse("no usage came")
+        raise UnexpectedResponse("the response has no usage")
     expect(usage.prompt_tokens > 0, f"a prompt of {usage.prompt_tokens} tokens")
     most = len(text.encode()) + _EXTRA_TOKENS
     expect(
@@ -158,7 +158,7 @@ async def _no_echo(worker: WorkerClient) -> str:
 
 async def _single_start(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
-    expect(response.answer.choices, "there is no choice")
+    expect(response.answer.choices, "the response has no choice")
     starts = sum(isinstance(event, StreamStart) for event in response.events)
     expect(starts <= 1, f"it begins {starts} times")
     return "one beginning, one end"
@@ -243,7 +243,7 @@ async def _round_trip(worker: WorkerClient, text: str, *, stream: bool) -> str:
     if stream:
         _check_split_bytes(worker, text, response, output)
     rare = sum(not char.isascii() for char in output)
-    return f"{rare} characters of several bytes" if rare else "the model said none of them"
+    return f"{rare} characters of several bytes" if rare else "the model wrote none of them"
 
 
 def _is_double_encoded(text: str) -> bool:
@@ -270,7 +270,7 @@ def _check_split_bytes(
         expect(False, f"byte by byte: {error}")  # noqa: FBT003 - it is the only positional one
     else:
         choice = answer.choices[0]
-        expect(choice.text + choice.reasoning == output, "byte by byte it is another text")
+        expect(choice.text + choice.reasoning == output, "decoded byte by byte, the text differs")
 
 
 async def _answered_or_refused(worker: WorkerClient, text: str) -> str:
@@ -391,7 +391,7 @@ _TOLERANCE: Final = 1e-3
 async def _single_embedding(worker: WorkerClient) -> str:
     [vector] = await _vectors(worker, _TEXTS[0])
     expect(vector, "it is empty")
-    expect(all(math.isfinite(one) for one in vector), "it has what is no number")
+    expect(all(math.isfinite(one) for one in vector), "a component is not a finite number")
     return f"{len(vector)} numbers"
 
 
@@ -409,7 +409,7 @@ async def _embedding_order(worker: WorkerClient) -> str:
     expect(len(found) == len(_TEXTS), f"wanted {len(_TEXTS)}, got {len(found)}")
     near = [max(range(len(alone)), key=lambda n: _cosine(alone[n], one)) for one in found]
     good = all(_cosine(a, b) > _SAME_COSINE for a, b in zip(alone, found, strict=True))
-    expect(good or near == [*range(len(alone))], f"they come in another order: {near}")
+    expect(good or near == [*range(len(alone))], f"they are in another order: {near}")
     return "as each alone" if good else "in their order, though not as each alone"
 
 
@@ -426,7 +426,7 @@ async def _base64_embedding(worker: WorkerClient) -> str:
 async def _embedding_usage(worker: WorkerClient) -> str:
     usage = (await worker.send(worker.embedding_request(*_TEXTS))).answer.usage
     is_reported = usage is not None and usage.source == "worker" and usage.prompt_tokens > 0
-    expect(is_reported, "no usage came")
+    expect(is_reported, "the response has no usage")
     return f"{usage.prompt_tokens if usage else 0} tokens"
 
 

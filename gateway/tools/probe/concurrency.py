@@ -25,11 +25,11 @@ async def _keep_alive(worker: WorkerClient) -> str:
     first = await worker.send(worker.text_request("Say hi."))
     expect(first.choice.text, "nothing is said")
     second = await worker.send(worker.text_request("Say hi."))
-    expect(second.choice.text, "nothing is said the second time")
+    expect(second.choice.text, "the second response has no text")
     if first.port == second.port:
         return "two requests on one connection"
     is_closed = "close" in first.headers.get("connection", "").lower()
-    expect(is_closed, "the connection is closed, though no word of it was said")
+    expect(is_closed, "the connection is closed without a Connection: close header")
     worker.quirks.append("every response closes its connection")
     return "each response announces that it closes its connection"
 
@@ -51,7 +51,7 @@ async def _isolation(worker: WorkerClient, *, stream: bool = True) -> str:
     questions = [f"Say these words and nothing else: {one} {one}" for one in _ANIMALS]
     alone = [_text(await worker.send(worker.text_request(one, stream=stream))) for one in questions]
     if len(set(alone)) < len(alone):
-        raise NotOffered(f"the model says the same to all: {alone[0]!r}")
+        raise NotOffered(f"the model gives the same response to all: {alone[0]!r}")
     found = await run_concurrently(
         *(worker.send(worker.text_request(one, stream=stream)) for one in questions)
     )

@@ -67,7 +67,7 @@ def _replace_value(wire: UpstreamRequest, was: Any, becomes: Any) -> UpstreamReq
     fields = msgspec.json.decode(wire.body)
     changed = _substitute(fields, was, becomes)
     if changed == fields:
-        raise NotOffered("the field is not in the body as such")
+        raise NotOffered("the body does not contain the field")
     return replace(wire, body=msgspec.json.encode(changed))
 
 

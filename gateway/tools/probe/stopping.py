@@ -115,7 +115,7 @@ async def _stop_across_chunks(worker: WorkerClient) -> str:
         event.text for event in response.events if isinstance(event, TextDelta) and event.text
     ]
     if len(pieces) < _PART:
-        raise NotOffered("the stream has too few pieces")
+        raise NotOffered("the stream has too few deltas")
     at = len(pieces) // 2
     stop = pieces[at - 1][-2:] + pieces[at][:2]
     await _long_baseline(worker, COUNT)
@@ -139,7 +139,7 @@ async def _stop_included(worker: WorkerClient) -> str:
     choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
     wanted = base[: base.find(stop) + len(stop)]
     expect(choice.text == wanted, f"wanted the text up to and with {stop!r}, got {choice.text!r}")
-    return f"{stop!r} is left in"
+    return f"{stop!r} stays in the text"
 
 
 async def _check_stopped(
@@ -149,9 +149,9 @@ async def _check_stopped(
     choice = (await worker.send(worker.text_request(text, stream=stream, stopping=stopping))).choice
     before, said = base[: base.find(stop)], choice.text
     if said == before + stop:
-        raise UnexpectedResponse(f"the stop {stop!r} is left in the text")
+        raise UnexpectedResponse(f"the stop string {stop!r} is in the text")
     if stop in said:
-        raise UnexpectedResponse(f"it goes on after the stop {stop!r}")
+        raise UnexpectedResponse(f"the text continues after the stop string {stop!r}")
     if said.strip() != before.strip():
         worker.quirks.append("a stopped text differs from the greedy text")
     elif said != before:
@@ -193,7 +193,7 @@ async def _check_min_tokens(worker: WorkerClient, stopping: StopConditions, leas
     used = _completion_tokens(response)
     if used is None:
         raise NotOffered("the worker reports no usage")
-    expect(used >= least, f"{used} tokens where {least} were the least")
+    expect(used >= least, f"{used} tokens where at least {least} were required")
     return f"{used} tokens"
 
 
@@ -212,7 +212,7 @@ async def _stop_with_sampling(worker: WorkerClient) -> str:
     text = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, sampling=drawn))
     ).choice.text
-    expect(not {"e", "o"} & set(text), f"a stop is left in {text!r}")
+    expect(not {"e", "o"} & set(text), f"a stop string is in {text!r}")
     return repr(text)
 
 
@@ -301,7 +301,7 @@ _PAIR: Final = ("The opposite of hot is", "One two three four")
 
 async def _greedy(worker: WorkerClient) -> str:
     texts = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
-    expect(len(texts) == 1, f"three greedy answers are {len(texts)} different ones")
+    expect(len(texts) == 1, f"{len(texts)} different texts of three greedy responses")
     return "three times the same"
 
 
@@ -318,7 +318,7 @@ async def _distinct_texts(worker: WorkerClient, request: GenerationRequest) -> s
     if len(texts) > 1:
         greedy = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
         if len(greedy) > 1:
-            raise Inconclusive("not even greedy answers are repeated")
+            raise Inconclusive("even greedy responses differ")
     return texts
 
 
@@ -371,7 +371,7 @@ async def _prompts(worker: WorkerClient) -> str:
     texts = [choice.text for choice in answer.choices]
     expect(len(texts) == len(_PAIR), f"wanted {len(_PAIR)} choices, got {len(texts)}")
     mixed = alone[0] != alone[1] and texts == alone[::-1]
-    expect(not mixed, "the answers are in another order than the prompts")
+    expect(not mixed, "the choices are not in the order of the prompts")
     return "as each alone" if texts == alone else "two choices, not those of each alone"
 
 
@@ -389,7 +389,9 @@ async def _temperatures(worker: WorkerClient) -> str:
     for temperature in (0.01, 1.0, 2.0):
         request = worker.text_request(COUNT, sampling=SamplingParams(temperature=temperature))
         try:
-            expect((await worker.send(request)).choice.text, f"nothing is said at {temperature}")
+            expect(
+                (await worker.send(request)).choice.text, f"no text at temperature {temperature}"
+            )
         except WorkerRefused as error:
             worker.quirks.append(f"the temperature {temperature} is refused")
             return f"{temperature} is refused: {error}"

@@ -53,13 +53,13 @@ async def _json_object(worker: WorkerClient, output: OutputFormat, *, stream: bo
     expect(isinstance(found, dict), f"wanted an object, got {choice.text!r}")
     if isinstance(output, JsonSchemaFormat):
         good = list(found) == ["city"] and isinstance(found["city"], str)
-        expect(good, f"it is not after the schema: {choice.text!r}")
+        expect(good, f"it does not match the schema: {choice.text!r}")
     return choice.text[:60]
 
 
 def _decode_json(choice: UnaryChoice) -> Any:
     if choice.finish_reason == "length":
-        raise Inconclusive("the answer reached its limit before its end")
+        raise Inconclusive("the response reached its token limit")
     try:
         return msgspec.json.decode(choice.text)
     except msgspec.DecodeError:
@@ -109,7 +109,7 @@ async def _no_tool_call(worker: WorkerClient) -> str:
     message = Message("user", (TextPart(_WEATHER),))
     request = worker.chat_request(message, tools=(_TOOL,), tool_choice="none")
     choice = (await worker.send(request)).choice
-    expect(not choice.tool_calls, f"{len(choice.tool_calls)} calls where none was to be")
+    expect(not choice.tool_calls, f"{len(choice.tool_calls)} tool calls where none was allowed")
     return "none is called"
 
 
@@ -117,7 +117,9 @@ async def _single_tool_call(worker: WorkerClient) -> str:
     message = Message("user", (TextPart(f"{_WEATHER} And in Rome? Use it twice."),))
     request = worker.chat_request(message, tools=(_TOOL,), parallel_tools=False, stopping=_ROOM)
     choice = (await worker.send(request)).choice
-    expect(len(choice.tool_calls) <= 1, f"{len(choice.tool_calls)} calls where one was the most")
+    expect(
+        len(choice.tool_calls) <= 1, f"{len(choice.tool_calls)} tool calls where one was allowed"
+    )
     return f"{len(choice.tool_calls)} call(s)"
 
 
@@ -149,7 +151,7 @@ async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> st
     expect(all(one <= _TOLERANCE for one in values), f"one is above 0: {max(values)}")
     if top:
         counts = {len(token.top) for token in tokens}
-        expect(max(counts) <= top + 1, f"{max(counts)} alternatives where {top} were asked for")
+        expect(max(counts) <= top + 1, f"{max(counts)} alternatives where {top} were requested")
         expect(max(counts) >= 1, "no alternatives")
     joined = "".join(token.token for token in tokens)
     if choice.text not in joined:
