@@ -157,8 +157,8 @@ class TextDecoder:
         if self._pending_error is not None:
             raise self._pending_error
         self._closing = True
-        if (whole := self._body_reader.unary_body) is not None:
-            return self._decode_unary(bytes(whole))
+        if (body := self._body_reader.unary_body) is not None:
+            return self._decode_unary(bytes(body))
         events = (
             [] if self._is_done else self._decode_events(b"\n\n")
         )  # the last newline may be missing
@@ -258,9 +258,9 @@ class OpenAiStyleDecoder:
     def __init__(self, request: GenerationRequest, *, early: bool) -> None:
         self._continuous_usage = request.response_options.usage == "each"
         self._early = early
-        asked = replace(request.response_options, usage="each")
+        options = replace(request.response_options, usage="each")
         self._inner = GenerationDecoder(
-            replace(request, response_options=asked), complaint=raise_worker_error
+            replace(request, response_options=options), complaint=raise_worker_error
         )
         self._choice_index = 0
         self._usages: dict[int, Usage] = {}
@@ -301,11 +301,11 @@ class OpenAiStyleDecoder:
 
     def _sum_usage(self) -> Usage:
         """The total usage of all choices, which share one prompt."""
-        told = self._usages.values()
-        thought = [one.reasoning_tokens for one in told if one.reasoning_tokens is not None]
-        last = next(reversed(told))
+        usages = self._usages.values()
+        thought = [one.reasoning_tokens for one in usages if one.reasoning_tokens is not None]
+        last = next(reversed(usages))
         return replace(
             last,
-            completion_tokens=sum(one.completion_tokens for one in told),
+            completion_tokens=sum(one.completion_tokens for one in usages),
             reasoning_tokens=sum(thought) if thought else None,
         )

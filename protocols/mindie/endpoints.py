@@ -83,8 +83,8 @@ def read_path_model(call: ClientRequest) -> str:
     return name
 
 
-def _build_json_response(told: Any) -> HttpResponse:
-    return HttpResponse(200, _encode(told), errors.JSON_HEADERS)
+def _build_json_response(value: Any) -> HttpResponse:
+    return HttpResponse(200, _encode(value), errors.JSON_HEADERS)
 
 
 def _find_model(call: ClientRequest, catalog: Catalog) -> ModelInfo:
@@ -353,7 +353,7 @@ class MindIE:
         chosen = PROFILES.get(profile or self.profiles[0])
         if chosen is None:
             known = ", ".join(self.profiles)
-            raise ValueError(f"{profile!r} is no profile of MindIE; there are {known}")
+            raise ValueError(f"{profile!r} is not a profile of mindie; accepted: {known}")
         self._config = MindieConfig(
             profile=chosen,
             vllm_validator=vllm_validator,

@@ -107,9 +107,9 @@ _GENERATE_RESPONSE_SCHEMA: Final[Schema] = object_of(
 
 def _build_generate_event_schema(*, early: bool) -> Schema:
     times = () if early else ("prefill_time", "decode_time")
-    told = dict.fromkeys(times, nullable(INTEGER))
+    timings = dict.fromkeys(times, nullable(INTEGER))
     return object_of(
-        {**_GENERATE_HEAD_FIELDS, "details": _build_details_schema(INTEGER), **told},
+        {**_GENERATE_HEAD_FIELDS, "details": _build_details_schema(INTEGER), **timings},
         *_GENERATE_HEAD_FIELDS,
     )
 
@@ -369,14 +369,14 @@ def _describe_errors(*more: tuple[type[GatewayError], int]) -> dict[str, Schema]
 
 
 def _describe_generate(profile: MindieProfile, table: tuple[Param, ...]) -> dict[str, Schema]:
-    said = {**NONEMPTY_STRING, "maxLength": profile.max_text_length // 2}
+    text = {**NONEMPTY_STRING, "maxLength": profile.max_text_length // 2}
     parts = array_of(
         {"anyOf": [_PART_SCHEMAS["text"], *_MEDIA_PART_SCHEMAS]}, minItems=1, maxItems=20
     )
-    asked = object_of(
+    request_schema = object_of(
         {
             "id": nullable(NONEMPTY_STRING if profile.early else _REQUEST_ID_SCHEMA),
-            "text_input": said if profile.early else {"anyOf": [said, parts]},
+            "text_input": text if profile.early else {"anyOf": [text, parts]},
             "parameters": nullable(
                 object_of({**build_properties(table), "perf_stat": nullable(BOOLEAN)})
             ),
@@ -387,12 +387,12 @@ def _describe_generate(profile: MindieProfile, table: tuple[Param, ...]) -> dict
     return {
         "text": {
             "summary": "Go on from the prompt.",
-            "requestBody": build_request_body(asked),
+            "requestBody": build_request_body(request_schema),
             "responses": {"200": build_response(ref("Generated")), **refused},
         },
         "text_stream": {
             "summary": "Go on from the prompt, event by event.",
-            "requestBody": build_request_body(asked),
+            "requestBody": build_request_body(request_schema),
             "responses": {
                 "200": build_response(None, build_event_data(ref("GeneratedPiece"))),
                 **refused,
@@ -450,11 +450,11 @@ def _build_chat_schema(setup: MindieConfig, table: tuple[Param, ...]) -> Schema:
 
 
 def _build_completion_schema(setup: MindieConfig, table: tuple[Param, ...]) -> Schema:
-    said = {**NONEMPTY_STRING, "maxLength": setup.profile.max_text_length // 2}
+    text = {**NONEMPTY_STRING, "maxLength": setup.profile.max_text_length // 2}
     ids = array_of({"type": "integer", "minimum": 0}, minItems=1)
     properties = {
         "model": _MODEL_SCHEMA,
-        "prompt": {"anyOf": [said, ids]},
+        "prompt": {"anyOf": [text, ids]},
         **build_properties(table),
         "response_format": _RESPONSE_FORMAT_SCHEMA,
     }
@@ -574,7 +574,7 @@ _EXTRA_CHAT_SCHEMAS: Final[Mapping[str, Schema]] = {
 
 def _describe_stop_and_tokenizer(setup: MindieConfig) -> dict[str, Schema]:
     text = {**NONEMPTY_STRING, "maxLength": setup.profile.max_text_length // 2}
-    asked = {"inputs": text, "do_decode": nullable(BOOLEAN), "model": _MODEL_SCHEMA}
+    properties = {"inputs": text, "do_decode": nullable(BOOLEAN), "model": _MODEL_SCHEMA}
     needed = ("inputs",) if setup.default_model else ("inputs", "model")
     tokens = object_of(
         {"token_number": INTEGER, "tokens": array_of(STRING)}, "token_number", "tokens"
@@ -588,7 +588,7 @@ def _describe_stop_and_tokenizer(setup: MindieConfig) -> dict[str, Schema]:
         },
         "tokenizer": {
             "summary": "Cut a text into tokens.",
-            "requestBody": build_request_body(object_of(asked, *needed)),
+            "requestBody": build_request_body(object_of(properties, *needed)),
             "responses": {"200": build_response(tokens), **_describe_errors((ModelNotFound, 404))},
         },
     }

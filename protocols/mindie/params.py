@@ -128,13 +128,13 @@ def collect_extra_fields(
     table: MindieParamTable, fields: Mapping[str, Raw], known: Iterable[str] = ()
 ) -> dict[str, Raw]:
     """Return the raw fields that are not part of the internal request."""
-    told = {step.wire if isinstance(step, ParamCheck) else step.param.wire for step in table}
+    read_names = {step.wire if isinstance(step, ParamCheck) else step.param.wire for step in table}
     kept = {
         s.param.wire
         for s in table
         if isinstance(s, MindieParam) and s.param.field.startswith("extra.")
     }
-    dropped = (told - kept) | set(known)
+    dropped = (read_names - kept) | set(known)
     return {name: raw for name, raw in fields.items() if name not in dropped}
 
 
@@ -207,14 +207,14 @@ MAX_STOP_STRINGS = 1024
 MAX_TOTAL_STOP_LENGTH = 32768
 
 
-def _build_float_param(wire: str, field: str, said: str, **more: Any) -> MindieParam:
-    return MindieParam(Param(wire=wire, field=field, type="float", **more), "float", said)
+def _build_float_param(wire: str, field: str, range_error: str, **more: Any) -> MindieParam:
+    return MindieParam(Param(wire=wire, field=field, type="float", **more), "float", range_error)
 
 
 def _build_int_param(
-    wire: str, field: str, said: str, *, kind: ParamKind = "integer", **more: Any
+    wire: str, field: str, range_error: str, *, kind: ParamKind = "integer", **more: Any
 ) -> MindieParam:
-    return MindieParam(Param(wire=wire, field=field, type="strict int", **more), kind, said)
+    return MindieParam(Param(wire=wire, field=field, type="strict int", **more), kind, range_error)
 
 
 def _build_bool_param(wire: str, field: str) -> MindieParam:
@@ -222,34 +222,40 @@ def _build_bool_param(wire: str, field: str) -> MindieParam:
 
 
 def _build_temperature(most: str = "3.40282e+38", **limits: Any) -> MindieParam:
-    said = f"Parameter temperature must be in (0.0,{most}], got {{got}}."
-    return _build_float_param("temperature", "sampling.temperature", said, **limits)
+    range_error = f"Parameter temperature must be in (0.0,{most}], got {{got}}."
+    return _build_float_param("temperature", "sampling.temperature", range_error, **limits)
 
 
 def _build_top_k(**limits: Any) -> MindieParam:
-    said = f"Parameter top_k must be in -1 || (0,{INT32_MAX}], got {{got}}"
-    return _build_int_param("top_k", "sampling.top_k", said, maximum=INT32_MAX, **limits)
+    range_error = f"Parameter top_k must be in -1 || (0,{INT32_MAX}], got {{got}}"
+    return _build_int_param("top_k", "sampling.top_k", range_error, maximum=INT32_MAX, **limits)
 
 
 def _build_probability(wire: str, **limits: Any) -> MindieParam:
-    said = f"Parameter {wire} must be in (0.0,1.0], got {{got}}."
+    range_error = f"Parameter {wire} must be in (0.0,1.0], got {{got}}."
     return _build_float_param(
-        wire, f"sampling.{wire}", said, minimum=0, exclusive_minimum=True, maximum=1, **limits
+        wire,
+        f"sampling.{wire}",
+        range_error,
+        minimum=0,
+        exclusive_minimum=True,
+        maximum=1,
+        **limits,
     )
 
 
 def _build_repetition_penalty(most: str, maximum: float) -> MindieParam:
-    said = f"Parameter 'repetition_penalty' must be in (0.0, {most}], got {{got}}."
+    range_error = f"Parameter 'repetition_penalty' must be in (0.0, {most}], got {{got}}."
     path = "sampling.repetition_penalty"
     return _build_float_param(
-        "repetition_penalty", path, said, minimum=0, exclusive_minimum=True, maximum=maximum
+        "repetition_penalty", path, range_error, minimum=0, exclusive_minimum=True, maximum=maximum
     )
 
 
 def _build_seed(minimum: int, maximum: int, interval: str) -> MindieParam:
-    said = f"Parameter seed must be in {interval}, got {{got}}."
+    range_error = f"Parameter seed must be in {interval}, got {{got}}."
     return _build_int_param(
-        "seed", "sampling.seed", said, kind="unsigned", minimum=minimum, maximum=maximum
+        "seed", "sampling.seed", range_error, kind="unsigned", minimum=minimum, maximum=maximum
     )
 
 

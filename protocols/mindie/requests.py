@@ -148,21 +148,23 @@ VLLM_STYLE_COUNT_ERRORS = ChoiceCountErrors(
 )
 
 
-def resolve_choice_count(values: ParsedParams, said: ChoiceCountErrors) -> None:
+def resolve_choice_count(values: ParsedParams, count_errors: ChoiceCountErrors) -> None:
     """Set ``n`` to the number of candidates. Raises InvalidParameter."""
     n, best = values.get("n"), values.get("best_of")
     if values.get("request.beams"):
         _resolve_beam_width(values)
         return
-    b, shown = best or said.null_text, n or said.null_text
-    if best is not None and values.get("stream") and said.best_of_not_n and best != n:
-        text = CHAT_COUNT_ERRORS.best_of_not_n if n is None else said.best_of_not_n
+    b, shown = best or count_errors.null_text, n or count_errors.null_text
+    if best is not None and values.get("stream") and count_errors.best_of_not_n and best != n:
+        text = CHAT_COUNT_ERRORS.best_of_not_n if n is None else count_errors.best_of_not_n
         raise build_param_error(text.format(b=b, n=n), "best_of", "conflict")
     if best is not None and n is not None and best < n:
-        raise build_param_error(said.best_of_below_n.format(b=b, n=n), "best_of", "conflict")
+        raise build_param_error(
+            count_errors.best_of_below_n.format(b=b, n=n), "best_of", "conflict"
+        )
     answers = best or n or 1
     if answers > 1 and not values.get("sampling.temperature"):
-        raise build_param_error(said.no_temperature.format(b=b, n=shown), "n", "conflict")
+        raise build_param_error(count_errors.no_temperature.format(b=b, n=shown), "n", "conflict")
     values["best_of"] = None
     values["n"] = answers if best or n else None
 
@@ -200,8 +202,8 @@ def build_request(
     if (seconds := values.get("timeout")) is not None:
         values["timeout"] = float(seconds)
     if setup.max_iter_times is not None:
-        asked = values.get("stopping.max_tokens") or setup.max_iter_times
-        values["stopping.max_tokens"] = min(asked, setup.max_iter_times)
+        max_tokens = values.get("stopping.max_tokens") or setup.max_iter_times
+        values["stopping.max_tokens"] = min(max_tokens, setup.max_iter_times)
     known = more.pop("known", ())
     return GenerationRequest(
         **{
@@ -223,9 +225,9 @@ def apply_sampling_defaults(
     """
     if tokens is not None and values.get("stopping.max_tokens") is None:
         values["stopping.max_tokens"] = tokens
-    asked = values.get("sampling.do_sample")
+    do_sample = values.get("sampling.do_sample")
     silent = setup.profile.early and values.get("sampling.temperature") is None
-    if asked is False or (asked is None and silent):
+    if do_sample is False or (do_sample is None and silent):
         values["sampling.temperature"] = 0.0
 
 
@@ -303,9 +305,11 @@ def _read_text_input(fields: Mapping[str, Raw], setup: MindieConfig, name: str) 
         raise build_param_error("The text_input not found", "text_input", "missing")
     if isinstance(got, list) and setup.profile.early:
         raise build_param_error(abnormal, "text_input", "type")
-    said = "text_input must be necessary and data type must be string and length in (0, {limit}]"
+    error_text = (
+        "text_input must be necessary and data type must be string and length in (0, {limit}]"
+    )
     words = PromptErrorTexts(
-        abnormal, "Parameter text_input arr is empty", said + LENGTH_ERROR_SUFFIX
+        abnormal, "Parameter text_input arr is empty", error_text + LENGTH_ERROR_SUFFIX
     )
     return read_prompt(fields, "text_input", setup, words)
 
@@ -1001,13 +1005,15 @@ def read_completion_request(call: ClientRequest, setup: MindieConfig) -> Generat
 
 
 def _read_completion_prompt(got: Any, limit: int) -> str | tuple[int, ...]:
-    said = "Length of Prompt {kind} should be greater than 0 and less than or equal to {most}, "
+    error_text = (
+        "Length of Prompt {kind} should be greater than 0 and less than or equal to {most}, "
+    )
     match got:
         case None:
             raise build_param_error("Contains not prompt or prompt null", "prompt", "missing")
         case str():
             if (length := get_invalid_length(got, limit)) is not None:
-                text = said.format(kind="text", most=limit) + f"but got {length}"
+                text = error_text.format(kind="text", most=limit) + f"but got {length}"
                 raise build_param_error(text, "prompt", "too_long" if length else "empty")
             return got
         case []:
@@ -1017,7 +1023,9 @@ def _read_completion_prompt(got: Any, limit: int) -> str | tuple[int, ...]:
                 text = "All elements of the prompt array must be integers."
                 raise build_param_error(text, "prompt", "type")
             if len(got) > MAX_INPUT_TOKENS:
-                text = said.format(kind="token", most=MAX_INPUT_TOKENS) + f"but got {len(got)}"
+                text = (
+                    error_text.format(kind="token", most=MAX_INPUT_TOKENS) + f"but got {len(got)}"
+                )
                 raise build_param_error(text, "prompt", "too_long")
             return tuple(got)
         case _:

@@ -100,10 +100,10 @@ class ChunkTimer:
     def measure_chunk(self) -> tuple[int | None, int | None]:
         """Return prefill time and decode time in milliseconds; a chunk has only one of them."""
         now = self._clock()
-        first, told = self._is_first, self._backend_timing
+        first, timing = self._is_first, self._backend_timing
         seconds = now - self._last_time
-        if told is not None:
-            figure = told.prefill if first else told.decode
+        if timing is not None:
+            figure = timing.prefill if first else timing.decode
             seconds = seconds if figure is None else figure
         self._last_time, self._is_first, self._backend_timing = now, False, None
         spent = round(seconds * 1000)
@@ -475,12 +475,12 @@ class OpenAiStyleEncoder:
         )
         if self._variant.early:
             return self._encode_chunk(end.index, b'"delta":{}', b"null", reason, b"")
-        said = (
+        delta = (
             b'"delta":{"role":"assistant","content":""}' if self._variant.is_chat else b'"text":""'
         )
         usage = self._get_choice_usage(end.index)
-        told = b"" if usage is None else b'"usage":' + encode_json(build_usage(usage))
-        return self._encode_chunk(end.index, said, b"null", reason, told)
+        usage_field = b"" if usage is None else b'"usage":' + encode_json(build_usage(usage))
+        return self._encode_chunk(end.index, delta, b"null", reason, usage_field)
 
     def _encode_stopped(self) -> bytes:
         """End every choice that has not ended; an unfinished tool call does not count."""
@@ -497,12 +497,12 @@ class OpenAiStyleEncoder:
         return None if prompt is None else core_events.Usage(prompt, self._token_counts[index])
 
     def _encode_chunk(
-        self, index: int, said: bytes, logprobs: bytes, reason: bytes, usage: bytes
+        self, index: int, content: bytes, logprobs: bytes, reason: bytes, usage: bytes
     ) -> bytes:
         more = b"" if self._variant.early and self._variant.is_chat else b',"logprobs":' + logprobs
         if not self._variant.is_chat:
             more += b',"stop_reason":null'
-        choice = b'{"index":%d,%b%b,"finish_reason":%b}' % (index, said, more, reason)
+        choice = b'{"index":%d,%b%b,"finish_reason":%b}' % (index, content, more, reason)
         choices = b'"choices":[%b]' % choice
         parts = [usage, choices] if self._variant.is_chat else [choices, usage]
         return framed(self._chunk_head + b",".join(filter(None, parts)) + b"}")
@@ -513,18 +513,18 @@ class OpenAiStyleEncoder:
         form = self._variant
         text = choice.text + choice.refusal
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        whole: dict[str, Any] = {"index": choice.index, "message": message}
+        result: dict[str, Any] = {"index": choice.index, "message": message}
         if form.early:
             message["content"] = choice.reasoning + text
         else:
             if choice.reasoning:
                 message["reasoning_content"] = choice.reasoning
             message["tool_calls"] = build_tool_calls(choice.tool_calls)
-            whole["logprobs"] = self._build_logprobs(choice.index, choice.logprobs)
-        whole["finish_reason"] = form.map_finish_reason(
+            result["logprobs"] = self._build_logprobs(choice.index, choice.logprobs)
+        result["finish_reason"] = form.map_finish_reason(
             choice.finish_reason, called=bool(choice.tool_calls)
         )
-        return whole
+        return result
 
     def _build_completion_choice(self, choice: UnaryChoice) -> dict[str, Any]:
         return {
@@ -737,11 +737,11 @@ class NativeEncoder:
         return b""
 
     def _encode_final_event(self) -> bytes:
-        told = self._state
-        details = self._build_details(told.finish_reason, told.token_count, UNSET)
+        state = self._state
+        details = self._build_details(state.finish_reason, state.token_count, UNSET)
         last = _NativeFinalChunk(
             *self._timer.measure_chunk(),
-            "".join(told.texts),
+            "".join(state.texts),
             details if self._request.response_options.details else None,
             _NativeToken([], None),
         )
@@ -855,14 +855,14 @@ class TgiStyleEncoder:
                 return b""
 
     def _encode_final_event(self) -> bytes:
-        told = self._state
+        state = self._state
         details = None
         if self._request.response_options.details:
             seed = self._request.sampling.seed
             details = _TgiStreamDetails(
-                told.prompt_tokens, told.finish_reason, told.token_count, seed
+                state.prompt_tokens, state.finish_reason, state.token_count, seed
             )
-        return framed(encode_json(_TgiChunk(_TgiToken([], ""), "".join(told.texts), details)))
+        return framed(encode_json(_TgiChunk(_TgiToken([], ""), "".join(state.texts), details)))
 
 
 # --- vLLM style -----------------------------------------------------------------------------------

@@ -267,8 +267,8 @@ def adapt_openai_request(
 
 def _is_sampled(request: GenerationRequest) -> bool:
     sampling = request.sampling
-    asked = (sampling.temperature, sampling.top_p, sampling.top_k)
-    return any(one is not None for one in asked)
+    values = (sampling.temperature, sampling.top_p, sampling.top_k)
+    return any(one is not None for one in values)
 
 
 def _adapt_common_fields(
@@ -282,9 +282,9 @@ def _adapt_common_fields(
             fit.replace_sampling(seed=taken)
     if request.stopping.overflow == "error":
         fit.replace_stopping(overflow=None)  # every server reports usage
-    asked = request.stopping.max_tokens
-    if most is not None and asked is not None and asked > most:
-        fit.add_unsupported("stopping.max_tokens", "clamped", f"{asked} to {most}")
+    max_tokens = request.stopping.max_tokens
+    if most is not None and max_tokens is not None and max_tokens > most:
+        fit.add_unsupported("stopping.max_tokens", "clamped", f"{max_tokens} to {most}")
         fit.replace_stopping(max_tokens=most)
     if request.source != "mindie":
         fit.unsupported += [UnsupportedParameter(name, "dropped") for name in request.extra]
@@ -576,7 +576,7 @@ class MindieUpstream:
 
 def _require_generation(request: Request) -> GenerationRequest:
     if isinstance(request, EmbeddingRequest):
-        raise UnsupportedFeature("The model's workers make no embeddings.")
+        raise UnsupportedFeature("The model's workers do not support embeddings.")
     return request
 
 
@@ -729,8 +729,8 @@ class MindiePassthrough:
             body = self._parameters_checker.decode(fields["parameters"])
         except (MalformedRequest, msgspec.DecodeError):
             return None
-        said = parameters.keys() & self._checked_names
-        if not (body.details and self._text_param_names.isdisjoint(parameters.keys() - said)):
+        checked = parameters.keys() & self._checked_names
+        if not (body.details and self._text_param_names.isdisjoint(parameters.keys() - checked)):
             return None
         fields["parameters"] = Raw(_encode(parameters))
         request = GenerationRequest(
@@ -739,8 +739,8 @@ class MindiePassthrough:
             prompts=(prompt,),
             stream=stream,
             client_id=name,
-            priority=(body.priority - 1) * PRIORITY_STEP if "priority" in said else None,
-            timeout=float(body.timeout) if "timeout" in said else None,
+            priority=(body.priority - 1) * PRIORITY_STEP if "priority" in checked else None,
+            timeout=float(body.timeout) if "timeout" in checked else None,
             response_options=ResponseOptions(details=True),
         )
         way = "generate_stream" if stream else "generate"

@@ -1,12 +1,12 @@
 """OpenVINO Model Server: chat, completions and embeddings under ``/v3``.
 
-dialect    the paths
-requests   a client's body into the internal request; messages and tools in ``messages``
-tables     the scalar parameters, and the server's words for a wrong one
-answers    whole answers and streams
-worker     requests for workers, and their errors; what each release takes in ``profiles``
-relay      a client's own bytes for a server
-errors     statuses and sentences
+endpoints   what clients call: routes, and the adapter
+params      the scalar parameters, and the server's error texts
+requests    client bodies to the internal request
+responses   events to unary responses and streams
+errors      statuses and error texts
+upstream    the internal request to a worker's request; worker errors; pass-through
+openapi     schemas of requests and responses
 """
 
 from protocols.ovms.endpoints import OVMS

@@ -1,4 +1,4 @@
-"""The dialect itself: which paths, and what happens on each."""
+"""OVMS endpoints and the adapter."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -63,10 +63,10 @@ class _KserveServerMetadata(Struct):
 
 
 def _build_endpoints(root: str) -> tuple[Endpoint, ...]:
-    """One root's endpoints.
+    """Build the endpoints under one root.
 
-    A GET of a path that is none of the server's is no wrong method there but a wrong URL, and a
-    POST of one is refused by the graph that the body names: hence the rows without a use.
+    The server answers GET of an unknown path with "wrong URL", not with "wrong method", and the
+    graph in the body rejects a POST of one: hence the endpoints without a function.
     """
     return (
         Endpoint("POST", f"{root}/chat/completions", operation="chat"),
@@ -103,8 +103,8 @@ class OVMS:
     """OpenVINO Model Server's REST API for language models.
 
     The profile ``2024`` is the first release with chat: no usage, no id, no tools, no stop strings,
-    greedy unless told otherwise. ``v1`` mounts the paths under ``/v1`` too, ``kserve`` the health
-    paths under ``/v2``: both belong to others where several dialects share a listener.
+    greedy by default. ``v1`` adds the paths under ``/v1``, ``kserve`` the health paths under
+    ``/v2``: on a listener with several protocols, both belong to others.
     """
 
     name = "ovms"
@@ -135,9 +135,9 @@ class OVMS:
     # --- towards clients --------------------------------------------------------------------------
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
-        """The model and ``stream``, with what is checked before the graph is looked up.
+        """Read the model and ``stream``, with the checks before the graph lookup.
 
-        Of content that is not JSON, and of an empty name, the model is what follows the root.
+        If the content is not JSON or the name is empty, the model is the path after the root.
         """
         model, stream = "", False
         if requests.has_json_body(call):
@@ -146,7 +146,7 @@ class OVMS:
         return RoutingInfo(model or _read_path_model(call), stream=stream)
 
     def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
-        """The request as the graph reads it."""
+        """Decode the request as the graph does."""
         del model
         if not requests.has_json_body(call):
             what = "embeddings" if call.endpoint.operation == "embedding" else "text generation"
@@ -164,7 +164,7 @@ class OVMS:
     def create_encoder(
         self, call: ClientRequest, request: Request, about: ResponseContext
     ) -> ResponseEncoder:
-        """What writes the answer."""
+        """Create the encoder of the response."""
         if isinstance(request, EmbeddingRequest):
             return OvmsEmbeddingEncoder(request.encoding)
         usage = request.stream and request.response_options.usage != "none"
@@ -174,7 +174,7 @@ class OVMS:
         return GenerationEncoder(form, about)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
-        """The answer that tells of an error."""
+        """Build the error response."""
         variant = call.endpoint.operation if call else ""
         if isinstance(error, ModelNotFound) and variant == "model":
             return errors.build_unknown_model_response()
@@ -184,7 +184,7 @@ class OVMS:
         )
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """Models and, where mounted, health. Raises ModelNotFound, PathNotFound."""
+        """Return models and, if enabled, health. Raises ModelNotFound and PathNotFound."""
         match call.endpoint.operation:
             case "models":
                 ready = [
@@ -219,7 +219,7 @@ class OVMS:
                 raise PathNotFound("no endpoint is called so")
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
-        """The wire name of each field."""
+        """Return the wire name of each field path."""
         del call
         return _FIELD_NAMES
 
@@ -228,7 +228,7 @@ class OVMS:
         return openapi.describe_api({one.operation for one in self.endpoints}, early=self._early)
 
     def _is_stream(self, call: ClientRequest) -> bool:
-        """Whether a stream had been promised: errors before that are no errors of the graph."""
+        """Whether a stream was requested: errors before that are not errors of the graph."""
         if call.endpoint.operation not in _GENERATION_OPERATIONS:
             return False
         try:
@@ -251,7 +251,7 @@ class OVMS:
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``protocols.core.interfaces.SupportsPassthrough``: between servers of one release."""
+        """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have one release."""
         alike = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
         if (
             not alike
@@ -271,7 +271,7 @@ class OVMS:
 
 
 def _read_path_model(call: ClientRequest) -> str:
-    """What follows ``/v3/`` or ``/v1/``."""
+    """Return the path after ``/v3/`` or ``/v1/``."""
     root = call.endpoint.path[:4]
     return call.path.partition(root)[2]
 

@@ -1,4 +1,4 @@
-"""Refusals: the statuses and sentences of the server's status table, and of the graph inside it.
+"""Errors: the statuses and texts of the server's status table, and of the graph.
 
 Source: openvinotoolkit/model_server, src/status.cpp, src/http_rest_api_handler.cpp.
 """
@@ -29,10 +29,10 @@ from protocols.core.interfaces import Headers, HttpResponse
 
 GENERATION_NODE = "LLMExecutor"
 EMBEDDING_NODE = "EmbeddingsExecutor"
-"""The names that the nodes of an exported graph have."""
+"""The node names of an exported graph."""
 
 PRE_GRAPH_FIELDS = frozenset({"model", "stream"})
-"""The two fields that are read before the graph is: what is wrong with them is wrong JSON."""
+"""The fields that are read before the graph: errors in them are JSON errors."""
 
 _encode = json.Encoder().encode
 _JSON_HEADER = ("Content-Type", "application/json")
@@ -46,18 +46,18 @@ _MALFORMED_DETAILS = {
 
 
 class ErrorBody(Struct, frozen=True):
-    """Every error's body."""
+    """The body of every error."""
 
     error: str
 
 
 def encode_error_body(text: str) -> bytes:
-    """``{"error": text}``."""
+    """Encode ``{"error": text}``."""
     return _encode(ErrorBody(text))
 
 
 def build_graph_error_text(inner: str, node: str = GENERATION_NODE) -> str:
-    """What the graph says around what its node said."""
+    """Return the graph's text around a node's error text."""
     return (
         "Mediapipe execution failed. MP status - INVALID_ARGUMENT: CalculatorGraph::Run() failed: "
         f'\nCalculator::Process() for node "{node}" failed: {inner}'
@@ -65,35 +65,39 @@ def build_graph_error_text(inner: str, node: str = GENERATION_NODE) -> str:
 
 
 def get_error_text(error: GatewayError, node: str) -> str:
-    """The text of an error, as it stands in a body or in a stream."""
-    said = _map_error_status(error)
-    return said[1] if said else build_graph_error_text(_get_node_error_text(error), node)
+    """Return the text of an error, for a body or a stream."""
+    status_and_text = _map_error_status(error)
+    return (
+        status_and_text[1]
+        if status_and_text
+        else build_graph_error_text(_get_node_error_text(error), node)
+    )
 
 
 def build_error_response(
     error: GatewayError, *, node: str = GENERATION_NODE, stream: bool = False
 ) -> HttpResponse:
-    """The answer that tells of ``error``.
+    """Build the response to ``error``.
 
-    The graph's own errors come as ``text/event-stream`` where a stream was asked for: the header is
-    written before the graph runs.
+    The graph's own errors have content type ``text/event-stream`` if a stream was requested: the
+    server writes the header before the graph runs.
     """
-    said = _map_error_status(error)
-    if said is None:
+    status_and_text = _map_error_status(error)
+    if status_and_text is None:
         kind = _EVENT_STREAM_HEADER if stream else _JSON_HEADER
         return HttpResponse(
             400,
             encode_error_body(build_graph_error_text(_get_node_error_text(error), node)),
             (kind,),
         )
-    status, text = said
+    status, text = status_and_text
     return HttpResponse(
         status, encode_error_body(text), (_JSON_HEADER, *_build_retry_headers(error))
     )
 
 
 def build_unknown_model_response() -> HttpResponse:
-    """A model asked about by name, and not known."""
+    """Build the response to a request for an unknown model."""
     return HttpResponse(500, encode_error_body("Model not found"))
 
 
@@ -110,7 +114,7 @@ def _get_node_error_text(error: GatewayError) -> str:
 
 
 def _map_error_status(error: GatewayError) -> tuple[int, str] | None:
-    """Status and text of what is judged outside the graph; None for what the graph says."""
+    """Return status and text of an error outside the graph; None for an error of the graph."""
     if isinstance(error, MalformedRequest):
         return 412, f"The file is not valid json - {_MALFORMED_DETAILS[error.problem]}"
     if isinstance(error, InvalidParameter):
@@ -150,4 +154,4 @@ ERROR_STATUSES = (
     *((kind, status) for kind, status, _ in _ERROR_TABLE),
     (GatewayError, 400),
 )
-"""The status of each class of errors; what the graph says is 400."""
+"""Return the status of an error class; 400 for errors of the graph."""

@@ -1,4 +1,4 @@
-"""What the dialect tells of itself: the tables' rows, and answers as its writers have them."""
+"""OpenAPI of the parameters and responses."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
@@ -46,7 +46,7 @@ _INTEGER_RANGES: Final = {row.param.wire: row.integer_range for row in params.AL
 
 
 def _build_param_schemas(table: tuple[Param, ...]) -> dict[str, Schema]:
-    """The rows, within what the server's JSON library can hold."""
+    """The rows' schemas, limited to what the server's JSON library accepts."""
     found = {}
     for param in table:
         if param.type in ("strict int", "float"):
@@ -62,7 +62,7 @@ def _build_param_schemas(table: tuple[Param, ...]) -> dict[str, Schema]:
 
 
 def _build_common_schemas(table: tuple[Param, ...]) -> dict[str, Schema]:
-    """What a conversation and a completion have in common."""
+    """The fields that chat and completions share."""
     wide = nullable({**INTEGER, "minimum": 1, "maximum": requests.BEST_OF_LIMIT - 1})
     return {
         "model": _MODEL_SCHEMA,
@@ -195,7 +195,7 @@ _CURRENT_RELEASE_SCHEMAS: Final[Mapping[str, Schema]] = {
     },
     "user": nullable(STRING),
 }
-"""What the early release passes over."""
+"""Fields that the first release ignores."""
 _TOKEN_IDS_SCHEMA: Final[Schema] = array_of(INTEGER, minItems=1)
 _EMBEDDING_REQUEST_SCHEMA: Final[Schema] = object_of(
     {
@@ -215,11 +215,11 @@ _EMBEDDING_REQUEST_SCHEMA: Final[Schema] = object_of(
     "input",
 )
 
-# --- answers --------------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 def _build_response_schemas(form: ResponseVariant) -> Iterator[tuple[str, Schema]]:
-    """The whole answer of this form, and its chunk."""
+    """The unary response and the chunk of a variant."""
     kind = "Chat" if form.is_chat else "Text"
     reason = {"const": "stop"} if form.early else enum_of("stop", "length", "tool_calls", "unknown")
     used: dict[str, Schema] = {} if form.early else {"usage": ref("UsageBody")}

@@ -1,7 +1,7 @@
-"""The scalar parameters, in the order in which the server checks them, with its words for each.
+"""The scalar parameters in the order of the server's checks, with its error texts.
 
 Source: openvinotoolkit/model_server, src/llm/apis (2026) and src/llm/http_llm_calculator.cc (2024);
-its documentation, model_server_rest_api_chat.md, for the ranges that the early release promised.
+its documentation, model_server_rest_api_chat.md, for the ranges of the first release.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,10 +19,10 @@ MAX_STOP_STRINGS = 16
 
 
 class OvmsParam(Struct, frozen=True):
-    """A parameter, and what the server says of a wrong one.
+    """A parameter and its error texts.
 
-    ``takes`` is the range of integers that its JSON library calls a number of the wanted kind; one
-    beyond it is of a wrong type, and not out of range.
+    ``integer_range`` is the range that the server's JSON library accepts as an integer of this
+    kind; a value outside it is a type error, not a range error.
     """
 
     param: Param
@@ -137,7 +137,7 @@ PARAMS_BEFORE_STOP = (
         JSON_INTEGER_RANGE,
     ),
 )
-"""Those before ``stop``, which has a reading of its own."""
+"""The parameters before ``stop``, which is read separately."""
 
 INCLUDE_STOP = _build_bool_param(
     "include_stop_str_in_output",
@@ -198,7 +198,7 @@ EARLY_PARAMS = (
     _BEST_OF,
     _N,
 )
-"""All that the early release knew; the rest of today's it ignored."""
+"""The parameters of the first release, which ignores all later ones."""
 
 _STOP = OvmsParam(
     Param(wire="stop", field="stopping.stop", type="strings", max_items=MAX_STOP_STRINGS), ""
@@ -222,7 +222,7 @@ ALL_PARAMS = (
     *_CHAT_PARAMS[-2:],
     *(row for row in EARLY_PARAMS if row.param.wire == "diversity_penalty"),
 )
-"""For reports."""
+"""Parameter tables for documentation and loss reports."""
 
 
 def _list_params(rows: Iterable[OvmsParam]) -> tuple[Param, ...]:
@@ -240,7 +240,7 @@ EARLY_PARAM_TABLES: Mapping[str, tuple[Param, ...]] = dict.fromkeys(
 
 
 def read_params(rows: Iterable[OvmsParam], fields: Mapping[str, Raw], into: ParsedParams) -> None:
-    """Read these parameters. Raises InvalidParameter in the server's words for the first wrong."""
+    """Read these parameters. Raises InvalidParameter with the server's text for the first error."""
     for row in rows:
         raw = fields.get(row.param.wire)
         if raw is None:

@@ -1,7 +1,7 @@
-"""A client's request into the internal one.
+"""Client bodies to the internal request.
 
-Everything here is said by the graph, inside its sentence; what is checked before the graph (JSON,
-``model``, ``stream``) stands in ``front_door``. The order of the checks is the server's.
+The graph reports these errors within its own text; JSON, ``model`` and ``stream`` are checked
+before the graph (``read_routing_fields``). The order of the checks is the server's.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from protocols.json_body import decode_value, read_object
 from protocols.ovms import params
 from protocols.params import ParsedParams
 
-# Messages, tools and output formats, checked in the server's order and refused in its words.
+# Messages, tools and output formats, with the server's order of checks and error texts.
 #
 # Source: openvinotoolkit/model_server, src/llm/apis/openai_completions.cpp and
 # openai_api_handler.cpp (parseMessages, parseTools, parseResponseFormat).
@@ -46,12 +46,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def build_param_error(text: str, param: str) -> InvalidParameter:
-    """A complaint whose text is complete."""
+    """Build an error with a complete text."""
     return InvalidParameter(text, param=param)
 
 
 def read_messages(raw: Raw | None) -> tuple[Message, ...]:
-    """The conversation. Raises InvalidParameter."""
+    """Read the messages. Raises InvalidParameter."""
     if raw is None:
         raise build_param_error("Messages missing in request", "messages")
     got = decode_value(raw)
@@ -63,7 +63,7 @@ def read_messages(raw: Raw | None) -> tuple[Message, ...]:
 
 
 def _read_message(item: Any) -> Message:
-    """One message. A field of an unexpected type is passed over, as the server does."""
+    """Read one message. Ignore a field of an unexpected type, as the server does."""
     if not isinstance(item, dict):
         raise build_param_error("Message is not a JSON object", "messages")
     parts = _read_content(item.get("content", ""))
@@ -160,9 +160,9 @@ def _read_tool_call(call: Any) -> ToolCall:
 
 
 def read_tools(fields: Mapping[str, Raw]) -> tuple[tuple[Tool, ...], ToolChoice | None]:
-    """The tools that may be called, and the choice among them. Raises InvalidParameter.
+    """Read the tools and the tool choice. Raises InvalidParameter.
 
-    The choice ``none`` takes the tools away, and a named one all the others.
+    The choice ``none`` removes the tools, and a named choice removes all others.
     """
     name, choice = _read_tool_choice(
         decode_value(fields["tool_choice"]) if "tool_choice" in fields else None
@@ -182,7 +182,7 @@ def read_tools(fields: Mapping[str, Raw]) -> tuple[tuple[Tool, ...], ToolChoice 
 
 
 def _read_tool_choice(got: Any) -> tuple[str | None, ToolChoice | None]:
-    """The name of the one tool that stays, if one is named, and the choice."""
+    """Return the name of the tool to keep, if one is named, and the choice."""
     match got:
         case None:
             return None, None
@@ -234,7 +234,7 @@ def _read_tool(item: Any, raw: Raw) -> Tool:
 
 
 def read_response_format(raw: Raw | None) -> OutputFormat | None:
-    """``response_format``. Raises InvalidParameter."""
+    """Read ``response_format``. Raises InvalidParameter."""
     got = None if raw is None else decode_value(raw)
     if raw is None or got is None:
         return None
@@ -244,8 +244,8 @@ def read_response_format(raw: Raw | None) -> OutputFormat | None:
         case {"type": "json_object"}:
             return JsonObjectFormat()
         case {"type": "json_schema", "json_schema": {"schema": dict()} as schema}:
-            whole = msgspec.json.decode(raw, type=dict[str, Raw])
-            inside = msgspec.json.decode(whole["json_schema"], type=dict[str, Raw])
+            schema_object = msgspec.json.decode(raw, type=dict[str, Raw])
+            inside = msgspec.json.decode(schema_object["json_schema"], type=dict[str, Raw])
             strict = schema.get("strict")
             return JsonSchemaFormat(
                 inside["schema"],
@@ -261,16 +261,16 @@ def read_response_format(raw: Raw | None) -> OutputFormat | None:
 
 BEST_OF_LIMIT = 20
 MAX_INPUTS = 500
-"""The documented default; the sources that were read have no such check, and so no text for it."""
+"""The documented default; the sources have no such check, and so no error text."""
 MAX_IGNORE_EOS_TOKENS = 4000
-"""How many tokens the early release makes at most when it does not stop at the end of text."""
+"""The first release generates at most this many tokens with ``ignore_eos``."""
 
 _STRUCTURAL_FIELDS = frozenset(
     {"model", "messages", "prompt", "input", "stream", "stream_options", "tools", "tool_choice",
      "response_format", "chat_template_kwargs", "stop", "echo", "logprobs", "user",
      "encoding_format"}
 )  # fmt: skip
-"""What is read here, row by row of no table."""
+"""Fields that are read separately from the tables."""
 
 _KNOWN_FIELDS = _STRUCTURAL_FIELDS | {row.param.wire for row in params.ALL_PARAMS}
 _EARLY_KNOWN_FIELDS = {"model", "messages", "prompt", "stream", "user"} | {
@@ -279,16 +279,16 @@ _EARLY_KNOWN_FIELDS = {"model", "messages", "prompt", "stream", "user"} | {
 
 
 def has_json_body(call: ClientRequest) -> bool:
-    """Whether the body is read at all: any other content names its model by the path."""
+    """Whether the body is read at all: otherwise the path names the model."""
     return "application/json" in call.headers.get("content-type", "")
 
 
 def read_routing_fields(
     call: ClientRequest, *, generates: bool
 ) -> tuple[dict[str, Raw], str, bool]:
-    """The fields, the model (perhaps empty) and ``stream``. Raises Malformed, InvalidParameter.
+    """Read fields, model (may be empty) and ``stream``. Raises MalformedRequest, InvalidParameter.
 
-    ``stream`` is looked at only on the paths that generate.
+    ``stream`` is checked only for generation endpoints.
     """
     fields = read_object(call.body)
     if "model" not in fields:
@@ -303,7 +303,7 @@ def read_routing_fields(
 
 
 def read_generation_request(call: ClientRequest, *, chat: bool, early: bool) -> GenerationRequest:
-    """A conversation or a completion. Raises ClientError."""
+    """Read a chat or completions request. Raises ClientError."""
     fields, model, stream = read_routing_fields(call, generates=True)
     values = ParsedParams()
     usage = False
@@ -331,7 +331,7 @@ def read_generation_request(call: ClientRequest, *, chat: bool, early: bool) -> 
 
 
 def read_embedding_request(call: ClientRequest) -> EmbeddingRequest:
-    """Inputs to embed. Raises ClientError."""
+    """Read an embeddings request. Raises ClientError."""
     fields, model, _ = read_routing_fields(call, generates=False)
     inputs = _read_inputs(fields.get("input"))
     if len(inputs) > MAX_INPUTS:
@@ -364,11 +364,11 @@ def _read_labels(fields: Mapping[str, Raw]) -> dict[str, str]:
     return {"user": user} if isinstance(user, str) else {}
 
 
-# --- what both kinds share ------------------------------------------------------------------------
+# --- shared by both kinds -------------------------------------------------------------------------
 
 
 def _read_include_usage(fields: Mapping[str, Raw], *, stream: bool) -> bool:
-    """Whether the stream is to end with usage."""
+    """Whether the stream ends with usage."""
     options = decode_value(fields["stream_options"]) if "stream_options" in fields else None
     if options is None:
         return False
@@ -393,7 +393,7 @@ def _read_common_params(fields: Mapping[str, Raw], values: ParsedParams, *, stre
     stop = _read_stop_strings(fields.get("stop"))
     if stop:
         values["stopping.stop"] = stop
-        if stream:  # its promise of streams
+        if stream:  # the first release supports fewer parameters in a stream
             values["stopping.include_stop"] = stream
     params.read_params((params.INCLUDE_STOP,), fields, values)
     if stream and values.get("stopping.include_stop") is False:
@@ -416,7 +416,7 @@ def _read_common_params(fields: Mapping[str, Raw], values: ParsedParams, *, stre
 def _read_early_params(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     params.read_params(params.EARLY_PARAMS, fields, values)
     if "temperature" not in values.provided_fields:
-        values["sampling.temperature"] = 0.0  # the early release promises greedy decoding
+        values["sampling.temperature"] = 0.0  # the first release is greedy by default
     if values.get("stopping.ignore_eos"):
         if values.get("stopping.max_tokens", 0) > MAX_IGNORE_EOS_TOKENS:
             raise build_param_error(
@@ -453,7 +453,7 @@ def _read_stop_strings(raw: Raw | None) -> tuple[str, ...]:
             raise build_param_error("stop is not a string or array of strings", "stop")
 
 
-# --- what is one kind's own -----------------------------------------------------------------------
+# --- chat or completions only ---------------------------------------------------------------------
 
 
 def _read_chat_fields(
@@ -535,7 +535,7 @@ def _read_template_arguments(fields: Mapping[str, Raw], values: ParsedParams) ->
 
 
 def _read_inputs(raw: Raw | None) -> tuple[Prompt, ...]:
-    """Texts, or lists of token ids. Source: src/tokenize/tokenize_parser.cpp, parseInput."""
+    """Read texts or lists of token ids. Source: src/tokenize/tokenize_parser.cpp, parseInput."""
     if raw is None:
         raise build_param_error("input field is required", "input")
     match decode_value(raw):

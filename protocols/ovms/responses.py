@@ -1,11 +1,11 @@
-"""Answers: whole, and as a stream of events, in the key order of the server's writers.
+"""Events to unary responses and streams, in the key order of the server.
 
-No answer has an id. A stream begins with a handshake, which says that the prompt is done; it ends
-with ``[DONE]``, before it usage where that was asked for. An error in a stream is a bare JSON
-object, neither framed as an event nor followed by an end.
+No response has an id. A stream begins with a handshake chunk once the prompt is processed; it ends
+with ``[DONE]``, preceded by usage if requested. An error in a stream is a bare JSON object, which
+is neither an event nor followed by an end.
 
 Source: openvinotoolkit/model_server, src/llm/apis/openai_completions.cpp, openai_json_response.hpp,
-src/embeddings/embeddings_api.cpp; the early release: src/llm/http_llm_calculator.cc of 2024.
+src/embeddings/embeddings_api.cpp; the first release: src/llm/http_llm_calculator.cc of 2024.
 """
 
 import base64
@@ -40,14 +40,14 @@ _UNKNOWN_REASON = "unknown"
 
 _TEXT_MARK = "\x00"
 _ENCODED_TEXT_MARK = _encode(_TEXT_MARK)
-"""What no model's name holds, so that it is found in a chunk where the text is to be."""
+"""A placeholder that no model name contains, to find the text's place in a chunk."""
 
 ChoicePayload = dict[str, Any]
 _DeltaEvent = TextDelta | ReasoningDelta | RefusalDelta | PromptEcho | ToolCallStart | ToolCallDelta
 
 
 class UsageBody(Struct, frozen=True):
-    """Tokens, in the order written."""
+    """Token counts, in writing order."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -55,7 +55,7 @@ class UsageBody(Struct, frozen=True):
 
     @classmethod
     def from_event(cls, usage: core_events.Usage) -> "UsageBody":
-        """From the internal one."""
+        """Convert the internal usage."""
         return cls(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
 
 
@@ -76,27 +76,27 @@ class _CompletionBody(Struct):
 
 
 class ResponseVariant(Struct, frozen=True):
-    """What tells a conversation from a completion, and the early release from today's."""
+    """The differences of chat and completions, and of the first and later releases."""
 
     is_chat: bool
     early: bool
     with_usage: bool = False
-    """The stream ends with usage."""
+    """Whether the stream ends with usage."""
     graph_node: str = errors.GENERATION_NODE
 
     @property
     def unary_object(self) -> str:
-        """The ``object`` of a whole answer."""
+        """The ``object`` of a unary response."""
         return "chat.completion" if self.is_chat else "text_completion"
 
     @property
     def chunk_object(self) -> str:
-        """The ``object`` of a chunk: for completions, a name of this server's own."""
+        """The ``object`` of a chunk; for completions, a name that only this server uses."""
         return f"{self.unary_object}.chunk"
 
 
 class GenerationEncoder:
-    """Writes a conversation's or a completion's answer."""
+    """Encodes a chat or completions response."""
 
     content_type = "text/event-stream"
 
@@ -108,11 +108,11 @@ class GenerationEncoder:
         self._templates: dict[int, tuple[bytes, bytes]] = {}
 
     def headers(self) -> Headers:
-        """None of its own."""
+        """Empty: no extra headers."""
         return ()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """The chunks of these events. A piece and the end right behind it are one chunk."""
+        """Encode chunks. A delta and a choice end right after it share one chunk."""
         out: list[bytes] = []
         for i, one in enumerate(events):
             match one:
@@ -142,21 +142,21 @@ class GenerationEncoder:
         return b"".join(out)
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """A bare object, so that a reader of events sees no event and an end that is missing."""
+        """Encode a bare object: a client sees no event, and no end marker."""
         return errors.encode_error_body(errors.get_error_text(error, self._variant.graph_node))
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """The answer in one piece."""
+        """Encode a unary response."""
         about, form = self._context, self._variant
         usage = UsageBody.from_event(answer.usage) if answer.usage and not form.early else UNSET
         choices = [self._build_unary_choice(choice) for choice in answer.choices]
         body = _CompletionBody(choices, about.created, about.model, form.unary_object, usage)
         return HttpResponse(200, _encode(body))
 
-    # the stream
+    # streams
 
     def _encode_delta(self, one: _DeltaEvent, after: Event | None) -> bytes:
-        """The chunk of a piece, and of the end if that comes right ``after``."""
+        """Encode the chunk of a delta, including the choice end if that comes right ``after``."""
         end = after if isinstance(after, ChoiceEnd) and after.index == one.index else None
         if isinstance(one, TextDelta) and one.text and end is None:
             head, tail = self._templates.get(one.index) or self._build_template(one.index)
@@ -165,7 +165,7 @@ class GenerationEncoder:
         return self._encode_choice(one.index, payload, end) if payload or end else b""
 
     def _build_template(self, index: int) -> tuple[bytes, bytes]:
-        """A chunk of text before and behind the text: the same for all of a choice's."""
+        """Build the chunk template of a choice: the bytes before and after the text."""
         head, _, tail = self._encode_choice(
             index, self._build_payload(TextDelta(_TEXT_MARK)), None
         ).partition(_ENCODED_TEXT_MARK)
@@ -173,7 +173,7 @@ class GenerationEncoder:
         return head, tail
 
     def _build_payload(self, one: _DeltaEvent) -> ChoicePayload:
-        """What a piece adds to its choice; empty if nothing can be shown."""
+        """Build the delta of an event; empty if it has nothing to show."""
         match one:
             case TextDelta(text) | PromptEcho(_, text) | RefusalDelta(text):
                 if not self._variant.is_chat:
@@ -206,7 +206,7 @@ class GenerationEncoder:
         return self._encode_chunk([choice], None if self._variant.with_usage else UNSET)
 
     def _encode_handshake(self) -> bytes:
-        """It has no logprobs, and no usage even where usage was asked for."""
+        """Encode the last chunk, without logprobs; it holds usage only if requested."""
         begun: ChoicePayload = {"text": ""}
         if self._variant.is_chat:
             begun = {"delta": {"role": "assistant", "content": None}}
@@ -227,10 +227,10 @@ class GenerationEncoder:
         return format_event(_encode(chunk))
 
     def _map_finish_reason(self, reason: core_events.FinishReason) -> str:
-        """The early release knew no other reason than ``stop``."""
+        """Map a finish reason; the first release has only ``stop``."""
         return "stop" if self._variant.early else _FINISH_REASONS.get(reason, _UNKNOWN_REASON)
 
-    # the whole
+    # unary responses
 
     def _build_unary_choice(self, choice: UnaryChoice) -> ChoicePayload:
         out: ChoicePayload = {
@@ -280,7 +280,7 @@ def _build_chat_logprob(token: TokenLogprob) -> ChoicePayload:
 
 
 def _iter_text_offsets(tokens: Sequence[TokenLogprob]) -> Iterator[int]:
-    """Where each token begins, in bytes of UTF-8, as this server counts."""
+    """Return the start of each token, in bytes of UTF-8, as this server counts."""
     at = 0
     for token in tokens:
         yield at
@@ -305,7 +305,7 @@ class _EmbeddingList(Struct):
 
 
 class OvmsEmbeddingEncoder:
-    """Writes vectors, always whole."""
+    """Encodes embeddings, which are always unary."""
 
     content_type = "application/json"
 
@@ -313,20 +313,20 @@ class OvmsEmbeddingEncoder:
         self._is_base64 = encoding == "base64"
 
     def headers(self) -> Headers:
-        """None of its own."""
+        """Empty: no extra headers."""
         return ()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """Nothing: vectors are never streamed."""
+        """Empty: embeddings are never streamed."""
         del events
         return b""
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """The error's body."""
+        """Encode the error body."""
         return errors.encode_error_body(errors.get_error_text(error, errors.EMBEDDING_NODE))
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """The vectors, as numbers or as base64 of little-endian float32."""
+        """Encode the vectors as numbers, or as base64 of little-endian float32."""
         used = answer.usage
         data = [
             _Embedding("embedding", self._encode_vector(values), index)

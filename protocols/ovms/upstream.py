@@ -1,4 +1,4 @@
-"""The dialect towards workers: requests, losses, and what their errors mean."""
+"""The internal request to a worker's request; unsupported parameters; errors; pass-through."""
 
 import re
 from collections.abc import Mapping
@@ -52,16 +52,16 @@ from protocols.ovms import params
 from protocols.ovms.requests import MAX_IGNORE_EOS_TOKENS, MAX_INPUTS
 from protocols.params import Param
 
-# What a server takes of a gateway's request, by release.
+# What a worker accepts, by release.
 #
 # Source: openvinotoolkit/model_server, src/llm/apis (2026) and its documentation of 2024,
-# model_server_rest_api_chat.md; for what is refused only when the text is made:
+# model_server_rest_api_chat.md; for parameters that are rejected during generation:
 # openvinotoolkit/openvino.genai, src/cpp/src/generation_config.cpp.
 
 SEED_COUNT = 2**32
-"""How many seeds there are."""
+"""The number of seeds."""
 MAX_BEAM_WIDTH = 19
-"""A graph's ``best_of_limit`` is 20 unless it says otherwise, and is itself refused."""
+"""A graph's default ``best_of_limit`` is 20; the limit itself is rejected."""
 
 _TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
 _MIN_P = Param(wire="min_p", field="sampling.min_p", type="float", minimum=0, maximum=0.999999)
@@ -140,20 +140,20 @@ _BEAM_SEARCH_CONFLICTS: Final = (
     "sampling.presence_penalty",
     "sampling.frequency_penalty",
 )
-"""What beam search refuses."""
+"""Parameters that beam search rejects."""
 
 
 class OvmsUpstream:
-    """Writes requests for servers of one release, and reads what they answer.
+    """Encodes requests for workers of one release, and decodes their responses.
 
-    ``source`` is the dialect's name: unknown fields of its own clients go along.
+    ``source`` is the name of the protocol: unknown fields of its own clients are passed on.
     """
 
     def __init__(self, profile: str, source: str) -> None:
         self._early = profile == "2024"
         self._protocol_name = source
         self._openai_writer = RequestWriter(WORKER_PROFILES[profile], _ROOT, powers=False)
-        # The early release lists no models; there, KServe's path is the one that tells.
+        # The first release has no model list; its KServe path reports readiness.
         path = "/v2/health/ready" if self._early else f"{_ROOT}/models"
         self.health_request = UpstreamRequest(path, b"", method="GET")
 
@@ -180,13 +180,13 @@ class OvmsUpstream:
             vectors = RequestReducer(request, {})
             vectors.drop_foreign_extra(self._protocol_name)
             return self._openai_writer.encode_request(vectors.request)
-        asked = self._adapt_request(request, {}).request
-        if not all(isinstance(prompt, str) for prompt in asked.prompts):
+        adapted = self._adapt_request(request, {}).request
+        if not all(isinstance(prompt, str) for prompt in adapted.prompts):
             raise UnsupportedFeature(
                 "The model's workers take text, not token ids.", param="prompt"
             )
-        path, body = self._openai_writer.write_body(asked)
-        self._adjust_body(body, asked)
+        path, body = self._openai_writer.write_body(adapted)
+        self._adjust_body(body, adapted)
         return UpstreamRequest(f"{_ROOT}/{path}", _encode(body), _JSON_HEADERS)
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
@@ -194,16 +194,16 @@ class OvmsUpstream:
         complaint = partial(errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint=complaint)
-        asked = self._adapt_request(request, {}).request
-        echoes = self._openai_writer.expects_echo(asked)
-        return GenerationDecoder(asked, echoes=echoes, complaint=complaint)
+        adapted = self._adapt_request(request, {}).request
+        echoes = self._openai_writer.expects_echo(adapted)
+        return GenerationDecoder(adapted, echoes=echoes, complaint=complaint)
 
     # --- requests ---------------------------------------------------------------------------------
 
     def _adapt_request(
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> RequestReducer[GenerationRequest]:
-        """What of the request this server can be asked."""
+        """Adapt the request to the worker; returns it with the unsupported parameters."""
         narrow = RequestReducer(request, names)
         narrow.drop_foreign_extra(self._protocol_name)
         keep_first_prompt(narrow)
@@ -220,24 +220,24 @@ class OvmsUpstream:
             narrow.set_field("response_options.usage", "final")
         return narrow
 
-    def _adjust_body(self, body: dict[str, Any], asked: GenerationRequest) -> None:
-        """What the parameters of one field alone can't say."""
-        if not uses_chat_endpoint(asked) and "logprobs" in body:
-            body["logprobs"] = 1  # the only number it takes: the token itself
+    def _adjust_body(self, body: dict[str, Any], adapted: GenerationRequest) -> None:
+        """Adjust what depends on several fields."""
+        if not uses_chat_endpoint(adapted) and "logprobs" in body:
+            body["logprobs"] = 1  # the only value it accepts: the sampled token itself
         if body.get("top_logprobs") == 0:
             del body["top_logprobs"]
-        if asked.stream:
-            body.pop("include_stop_str_in_output", None)  # always so, and false is refused
+        if adapted.stream:
+            body.pop("include_stop_str_in_output", None)  # always so; false is rejected
         if not self._early:
             return
         body.pop("stream_options", None)
-        sampling = asked.sampling
+        sampling = adapted.sampling
         if sampling.temperature is None and sampling.do_sample is None and not sampling.beam_width:
-            body["temperature"] = 1.0  # it would be greedy, which no client means by saying nothing
+            body["temperature"] = 1.0  # its default is greedy, unlike that of the clients
 
 
 def _adapt_beam_search(narrow: RequestReducer[GenerationRequest]) -> None:
-    """Beam search is never streamed; several answers are the best of as many beams, or more."""
+    """Adapt beam search: never streamed; several choices are the best of as many beams or more."""
     if narrow.request.stream:
         narrow.drop_fields("sampling.beam_width", detail="not with a stream")
     width = narrow.request.sampling.beam_width
@@ -293,7 +293,7 @@ _STATUS_BY_CODE: Final[Mapping[str, int]] = {
     "RESOURCE_EXHAUSTED": 503,
     "UNAVAILABLE": 503,
 }
-"""Of what the graph says; anything else is the server's failure."""
+"""Map the graph's errors; any other error is a worker failure."""
 _PATH_ERROR_PATTERN: Final = re.compile(r"Invalid request URL|Wrong endpoint")
 _API_KEY_ERROR: Final = "Unauthorized request due to invalid or missing api-key"
 
@@ -301,10 +301,10 @@ _API_KEY_ERROR: Final = "Unauthorized request due to invalid or missing api-key"
 def map_worker_error(
     status: int, fault: WorkerErrorBody, retry_after: float | None
 ) -> GatewayError:
-    """A ``protocols.chat.errors.WorkerErrorMapper`` that removes the graph's own sentence.
+    """A ``protocols.chat.errors.WorkerErrorMapper`` that removes the graph's own text.
 
-    What the graph says inside an answer (status 0) is the server's failure, unless the prompt was
-    too long: it checks a request before the first event.
+    An error inside a response (status 0) is a worker failure, unless the prompt was too long: the
+    graph checks a request before the first event.
     """
     text = fault.text
     if sentence := _GRAPH_ERROR_PATTERN.match(text):
@@ -325,10 +325,10 @@ def map_worker_error(
     return errors.map_worker_error(status, msgspec.structs.replace(fault, text=text), retry_after)
 
 
-# A client's own bytes for a server of the same release. See ``protocols.chat.passthrough``.
+# Pass-through to a worker of the same release. See ``protocols.chat.passthrough``.
 #
-# What is looked at together with something else (beams, and how many answers they give) goes the
-# long way; so do tokens that the early release counts on its own when it may not stop.
+# Parameters that are checked together (beam search and the number of choices) are translated; so is
+# the token count of the first release with ``ignore_eos``.
 
 _ROOT: Final = "/v3"
 _GATEWAY_CHECKED_FIELDS: Final = frozenset({"best_of", "n", "echo"})
@@ -358,7 +358,7 @@ _EARLY_COMPLETION_FIELD_TYPES: Final = {**_COMMON_FIELD_TYPES, "prompt": _Nonemp
 
 
 def build_passthrough(release: str) -> PassthroughRules:
-    """For the servers of one release."""
+    """Build the pass-through rules for workers of one release."""
     early, profile = release == "2024", WORKER_PROFILES[release]
     rows = params.EARLY_PARAM_TABLES if early else params.PARAM_TABLES
     form = partial(
@@ -400,10 +400,10 @@ def build_passthrough(release: str) -> PassthroughRules:
     )
 
 
-def _is_stream_supported(body: Any, said: AbstractSet[str]) -> bool:
-    """A stream has no log probabilities, and keeps its stop strings."""
-    del said
+def _is_stream_supported(body: Any, fields: AbstractSet[str]) -> bool:
+    """Streams have no log probabilities, and keep their stop strings."""
+    del fields
     if getattr(body, "stream", False) is not True:
         return True
-    kept = getattr(body, "include_stop_str_in_output", True) is not False
-    return kept and not getattr(body, "logprobs", UNSET)
+    keeps_stop = getattr(body, "include_stop_str_in_output", True) is not False
+    return keeps_stop and not getattr(body, "logprobs", UNSET)

@@ -1,11 +1,8 @@
-"""Hugging Face's Text Generation Inference, towards workers alone.
+"""Hugging Face's Text Generation Inference, towards workers only.
 
-dialect    which of its APIs a request goes to, and what its servers tell of themselves
-chat       conversations, in OpenAI's words: what of these it does not take, or takes otherwise
-generate   prompts, in its own words
-tables     the scalar parameters of both
-decoder    the answers to prompts, which ``incoming`` describes
-faults     its errors, and those of its streams
+upstream   the adapter; parameter tables; requests for /generate and /v1/chat/completions
+decoder    responses to prompts
+errors     worker errors, unary and in streams
 """
 
 from protocols.tgi.upstream import TGI

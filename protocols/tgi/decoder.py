@@ -1,4 +1,4 @@
-"""Reading the answers to prompts: streams and whole ones."""
+"""Decode responses to prompts: streams and unary responses."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -22,15 +22,15 @@ from protocols.core.events import (
 from protocols.core.request import GenerationRequest
 from protocols.tgi.errors import raise_worker_error
 
-# What TGI sends for a prompt: any key may be missing or null.
+# Wire types of responses to a prompt: any key may be missing or null.
 #
-# ``/generate`` answers with one object, its kin with an array of one; each event of
+# ``/generate`` returns one object, related servers return an array of one; each event of
 # ``/generate_stream`` holds one token, the last one also the whole text and the details. Source:
 # text-generation-inference 3.3, ``router/src/lib.rs``.
 
 
 class TgiToken(Struct):
-    """A token of the answer or, without ``special``, of the prompt. Its kin give a list of ids."""
+    """A generated token or, without ``special``, a prompt token. ``id`` may be a list."""
 
     id: int | list[int] | None = None
     text: str | None = None
@@ -39,12 +39,12 @@ class TgiToken(Struct):
 
     @property
     def text_or_empty(self) -> str:
-        """Its text."""
+        """The text; empty if absent."""
         return self.text or ""
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Its ids, mostly one."""
+        """The token ids, usually one."""
         match self.id:
             case None:
                 return ()
@@ -55,7 +55,7 @@ class TgiToken(Struct):
 
 
 class TgiDetails(Struct):
-    """Of a whole answer, or of a stream's end. ``prompt_tokens`` is its kin's ``input_length``."""
+    """Details of a unary response, or of a stream's end. Related servers send ``input_length``."""
 
     finish_reason: str | None = None
     generated_tokens: int | None = None
@@ -67,14 +67,14 @@ class TgiDetails(Struct):
 
     @property
     def prompt_length(self) -> int | None:
-        """How long the prompt was; a whole answer tells only where it was asked for its tokens."""
+        """The number of prompt tokens; unary responses report it only on request."""
         if self.input_length is not None:
             return self.input_length
         return len(self.prefill) if self.prefill else self.prompt_tokens
 
 
 class TgiResponse(Struct):
-    """A whole answer, or an event of a stream."""
+    """A unary response, or one event of a stream."""
 
     token: TgiToken | None = None
     top_tokens: list[TgiToken] | None = None
@@ -88,7 +88,7 @@ _decode_unary_json = msgspec.json.Decoder(TgiResponse | list[TgiResponse]).decod
 
 
 def decode_unary(body: bytes) -> TgiResponse:
-    """A whole answer; of an array, the first. Raises what msgspec raises."""
+    """Decode a unary response; of an array, the first. Raises msgspec's errors."""
     found = _decode_unary_json(body)
     if isinstance(found, TgiResponse):
         return found
@@ -96,7 +96,7 @@ def decode_unary(body: bytes) -> TgiResponse:
 
 
 def build_token_logprob(token: TgiToken, top: Sequence[TgiToken] = ()) -> TokenLogprob:
-    """A token and the alternatives to it, as ours."""
+    """Convert a token and its alternatives."""
     alternatives = tuple(
         TopLogprob(
             one.text_or_empty,
@@ -116,10 +116,10 @@ _BROKEN_STREAM: Final = "The worker's stream stopped before its end."
 
 
 class GenerateDecoder:
-    """Reads the answer to a request with one prompt, as a stream of events or as one JSON body.
+    """Decodes the response to one prompt, as a stream of events or one JSON body.
 
-    Which of the two it is shows in the first byte. The prompt comes first, where it is to be given
-    back, and special tokens have no text unless it was asked for.
+    The first byte decides which. The prompt comes first, if echo was requested; special tokens
+    have no text unless requested.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -145,10 +145,10 @@ class GenerateDecoder:
             raise self._pending_error
         if self._is_done:
             return ()
-        if (whole := self._body_reader.unary_body) is not None:
-            return self._decode_unary(bytes(whole))
+        if (body := self._body_reader.unary_body) is not None:
+            return self._decode_unary(bytes(body))
         events: list[Event] = []
-        for payload in self._sse_parser.feed(b"\n\n"):  # the end of a last event that lacks its own
+        for payload in self._sse_parser.feed(b"\n\n"):  # the last newlines may be missing
             self._decode_event(payload, events, last=True)
         if events and type(events[-1]) is StreamEnd:
             return events
@@ -177,17 +177,17 @@ class GenerateDecoder:
         hidden = self._is_hidden(token)
         text = "" if hidden else token.text_or_empty
         ids = token.ids if self._request.response_options.token_ids else ()
-        asked = self._request.logprobs is not None and not hidden
-        logprobs = (build_token_logprob(token, top),) if asked else ()
+        wants_logprobs = self._request.logprobs is not None and not hidden
+        logprobs = (build_token_logprob(token, top),) if wants_logprobs else ()
         if text or ids or logprobs:
             self._texts.append(text)
             events.append(TextDelta(text, token_ids=ids, logprobs=logprobs))
 
     def _add_end(self, wire: TgiResponse, events: list[Event]) -> None:
-        """The end; before it what the tokens left unsaid, such as half a character."""
-        text, said = wire.generated_text or "", "".join(self._texts)
-        if text.startswith(said) and (rest := text[len(said) :]):
-            events.append(TextDelta(rest, tokens=0 if said else _get_token_count(wire.details)))
+        """Add the end, preceded by text that no token held, such as half a character."""
+        text, sent = wire.generated_text or "", "".join(self._texts)
+        if text.startswith(sent) and (rest := text[len(sent) :]):
+            events.append(TextDelta(rest, tokens=0 if sent else _get_token_count(wire.details)))
         events += _build_end_events(wire.details)
         self._is_done = True
 
@@ -229,7 +229,7 @@ class GenerateDecoder:
     # --- both -------------------------------------------------------------------------------------
 
     def _add_prompt(self, logprobs: Sequence[TokenLogprob], events: list[Event]) -> None:
-        """The prompt, once. Its tokens begin with one that the model puts before any text."""
+        """Add the prompt, once. Its first token may be a special one without text."""
         if self._prompt_sent:
             return
         self._prompt_sent = True
@@ -243,7 +243,7 @@ class GenerateDecoder:
 
 
 def _build_end_events(details: TgiDetails | None) -> list[Event]:
-    """A choice's end, its usage where that is known, and the answer's end."""
+    """Add a choice end, usage if known, and the end of the response."""
     if details is None:
         return [ChoiceEnd("unknown"), StreamEnd()]
     reason = WORKER_FINISH_REASONS.get(details.finish_reason or "", "unknown")
@@ -256,11 +256,11 @@ def _build_end_events(details: TgiDetails | None) -> list[Event]:
 
 
 def _get_token_count(details: TgiDetails | None) -> int:
-    """How many tokens an answer in one piece has."""
+    """Return the token count of a unary response."""
     return (details and details.generated_tokens) or 1
 
 
 def _build_read_error(body: bytes) -> GatewayError:
-    """What a body that is no answer means. Raises what it tells of itself."""
+    """Raise the error in a body that is not a response."""
     raise_worker_error(body)
     return WorkerFailed("The worker's answer can't be read.")

@@ -1,8 +1,8 @@
-"""What TGI's errors mean.
+"""Worker errors.
 
-Its own answers tell of an error as ``{"error", "error_type"}``, with a status or, in the stream of
-``/generate_stream``, without one; a stream of ``/v1`` says ``{"error": {"message"}}`` and 422
-whatever went wrong, so that only the text tells (``router/src/infer/mod.rs``).
+TGI's own endpoints return errors as ``{"error", "error_type"}``, with a status or, in a stream of
+``/generate_stream``, without one. A stream of ``/v1`` sends ``{"error": {"message"}}`` with 422 for
+any error, so only the text tells errors apart (``router/src/infer/mod.rs``).
 """
 
 import re
@@ -21,12 +21,12 @@ _CONTEXT_LENGTH_PATTERN = re.compile(
 _STATUS_BY_PREFIX: Final[Mapping[str, int]] = {
     "Input validation error": 422,
     "Template error": 422,
-    "Missing template vatiable": 422,  # as it is spelt there
+    "Missing template vatiable": 422,  # TGI's spelling
     "Tool error": 422,
     "Model is overloaded": 429,
     "Request failed during generation": 424,
 }
-"""By how the text begins; an answer that did not come to its end is 500."""
+"""Statuses by the start of the text; 500 is an interrupted response."""
 
 
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
@@ -35,7 +35,7 @@ def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> G
 
 
 def raise_worker_error(body: bytes) -> None:
-    """Raises what a body that is no answer tells of; returns if it tells of nothing."""
+    """Raise the error in a body; returns if there is none."""
     errors.raise_worker_error(body, _map_worker_error)
 
 
@@ -51,9 +51,9 @@ def _read_context_error(fault: WorkerErrorBody) -> GatewayError | None:
     found = _CONTEXT_LENGTH_PATTERN.search(fault.text)
     if found is None:
         return None
-    told = {name: int(count[:18]) for name, count in found.groupdict().items() if count}
-    if "whole" in told:
-        tokens, limit = told["inputs"] + told["new"], told["whole"]
+    counts = {name: int(count[:18]) for name, count in found.groupdict().items() if count}
+    if "whole" in counts:
+        tokens, limit = counts["inputs"] + counts["new"], counts["whole"]
     else:
-        tokens, limit = told["prompt"], told["limit"]
+        tokens, limit = counts["prompt"], counts["limit"]
     return ContextTooLong(fault.text, tokens=tokens, limit=limit)

@@ -1,4 +1,4 @@
-"""The dialect itself: conversations in OpenAI's words, prompts in TGI's own."""
+"""The UpstreamAdapter: chat requests in OpenAI's format, prompts in TGI's own."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,24 +42,24 @@ from protocols.tgi import errors
 from protocols.tgi.decoder import GenerateDecoder
 from protocols.tgi.errors import raise_worker_error
 
-# What TGI's servers take: scalar parameters, and the forms that an answer may be bound to.
+# Parameters that TGI accepts: scalars and output formats.
 #
 # Source: text-generation-inference 3.3, ``router/src/lib.rs`` and ``validation.rs``. A row gives
-# the range that is taken: what lies outside is clamped, and reported.
+# the accepted range: values outside are clamped and reported.
 
 MIN_POSITIVE = 1e-6
-"""The least of what must be above 0."""
+"""The smallest value of a parameter that must be above 0."""
 MAX_TOP_TOKENS = 5
-"""The most alternatives beside a token; it is not told, so this is the launcher's default."""
+"""The maximum number of alternatives for a token: the launcher's default; not reported."""
 
 
 class TgiLimits(Struct, frozen=True):
-    """What the operator of a server allows; the defaults are its launcher's."""
+    """Limits that the server's operator sets; the defaults are the launcher's."""
 
     max_stop_strings: int = 4
     max_best_of: int = 2
     max_prompt_tokens: int | None = None
-    """The longest prompt in tokens, where it was told."""
+    """The maximum prompt length in tokens, if reported."""
 
 
 _STOP = Param(
@@ -113,9 +113,9 @@ def build_generate_table(limits: TgiLimits) -> ParamTable:
 
 
 def write_output_format(output: OutputFormat) -> dict[str, Any] | None:
-    """A ``grammar`` of ``/generate``, and a ``response_format`` of conversations; None for others.
+    """Return a ``grammar`` of ``/generate``, or a ``response_format`` of chat, or None.
 
-    A schema without ``properties`` is refused by the server.
+    The server rejects a schema without ``properties``.
     """
     match output:
         case JsonSchemaFormat(schema):
@@ -144,35 +144,36 @@ CHAT_PROFILE = WorkerProfile(
     template_arguments=False,
     write_output_format=write_output_format,
 )
-"""Conversations. ``n``, ``logit_bias`` and whatever it does not know are read and not heeded;
-``presence_penalty`` becomes a repetition penalty of two more."""
+"""Chat parameters. TGI ignores ``n``, ``logit_bias`` and unknown fields;
+``presence_penalty`` becomes a repetition penalty of two more.
+"""
 
 
-# Prompts for ``/generate`` and ``/generate_stream``, and what can't be asked there.
+# Requests for ``/generate`` and ``/generate_stream``, and their unsupported parameters.
 
 _encode = msgspec.json.Encoder().encode
 _JSON_HEADERS = (("Content-Type", "application/json"),)
 _SAMPLING_ONLY_FIELDS = ("temperature", "top_p", "top_k", "typical_p")
-"""What a greedy choice makes no use of, and what would make it a draw."""
+"""Parameters without an effect on greedy decoding, or that would turn it into sampling."""
 
 
 def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> UpstreamRequest:
-    """The first prompt of a request.
+    """Encode a request for its first prompt.
 
-    Only a stream tells how long the prompt was, so a whole answer is asked for as one, too, where
-    its usage is wanted. Raises Unsupported for token ids.
+    Only a stream reports the prompt length, so a unary response is requested as a stream, too, if
+    its usage is wanted. Raises UnsupportedFeature for token ids.
     """
-    asked = adapt_generate_request(request, limits)
-    carried = build_parameter_support(asked, limits)
-    said = {path: got for path, got in asked.set_fields.items() if path in carried}
-    parameters: dict[str, Any] = params.write_params(build_generate_table(limits), said)
+    adapted = adapt_generate_request(request, limits)
+    support = build_parameter_support(adapted, limits)
+    values = {path: got for path, got in adapted.set_fields.items() if path in support}
+    parameters: dict[str, Any] = params.write_params(build_generate_table(limits), values)
     parameters |= {"details": True, "return_full_text": False}
-    if asked.output is not None and "output" in carried:
-        parameters["grammar"] = write_output_format(asked.output)
-    if asked.logprobs is not None:
-        if top := asked.logprobs.top:
+    if adapted.output is not None and "output" in support:
+        parameters["grammar"] = write_output_format(adapted.output)
+    if adapted.logprobs is not None:
+        if top := adapted.logprobs.top:
             parameters["top_n_tokens"] = min(top, MAX_TOP_TOKENS) if top > 0 else MAX_TOP_TOKENS
-        if asked.logprobs.prompt is not None and "logprobs.prompt" in carried:
+        if adapted.logprobs.prompt is not None and "logprobs.prompt" in support:
             parameters["decoder_input_details"] = True
     whole = not request.stream and (
         request.response_options.usage == "none"
@@ -185,15 +186,17 @@ def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> Up
 
 
 _UNARY_ONLY_PARAMS = ("best_of", "decoder_input_details")
-"""What is refused in a stream."""
+"""Return the parameters that a stream rejects."""
 
 
 def find_unsupported_generate_parameters(
     request: GenerationRequest, limits: TgiLimits, names: Mapping[str, str]
 ) -> tuple[UnsupportedParameter, ...]:
-    """What can't be asked of a request with prompts."""
-    asked = adapt_generate_request(request, limits)
-    found = loss.find_unsupported_parameters(asked, build_parameter_support(asked, limits), names)
+    """List the unsupported parameters of a request with prompts."""
+    adapted = adapt_generate_request(request, limits)
+    found = loss.find_unsupported_parameters(
+        adapted, build_parameter_support(adapted, limits), names
+    )
     if len(request.prompts) > 1:
         several = UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
         return (*found, several)
@@ -201,11 +204,11 @@ def find_unsupported_generate_parameters(
 
 
 def adapt_generate_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:
-    """The same request, said as it is said here.
+    """Normalise the request to TGI's conventions.
 
-    Parameters make a server greedy where they do not say otherwise; without any it draws, and so it
-    is to do for a client that says nothing. What means nothing (the whole of the probability, one
-    choice, no more stops than are taken) is left out, since it is refused or would be a loss.
+    TGI decodes greedily by default if parameters are sent, and samples without any; a client that
+    sets nothing expects sampling. Values without an effect (top_p 1, one choice) and more stops
+    than accepted are removed, since TGI rejects them or they would count as losses.
     """
     sampling, stopping = request.sampling, request.stopping
     greedy = sampling.do_sample is False or sampling.temperature == 0
@@ -214,7 +217,7 @@ def adapt_generate_request(request: GenerationRequest, limits: TgiLimits) -> Gen
     truncated = stopping.truncate_prompt
     if truncated == -1 or (truncated is None and stopping.overflow == "truncate"):
         truncated = limits.max_prompt_tokens or truncated
-    told = stopping.overflow == "error" or truncated is not None
+    is_explicit = stopping.overflow == "error" or truncated is not None
     return replace(
         request,
         n=None if request.n == 1 else request.n,
@@ -229,50 +232,50 @@ def adapt_generate_request(request: GenerationRequest, limits: TgiLimits) -> Gen
             stopping,
             stop=stopping.stop[: limits.max_stop_strings],
             truncate_prompt=truncated,
-            overflow=None if told else stopping.overflow,
+            overflow=None if is_explicit else stopping.overflow,
         ),
     )
 
 
 def _drop_full_probability(share: float | None) -> float | None:
-    """A share of the probability; the whole of it is refused."""
+    """Return the probability; None for 1, which TGI rejects."""
     return None if share is not None and share >= 1 else share
 
 
 def build_parameter_support(
     request: GenerationRequest, limits: TgiLimits
 ) -> Mapping[str, ParameterSupport]:
-    """What becomes of each field of an ``exact`` request."""
-    carried = params.build_parameter_support(build_generate_table(limits))
-    carried |= {
+    """Build the parameter support of an adapted request."""
+    support = params.build_parameter_support(build_generate_table(limits))
+    support |= {
         "echo": ParameterSupport(""),
         "logprobs.top": ParameterSupport("top_n_tokens", 0, MAX_TOP_TOKENS),
         "stopping.skip_special_tokens": ParameterSupport(""),
     }
     if not request.stream:
-        carried["logprobs.prompt"] = ParameterSupport("decoder_input_details")
+        support["logprobs.prompt"] = ParameterSupport("decoder_input_details")
     if request.output is not None and write_output_format(request.output) is not None:
-        carried["output"] = ParameterSupport("grammar")
+        support["output"] = ParameterSupport("grammar")
     if request.templating.add_special_tokens:
-        carried["templating.add_special_tokens"] = ParameterSupport("")
+        support["templating.add_special_tokens"] = ParameterSupport("")
     if request.stopping.truncate_prompt == -1:
-        del carried["stopping.truncate_prompt"]
-    drawn = request.sampling.do_sample and request.sampling.seed is None
-    if request.stream or not drawn or limits.max_best_of == 1:
-        del carried["best_of"]
+        del support["stopping.truncate_prompt"]
+    is_sampled = request.sampling.do_sample and request.sampling.seed is None
+    if request.stream or not is_sampled or limits.max_best_of == 1:
+        del support["best_of"]
     elif request.n is not None:
-        carried["best_of"] = ParameterSupport("best_of", reason="approximated")
-    return carried
+        support["best_of"] = ParameterSupport("best_of", reason="approximated")
+    return support
 
 
-# Conversations for ``/v1/chat/completions``, and what can't be asked there.
+# Requests for ``/v1/chat/completions``, and their unsupported parameters.
 #
-# They are written as for any worker that speaks OpenAI's words. What this server refuses, or takes
-# for something else, is said otherwise here, or left out and told of.
+# They are written as for any OpenAI-compatible worker. What this server rejects or misinterprets is
+# converted here, or removed and reported.
 
 _CHAT_WRITER: Final = RequestWriter(CHAT_PROFILE, "/v1", powers=False)
 _EMPTY_PARAMETERS: Final = Raw(b'{"type":"object","properties":{}}')
-"""The parameters of a tool that has none; a server can't read a tool without any."""
+"""The parameters of a tool without any; the server requires the field."""
 _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     AudioPart: "audio",
     FilePart: "files",
@@ -287,7 +290,7 @@ def encode_chat_request(request: GenerationRequest, limits: TgiLimits) -> Upstre
 
 
 def create_chat_decoder(request: GenerationRequest) -> ResponseDecoder:
-    """What reads the answer. A stream that calls a tool ends without a finish reason."""
+    """Create the decoder. A stream with a tool call ends without a finish reason."""
     return GenerationDecoder(request, complaint=raise_worker_error, ends_calls=True)
 
 
@@ -304,7 +307,7 @@ def find_unsupported_chat_parameters(
 def _iter_unsupported_fields(
     request: GenerationRequest, names: Mapping[str, str]
 ) -> Iterator[UnsupportedParameter]:
-    """What ``_plain`` takes away that was meant."""
+    """List the parameters that ``_adapt_chat_request`` removed."""
     for name in request.extra:
         yield UnsupportedParameter(name, "dropped")
     if request.sampling.logit_bias is not None:
@@ -327,15 +330,14 @@ def _iter_unsupported_fields(
 
 
 def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:
-    """The request as this server reads it.
+    """Adapt the request to this server.
 
-    Greedy is temperature 0 alone: a share of the probability would make it a draw. A seed has 63
-    bits on the way there, and 64 are folded into them, so that the same one still gives the same
-    answer. ``max_tokens`` has had no other name in all releases.
+    Temperature 0 alone means greedy: with top_p it would sample. TGI's seed has 63 bits; a seed of
+    64 is folded, so that equal seeds give equal results. All releases know ``max_tokens``.
     """
     sampling, stopping = request.sampling, request.stopping
     greedy = sampling.do_sample is False or sampling.temperature == 0
-    whole = sampling.top_p is not None and sampling.top_p >= 1
+    is_full_top_p = sampling.top_p is not None and sampling.top_p >= 1
     offers = _has_callable_tools(request)
     return replace(
         request,
@@ -343,7 +345,7 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
         messages=tuple(map(_adapt_message, request.messages)),
         sampling=replace(
             sampling,
-            top_p=None if greedy or whole else sampling.top_p,
+            top_p=None if greedy or is_full_top_p else sampling.top_p,
             seed=None if sampling.seed is None else sampling.seed % 2**63,
             logit_bias=None,
         ),
@@ -357,7 +359,7 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
 
 
 def _has_callable_tools(request: GenerationRequest) -> bool:
-    """Whether there are tools to call; with ``none`` the model is not told of any."""
+    """Whether the model may call tools; for ``none``, they are not sent."""
     return bool(request.tools) and request.tool_choice != "none"
 
 
@@ -366,7 +368,7 @@ def _add_parameters_schema(tool: Tool) -> Tool:
 
 
 def _adapt_message(message: Message) -> Message:
-    """A turn has either content or calls, and its content is text and images."""
+    """Adapt a message, which has either content or tool calls; content is text and images."""
     role = "system" if message.role == "developer" else message.role
     if message.tool_calls:
         return replace(message, role=role, parts=())
@@ -379,7 +381,7 @@ _NonNegativeInt = Annotated[int, Meta(ge=0)]
 
 
 class _ServerInfo(Struct):
-    """What ``/info`` tells; the second name of a prompt's limit is that of earlier releases."""
+    """The response of ``/info``; earlier releases used the second name of the prompt limit."""
 
     max_concurrent_requests: _NonNegativeInt | None = None
     max_stop_sequences: _NonNegativeInt | None = None
@@ -392,18 +394,18 @@ _decode_info = msgspec.json.Decoder(_ServerInfo).decode
 
 
 class TGI:
-    """Hugging Face's Text Generation Inference. For workers alone: no client is answered in it.
+    """Hugging Face's Text Generation Inference, for workers only.
 
-    Conversations go to ``/v1/chat/completions``, where the server has the model's chat template;
-    prompts go to ``/generate`` and ``/generate_stream``, which take more parameters and tell more
-    than ``/v1/completions``. There is one model behind a URL, so prompts do not name it.
+    Chat requests go to ``/v1/chat/completions``, where the server has the model's chat template;
+    prompts go to ``/generate`` and ``/generate_stream``, which accept more parameters and report
+    more than ``/v1/completions``. A URL serves one model, so requests for prompts do not name it.
     """
 
     name: str = "tgi"
     profiles: ClassVar[tuple[str, ...]] = ("3",)
     model_options: ClassVar[Mapping[str, Any]] = {}
     path_prefixes: tuple[str, ...] = ("/v1", "/generate", "/generate_stream")
-    """What a worker's URL is not to end with."""
+    """Suffixes that a worker's URL must not have."""
 
     def __init__(self, profile: str | None = None) -> None:
         if profile not in (None, *self.profiles):
@@ -426,16 +428,16 @@ class TGI:
         return losses(request, self._get_limits(request.model), names)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for embeddings."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
         if isinstance(request, EmbeddingRequest):
-            raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
+            raise UnsupportedFeature("The model's workers do not support embeddings.")
         encode = encode_chat_request if uses_chat_endpoint(request) else encode_generate_request
         return encode(request, self._get_limits(request.model))
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
-            raise UnsupportedFeature("The model's workers generate text; they give no embeddings.")
+            raise UnsupportedFeature("The model's workers do not support embeddings.")
         return (
             create_chat_decoder(request)
             if uses_chat_endpoint(request)
@@ -454,18 +456,18 @@ class TGI:
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         """See ``protocols.core.interfaces.ModelMetadataReader``."""
         try:
-            told = _decode_info(answers[0] or b"")
+            info = _decode_info(answers[0] or b"")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
             return None
         silent = TgiLimits()
         self._limits[model] = TgiLimits(
             max_stop_strings=silent.max_stop_strings
-            if told.max_stop_sequences is None
-            else told.max_stop_sequences,
-            max_best_of=told.max_best_of or silent.max_best_of,
-            max_prompt_tokens=told.max_input_tokens or told.max_input_length,
+            if info.max_stop_sequences is None
+            else info.max_stop_sequences,
+            max_best_of=info.max_best_of or silent.max_best_of,
+            max_prompt_tokens=info.max_input_tokens or info.max_input_length,
         )
-        return told.max_concurrent_requests or None
+        return info.max_concurrent_requests or None
 
     def _get_limits(self, model: str) -> TgiLimits:
         return self._limits.get(model, TgiLimits())

@@ -1,8 +1,8 @@
-"""Reading workers' answers: streams and whole ones.
+"""Decode worker responses: streams and unary responses.
 
-A stream has no last event, and may have none at all: its end is the end of the body, which is sure
-where the connection says that the body is whole. A worker that tells finish reasons has to tell one
-before; of another's end nothing more is known.
+A stream has no last event and may have no event at all: it ends with the body, whose length the
+connection guarantees. A worker that reports finish reasons must report one before the end; for
+other workers the end of the body is the only sign.
 """
 
 import math
@@ -33,12 +33,12 @@ from protocols.triton.model_config import ModelAdapter
 from protocols.triton.params import TEXT_OUTPUT
 from protocols.triton.tensors import flatten_values
 
-# What workers answer: an object of the model's outputs, in one piece or one for each event.
+# Wire format of worker responses: an object of the model's outputs, unary or one for each event.
 
 _MAX_LENIENT_PARSE_BYTES: Final = 1 << 20
-"""Bytes of an answer that are worth a second look for numbers which JSON does not have."""
+"""Bytes that require a closer look for numbers that are not JSON."""
 NO_REASON: Final = "None"
-"""How a reason reads that there is none yet."""
+"""Finish reason values that mean "none yet"."""
 FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "stop": "eos",
     "eos": "eos",
@@ -50,7 +50,7 @@ FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "timeout": None,
     "not_finished": None,
 }
-"""vLLM's and TensorRT-LLM's words; None is a failure of the worker."""
+"""Finish reasons of vLLM and TensorRT-LLM; None is a worker failure."""
 _decode_json = msgspec.json.Decoder().decode
 _LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
 _READ_OUTPUTS: Final = (
@@ -63,7 +63,7 @@ _DEFAULT_OUTPUT_NAMES: Final[Mapping[str, str]] = {name: name for name in _READ_
 
 
 def map_output_names(wires: Mapping[str, str]) -> Mapping[str, str]:
-    """A model's names for the outputs that are read; ``wires`` are those that differ."""
+    """A model's names for the outputs that are decoded; ``wires`` are those that differ."""
     known = {name: wires.get(name, name) for name in _READ_OUTPUTS}
     return _DEFAULT_OUTPUT_NAMES if known == _DEFAULT_OUTPUT_NAMES else known
 
@@ -72,7 +72,7 @@ _NonNegativeInt = Annotated[int, Meta(ge=0)]
 
 
 class ParsedResponse(Struct):
-    """One answer, or a piece of one: in each list an element for each choice, as far as told."""
+    """A response or an event: each list has one item for each choice, as far as known."""
 
     texts: list[str]
     model: str | None
@@ -84,7 +84,7 @@ class ParsedResponse(Struct):
 
 
 class _OneText(Struct, forbid_unknown_fields=True):
-    """An answer of one text. The names are those that the families of models have."""
+    """A response with one text. The field names are those of the model families."""
 
     text_output: str
     model_name: str | None = None
@@ -103,19 +103,19 @@ _one_text = msgspec.json.Decoder(_OneText).decode
 
 
 def _text_of(body: bytes) -> ParsedResponse | None:
-    """What an answer of one text holds, as most do; None for any other, and for a wrong one."""
+    """Decode a response with one text; None if it has another shape or is invalid."""
     try:
         got = _one_text(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    said = ParsedResponse([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
+    parsed = ParsedResponse([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
     if got.finish_reason is not UNSET:
-        said.finish_reasons = (_parse_reason(got.finish_reason),)
+        parsed.finish_reasons = (_parse_reason(got.finish_reason),)
     if got.stop_reason is not UNSET:
-        said.stop_reasons = (_parse_reason(got.stop_reason),)
+        parsed.stop_reasons = (_parse_reason(got.stop_reason),)
     if got.num_output_tokens is not UNSET:
-        said.token_counts = (got.num_output_tokens,)
-    return said
+        parsed.token_counts = (got.num_output_tokens,)
+    return parsed
 
 
 class _LogprobCandidate(Struct):
@@ -130,12 +130,12 @@ _CandidateColumn = list[dict[str, _LogprobCandidate]]
 def parse_response(
     body: bytes, request: GenerationRequest, known: Mapping[str, str]
 ) -> ParsedResponse:
-    """What an object holds; ``known`` are the model's ``outputs``.
+    """Decode an object of outputs; ``known`` are the model's ``outputs``.
 
-    Raises what an error in it means, and WorkerFailed for what can't be read.
+    Raises the error that the object reports, and WorkerFailed for an invalid object.
     """
-    if known is _DEFAULT_OUTPUT_NAMES and (told := _text_of(body)) is not None:
-        return told
+    if known is _DEFAULT_OUTPUT_NAMES and (simple := _text_of(body)) is not None:
+        return simple
     try:
         got = (
             _decode_json(body)
@@ -147,38 +147,38 @@ def parse_response(
     if not isinstance(got, dict) or known[TEXT_OUTPUT] not in got or "error" in got:
         raise_response_error(got, known[TEXT_OUTPUT])
         if not isinstance(got, dict) or not (known[TEXT_OUTPUT] in got or "model_name" in got):
-            raise WorkerFailed("The worker's answer is not in its dialect.")
+            raise WorkerFailed("The worker's response does not follow its protocol.")
     values = {name: flatten_values(got[wire]) for name, wire in known.items() if wire in got}
     texts = values.pop(TEXT_OUTPUT, [])
     if not {str}.issuperset(map(type, texts)):
         raise WorkerFailed("The worker's answer is no text.")
     name = got.get("model_name")
-    said = ParsedResponse(texts, name if isinstance(name, str) else None)
+    parsed = ParsedResponse(texts, name if isinstance(name, str) else None)
     if values:
-        _parse_details(values, said, request)
-    return said
+        _parse_details(values, parsed, request)
+    return parsed
 
 
 def _parse_details(
-    told: Mapping[str, list[Any]], said: ParsedResponse, request: GenerationRequest
+    outputs: Mapping[str, list[Any]], parsed: ParsedResponse, request: GenerationRequest
 ) -> None:
-    """What is told beside the texts."""
-    said.finish_reasons = _parse_reasons(told.get("finish_reason", []))
-    said.stop_reasons = _parse_reasons(told.get("stop_reason", []))
-    said.token_counts = _parse_counts(told.get("num_output_tokens", []))
-    prompt = _parse_counts(told.get("num_input_tokens", []))
-    said.prompt_tokens = prompt[0] if prompt else None
-    if request.logprobs is not None and said.texts:
-        columns, numbers = (told.get(name, []) for name in _LOGPROB_OUTPUTS)
-        said.logprobs = _parse_logprobs(columns, numbers, said.texts, request.logprobs.top)
+    """Return the finish reasons, token counts and log probabilities."""
+    parsed.finish_reasons = _parse_reasons(outputs.get("finish_reason", []))
+    parsed.stop_reasons = _parse_reasons(outputs.get("stop_reason", []))
+    parsed.token_counts = _parse_counts(outputs.get("num_output_tokens", []))
+    prompt = _parse_counts(outputs.get("num_input_tokens", []))
+    parsed.prompt_tokens = prompt[0] if prompt else None
+    if request.logprobs is not None and parsed.texts:
+        columns, numbers = (outputs.get(name, []) for name in _LOGPROB_OUTPUTS)
+        parsed.logprobs = _parse_logprobs(columns, numbers, parsed.texts, request.logprobs.top)
 
 
 def _parse_reasons(values: list[Any]) -> list[str]:
     return [_parse_reason(one) for one in values]
 
 
-def _parse_reason(told: Any) -> str:
-    return told if isinstance(told, str) else NO_REASON
+def _parse_reason(value: Any) -> str:
+    return value if isinstance(value, str) else NO_REASON
 
 
 def _parse_counts(values: list[Any]) -> list[int]:
@@ -188,7 +188,7 @@ def _parse_counts(values: list[Any]) -> list[int]:
 def _parse_logprobs(
     columns: list[Any], numbers: list[Any], texts: list[str], top: int
 ) -> list[tuple[TokenLogprob, ...]]:
-    """For each choice, from either family's output: JSON of candidates, or bare numbers."""
+    """Decode logprobs of each choice from either family: JSON candidates, or plain numbers."""
     if columns:
         return [_parse_candidates(one, top) for one in columns]
     size = len(numbers) // len(texts)
@@ -198,18 +198,18 @@ def _parse_logprobs(
     ]
 
 
-def _parse_candidates(told: Any, top: int) -> tuple[TokenLogprob, ...]:
-    if not isinstance(told, str):
+def _parse_candidates(value: Any, top: int) -> tuple[TokenLogprob, ...]:
+    if not isinstance(value, str):
         return ()
     try:
-        column = msgspec.convert(rapidjson.parse_value(told.encode()), _CandidateColumn | None)
+        column = msgspec.convert(rapidjson.parse_value(value.encode()), _CandidateColumn | None)
     except (MalformedRequest, msgspec.ValidationError) as e:
         raise WorkerFailed("The worker's log probabilities can't be read.") from e
     return tuple(_build_token_logprob(one, top) for one in column or () if one)
 
 
 def _build_token_logprob(candidates: Mapping[str, _LogprobCandidate], top: int) -> TokenLogprob:
-    """The token that was taken stands first; the likeliest have a rank."""
+    """Return the sampled token, which comes first, and the alternatives, which have a rank."""
     found = [
         TopLogprob(
             one.decoded_token or "", _replace_missing_logprob(one.logprob), _parse_token_id(key)
@@ -227,7 +227,7 @@ def _build_token_logprob(candidates: Mapping[str, _LogprobCandidate], top: int) 
 
 
 def _build_bare_logprobs(numbers: list[Any], text: str) -> tuple[TokenLogprob, ...]:
-    """Numbers alone: which token each is of shows only where there is one."""
+    """Decode plain numbers; the token of a number is known only if there is one token."""
     values = [one if isinstance(one, float) else None for one in numbers]
     return tuple(TokenLogprob(text, _drop_non_finite(one)) for one in values)
 
@@ -245,14 +245,14 @@ def _replace_missing_logprob(logprob: float | None) -> float:
 
 
 _MAX_EVENT_BYTES: Final = 1 << 24
-"""A model that does not stream tells all in one event."""
+"""A model that does not stream sends everything in one event."""
 
 
 class GenerateDecoder:
-    """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
+    """Decodes the response to a GenerationRequest, as a stream of events or one JSON body.
 
-    Which of the two it is shows in the first byte. ``known`` are the model's ``incoming.outputs``,
-    ``plan`` is how it was asked. ``prompt`` may stand in front of each choice, and is cut off.
+    The first byte decides which. ``known`` are the model's outputs, ``plan`` is how the request was
+    written. If the worker returns ``prompt`` at the start of each choice, it is removed.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class GenerateDecoder:
 
 
 class _ResponseReader:
-    """Reads any answer; see ``AnswerDecoder``."""
+    """Decodes any chunk; see ``AnswerDecoder``."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class _ResponseReader:
         self._request = request
         self._output_names = known
         self._token_per_event = plan.is_streaming(request)
-        """Whether each event is a token's, as far as nothing else is told."""
+        """Whether each event counts as one token, unless counts are reported."""
         self._is_unary = False
         self._choice_count = request.n or 1
         self._sse_parser = sse.SseParser(limit=_MAX_EVENT_BYTES)
@@ -299,7 +299,7 @@ class _ResponseReader:
         self._seen_choices: set[int] = set()
         self._ended_choices: set[int] = set()
         self._may_be_empty = plan.may_be_empty(request)
-        """Whether a body without events is an answer without text."""
+        """Whether a body without events is a response without text."""
         self._reports_finish_reason = False
         self._prompt_tokens: int | None = None
         self._token_count: int | None = None
@@ -307,7 +307,7 @@ class _ResponseReader:
         self._pending_error: GatewayError | None = None
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """What the next bytes of a stream tell."""
+        """Decode the next bytes of a stream."""
         if self._pending_error is not None:
             raise self._pending_error
         payloads = filter(bytes.strip, self._sse_parser.feed(data))
@@ -315,7 +315,7 @@ class _ResponseReader:
         return events
 
     def close(self, rest: bytes) -> Sequence[Event]:
-        """What a stream's end tells; ``rest`` ends an event whose newlines are missing."""
+        """Decode the end of a stream; ``rest`` is an event without its final newlines."""
         if self._pending_error is not None:
             raise self._pending_error
         events = self._read_remainder(rest)
@@ -325,13 +325,13 @@ class _ResponseReader:
         return self._finish_events(events, untold)
 
     def read_unary(self, body: bytes) -> Sequence[Event]:
-        """What an answer in one piece tells."""
+        """Decode a unary response."""
         self._is_unary = True
         events: list[Event] = []
         self._read_object(body, events)
         untold = self._list_open_choices()
         if not self._seen_choices.issuperset(untold):
-            raise WorkerFailed("The worker did not answer as often as it was asked to.")
+            raise WorkerFailed("The worker returned another number of choices than requested.")
         return self._finish_events(events, untold)
 
     def _list_open_choices(self) -> Sequence[int]:
@@ -342,7 +342,7 @@ class _ResponseReader:
         return [*events, *[ChoiceEnd("unknown", i) for i in untold], *usage, StreamEnd()]
 
     def _check_end(self, untold: Sequence[int]) -> None:
-        """Raises unless these choices of a stream are complete, though nothing said so."""
+        """Raise StreamBroken unless these choices of a stream are complete."""
         complete = self._seen_choices.issuperset(untold) and not self._reports_finish_reason
         if not self._seen_choices:
             complete = self._may_be_empty
@@ -355,11 +355,11 @@ class _ResponseReader:
     # --- events -----------------------------------------------------------------------------------
 
     def _read_remainder(self, data: bytes) -> Sequence[Event]:
-        """An event whose newlines are missing, which are ``data``."""
+        """Whether ``data`` is an event without its final newlines."""
         try:
             events = self.feed(data)
         except WorkerFailed as error:
-            if error.__cause__ is None:  # it could be read, and is a complaint
+            if error.__cause__ is None:  # valid JSON that holds an error
                 raise
             raise StreamBroken("The worker's stream stopped inside an event.") from error
         if self._pending_error is not None:
@@ -367,68 +367,70 @@ class _ResponseReader:
         return events
 
     def _read_object(self, body: bytes, events: list[Event]) -> None:
-        said = parse_response(body, self._request, self._output_names)
-        self._add_counts(said, events)
-        if said.finish_reasons:
+        parsed = parse_response(body, self._request, self._output_names)
+        self._add_counts(parsed, events)
+        if parsed.finish_reasons:
             self._reports_finish_reason = True
-        for index, text in enumerate(said.texts[: self._choice_count]):
+        for index, text in enumerate(parsed.texts[: self._choice_count]):
             self._seen_choices.add(index)
-            self._add_choice(said, index, text, events)
-        if said.token_counts and self._request.response_options.usage == "each":
+            self._add_choice(parsed, index, text, events)
+        if parsed.token_counts and self._request.response_options.usage == "each":
             events += self._build_usage()
 
-    def _add_counts(self, said: ParsedResponse, events: list[Event]) -> None:
-        if not self._has_metadata and said.model is not None:
+    def _add_counts(self, parsed: ParsedResponse, events: list[Event]) -> None:
+        if not self._has_metadata and parsed.model is not None:
             self._has_metadata = True
-            events.append(ResponseMetadata(said.model))
-        if said.prompt_tokens is not None:
+            events.append(ResponseMetadata(parsed.model))
+        if parsed.prompt_tokens is not None:
             if self._prompt_tokens is None and not self._is_unary:
-                events.append(StreamStart(said.prompt_tokens))
-            self._prompt_tokens = said.prompt_tokens
-        if said.token_counts:
-            self._token_count = (self._token_count or 0) + sum(said.token_counts)
+                events.append(StreamStart(parsed.prompt_tokens))
+            self._prompt_tokens = parsed.prompt_tokens
+        if parsed.token_counts:
+            self._token_count = (self._token_count or 0) + sum(parsed.token_counts)
 
     def _build_usage(self) -> list[Event]:
-        """What the worker counted, if it counted both."""
+        """Return the worker's usage, if it counted both prompt and completion tokens."""
         if self._prompt_tokens is None or self._token_count is None:
             return []
         return [Usage(self._prompt_tokens, self._token_count)]
 
     # --- one choice -------------------------------------------------------------------------------
 
-    def _add_choice(self, said: ParsedResponse, index: int, text: str, events: list[Event]) -> None:
+    def _add_choice(
+        self, parsed: ParsedResponse, index: int, text: str, events: list[Event]
+    ) -> None:
         prompt = self._pending_prompts[index]
         if prompt is not None:
             self._pending_prompts[index] = None
             text = text.removeprefix(prompt)
-        logprobs = said.logprobs[index] if index < len(said.logprobs) else ()
-        reason = said.finish_reasons[index] if index < len(said.finish_reasons) else NO_REASON
+        logprobs = parsed.logprobs[index] if index < len(parsed.logprobs) else ()
+        reason = parsed.finish_reasons[index] if index < len(parsed.finish_reasons) else NO_REASON
         if index in self._ended_choices:
             if text or logprobs:
                 raise StreamBroken(f"The worker went on with choice {index} after its end.")
             return
         if text or logprobs:
-            tokens = self._count_tokens(said, index, text, logprobs)
+            tokens = self._count_tokens(parsed, index, text, logprobs)
             events.append(TextDelta(text, index, tokens, logprobs=logprobs))
         if reason != NO_REASON:
-            events.append(self._build_choice_end(reason, index, said))
+            events.append(self._build_choice_end(reason, index, parsed))
 
     def _count_tokens(
-        self, said: ParsedResponse, index: int, text: str, logprobs: tuple[TokenLogprob, ...]
+        self, parsed: ParsedResponse, index: int, text: str, logprobs: tuple[TokenLogprob, ...]
     ) -> int:
-        """How many tokens a text is, from whatever tells most of it."""
-        if len(said.token_counts) == len(said.texts):
-            return said.token_counts[index]
+        """Return the token count of a text, from the most precise source."""
+        if len(parsed.token_counts) == len(parsed.texts):
+            return parsed.token_counts[index]
         if logprobs:
             return len(logprobs)
         return 1 if self._token_per_event and not self._is_unary else math.ceil(len(text) / 4)
 
-    def _build_choice_end(self, wire: str, index: int, said: ParsedResponse) -> ChoiceEnd:
+    def _build_choice_end(self, wire: str, index: int, parsed: ParsedResponse) -> ChoiceEnd:
         reason = FINISH_REASONS.get(wire, "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({wire}).")
         self._ended_choices.add(index)
-        stop = said.stop_reasons[index] if index < len(said.stop_reasons) else NO_REASON
+        stop = parsed.stop_reasons[index] if index < len(parsed.stop_reasons) else NO_REASON
         if reason != "eos" or stop == NO_REASON:
             return ChoiceEnd(reason, index)
         ids = self._request.stopping.stop_token_ids

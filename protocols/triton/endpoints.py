@@ -1,4 +1,4 @@
-"""The dialect: its paths, and who reads and writes what on each."""
+"""Triton's endpoints and the adapter: the decoder and encoder of each endpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -57,14 +57,14 @@ def _build_model_endpoints(root: str) -> tuple[Endpoint, ...]:
 class Triton:
     """Triton Inference Server's HTTP protocol: generate, generate_stream, and infer for text.
 
-    ``profile`` says which family of models its clients know; ``status`` whether failures look as
-    the original's do (``strict``) or as HTTP means them (``sane``); ``prompts`` whether a prompt
-    goes to the model as it is (``raw``), or as what a user said to it (``chat``).
+    ``profile`` is the model family that clients expect. ``status``: error statuses as in Triton
+    (``strict``) or by HTTP semantics (``sane``). ``prompts``: a prompt goes to the model unchanged
+    (``raw``), or as a user message (``chat``).
 
-    Towards workers ``profile`` says which family their models are of, and ``fields`` by which names
-    of their own these go, such as ``{text_input: PROMPT}``. ``max_tokens`` is what a model is told
-    that insists on it, where the client says nothing. ``renderer`` makes prompts of conversations.
-    A worker's model is ``NAME``, or ``NAME/versions/2`` where it is to be that version.
+    Towards workers, ``profile`` is the family of their models, and ``fields`` are their own names,
+    such as ``{text_input: PROMPT}``. ``max_tokens`` is sent to models that require it if the
+    client sent none. ``renderer`` renders messages to prompts. A worker's model is ``NAME``, or
+    ``NAME/versions/2`` for a version.
     """
 
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
@@ -105,7 +105,7 @@ class Triton:
         name = profile or self.profiles[0]
         if name not in PROFILES:
             known = ", ".join(self.profiles)
-            raise ValueError(f"there is no profile {name!r} of triton; there are {known}")
+            raise ValueError(f"there is no profile {name!r} of triton; accepted: {known}")
         if status not in {"strict", "sane"}:
             raise ValueError(f"the status of triton is strict or sane, not {status!r}")
         if prompts not in requests.TEMPLATING_MODES:
@@ -129,15 +129,15 @@ class Triton:
         )
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
-        """The path names the model; whether generate_stream streams, the body says.
+        """Read the model from the path, and from the body whether generate_stream streams.
 
-        Raises PathNotFound and InvalidParameter for a version that is none.
+        Raises PathNotFound, and InvalidParameter for an invalid version.
         """
         stream = requests.read_stream_flag(call, self._profile)
         return RoutingInfo(call.path_params["model"], _read_version(call), stream)
 
     def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
-        """The request. Raises Malformed, InvalidParameter and Unsupported."""
+        """Decode the request. Raises MalformedRequest, InvalidParameter and UnsupportedFeature."""
         del model
         is_infer = call.endpoint.operation == "infer"
         read = requests.read_infer_request if is_infer else requests.read_generate_request
@@ -148,7 +148,7 @@ class Triton:
     def create_encoder(
         self, call: ClientRequest, request: Request, about: ResponseContext
     ) -> ResponseEncoder:
-        """What writes the answer."""
+        """Create the encoder of the response."""
         if not isinstance(request, GenerationRequest):
             raise InternalError("there is no answer to this kind of request")
         if call.endpoint.operation == "infer":
@@ -159,22 +159,22 @@ class Triton:
         return GenerateEncoder(request, about, self._profile, framed=framed)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
-        """The error as this protocol tells it."""
+        """Encode the error in this protocol."""
         return errors.build_error_response(error, call, self._status_mode)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """What the server says of itself and its models. Raises ClientError."""
+        """Build a response about the server and its models. Raises ClientError."""
         version = _read_version(call)
         if version is not None:
             call = _set_version(call, version)
         return self._info_handler.handle_request(call, catalog)
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
-        """The profile's names. A stream never starts with the prompt."""
+        """Return the profile's field names, without prompt echo for streams."""
         return self._field_names[call.endpoint.operation == "generate_stream"]
 
     def openapi_fragment(self) -> OpenApiFragment:
-        """What generate and generate_stream take and answer."""
+        """Return the OpenAPI fragment of generate, generate_stream and infer."""
         return openapi.describe_api(self._profile, self._status_mode)
 
     # --- towards workers --------------------------------------------------------------------------
@@ -182,11 +182,11 @@ class Triton:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for vectors."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
         return self._upstream.unsupported_parameters(request, names)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``. Raises Unsupported for vectors."""
+        """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
         return self._upstream.encode_request(request)
 
     def prepare_passthrough(
@@ -194,8 +194,8 @@ class Triton:
     ) -> PassthroughRequest | None:
         """See ``protocols.core.interfaces.SupportsPassthrough``.
 
-        Any body of generate and generate_stream is passed on where client and worker know the same
-        models: what a model takes, and what is wrong with a body, the server says best.
+        Any generate or generate_stream body is passed on if client and worker have one profile: the
+        worker itself knows best what its model accepts.
         """
         alike = isinstance(client, Triton) and client._can_pass_to(self._profile)  # noqa: SLF001
         return (
@@ -239,7 +239,7 @@ def _build_field_names(profile: TritonProfile, *, streamed: bool) -> Mapping[str
 
 
 def _read_version(call: ClientRequest) -> str | None:
-    """The version without leading zeros. What is no number is no path of ours."""
+    """Return the version without leading zeros. Raises PathNotFound unless it is a number."""
     if "version" not in call.path_params:
         return None
     version = call.path_params["version"]

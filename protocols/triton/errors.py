@@ -1,7 +1,7 @@
-"""Errors in the original's words, statuses and content types.
+"""Errors with Triton's texts, statuses and content types.
 
-``strict`` is the original to the letter: a body that its JSON layer refuses is status 500, and a
-few answers are labelled text/plain. ``sane`` calls the client's faults 400 and everything JSON.
+``strict`` reproduces Triton exactly: status 500 for a body that its JSON parser rejects, and
+text/plain for some responses. ``sane`` uses 400 for client errors, and JSON everywhere.
 """
 
 import math
@@ -62,30 +62,30 @@ ERROR_STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
     (WorkerError, 400),
     (GatewayError, 500),
 )
-"""The first class that fits. The original calls every failure of a model 400."""
+"""Statuses by error class; the first match counts. Triton uses 400 for any model failure."""
 
 _PRE_BODY_PARAMS: Final = frozenset(
     {"version", params.JSON_LENGTH_HEADER, params.CONTENT_ENCODING_HEADER}
 )
-"""What is wrong before the body of infer is looked at."""
+"""Errors that are detected before the body of infer is read."""
 
 _PLAIN_TEXT_PATHS: Final = ("/health/live", "/ready", "/infer")
-"""The ends of the paths on which the original calls its "Method Not Allowed" text."""
+"""Path suffixes whose "Method Not Allowed" response Triton labels as text."""
 
 
 class ErrorBody(Struct):
-    """Every error that this protocol has."""
+    """Every error of this protocol."""
 
     error: str
 
 
 def encode_error_body(error: GatewayError, call: ClientRequest | None = None) -> bytes:
-    """The error's JSON."""
+    """Encode the JSON body of an error."""
     return encode_json(ErrorBody(get_error_message(error, call)))
 
 
 def get_error_message(error: GatewayError, call: ClientRequest | None = None) -> str:
-    """The original's sentence for this error, or the worker's own."""
+    """Return Triton's text for this error, or the worker's own."""
     if error.upstream_error is not None:
         return error.upstream_error.text
     match error:
@@ -114,7 +114,7 @@ def get_error_message(error: GatewayError, call: ClientRequest | None = None) ->
 def build_error_response(
     error: GatewayError, call: ClientRequest | None, status: StatusMode
 ) -> HttpResponse:
-    """The answer before anything was sent."""
+    """Build the error response before a stream has started."""
     strict = status == "strict"
     if _is_decompression_error(error) and call is not None:
         error = _map_decompression_error(call) or error
@@ -148,14 +148,14 @@ def _get_status_code(error: GatewayError, call: ClientRequest | None, *, strict:
 
 
 def _is_decompression_error(error: GatewayError) -> bool:
-    """Whether the body could not be decompressed, for which there is no class of its own."""
+    """Whether decompression failed, which has no error class of its own."""
     return type(error) is ClientError or (
         isinstance(error, MalformedRequest) and error.problem == "encoding"
     )
 
 
 def _map_decompression_error(call: ClientRequest) -> GatewayError | None:
-    """What the original says, which does not try on all of its paths."""
+    """Return Triton's text for an unknown path, which differs between paths."""
     if call.endpoint.operation == "infer":
         return None if requests.has_supported_encoding(call) else params.build_compression_error()
     generates = call.endpoint.operation.startswith("generate")
@@ -163,7 +163,7 @@ def _map_decompression_error(call: ClientRequest) -> GatewayError | None:
 
 
 def _is_model_error(error: GatewayError) -> bool:
-    """Whether the original would hear of it from its model, as the first event of a stream."""
+    """Whether Triton gets this error from the model, as the first event of a stream."""
     if error.upstream_error is not None:
         return error.upstream_error.in_stream
     if isinstance(error, InvalidParameter):
@@ -172,7 +172,7 @@ def _is_model_error(error: GatewayError) -> bool:
 
 
 def _is_plain_text(error: GatewayError, call: ClientRequest | None) -> bool:
-    """The original labels what it says before it looks at a body, on some of its paths."""
+    """Whether Triton labels this error as text: some paths, before the body is read."""
     if isinstance(error, PathNotFound):
         return True
     if isinstance(error, MethodNotAllowed):
@@ -204,15 +204,15 @@ def _read_request_id(call: ClientRequest | None) -> str | None:
         return None
 
 
-# What a worker's error means.
+# Worker errors.
 #
-# The original calls every failure of a model 400, whoever is to blame, and tells some inside a body
-# of status 200: only the text says which it is.
+# Triton uses 400 for any model failure, and reports some failures in a body with status 200: only
+# the text tells client errors from worker errors.
 
 _SERVER_ERROR_PATTERN: Final = re.compile(
     r"\[request id: |has invalid type\. It should|The schema can not convert"
 )
-"""What the server itself complains of is how it was asked, and no client's doing."""
+"""Triton rejected the gateway's request; not the client's fault."""
 _BUSY_PATTERN: Final = re.compile(
     r"maximum queue size|Request timeout expired|unavailable|not ready|out of memory",
     re.IGNORECASE,
@@ -227,32 +227,32 @@ _PARAMETER_ERROR_PATTERN: Final = re.compile(
     r"|out of range|not (?:supported|enabled|allowed)|invalid (?:value|parameter|argument))\b",
     re.IGNORECASE,
 )
-"""How models complain of a parameter."""
+"""How models report an invalid parameter."""
 
 
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-    """What an answer of this status means. A stream's first failure is framed as its event."""
+    """Map a worker's error response. The first failure of a stream has the format of an event."""
     plain = body.removeprefix(b"data:").strip()
     return errors.read_worker_error(status, headers, plain, map_worker_error)
 
 
 def raise_response_error(got: Any, text: str) -> None:
-    """Raises what an answer tells of; returns if it has the output ``text`` and no error."""
-    told = got.get("error") if isinstance(got, dict) else None
-    if told is None and isinstance(got, dict) and text in got:
+    """Raise the error in a response; returns if it has the output ``text`` and no error."""
+    error_text = got.get("error") if isinstance(got, dict) else None
+    if error_text is None and isinstance(got, dict) and text in got:
         return
     found = errors.find_worker_error(got)
-    if found is not None or told is not None:
+    if found is not None or error_text is not None:
         raise map_model_error(found or WorkerErrorBody())
 
 
 def raise_worker_error(body: bytes) -> None:
-    """Raises what a line that is no event tells of; returns if it tells of nothing."""
+    """Raise the error in a line that is not an event; returns if there is none."""
     errors.raise_worker_error(body, map_worker_error)
 
 
 def map_model_error(fault: WorkerErrorBody) -> GatewayError:
-    """What the failure of a model, or a refusal of the server's, means."""
+    """Map a failure of a model or of the server."""
     text = fault.text
     if _BUSY_PATTERN.search(text):
         return errors.map_worker_error(HTTPStatus.SERVICE_UNAVAILABLE, fault)
@@ -272,7 +272,7 @@ def map_model_error(fault: WorkerErrorBody) -> GatewayError:
 def map_worker_error(
     status: int, fault: WorkerErrorBody, retry_after: float | None
 ) -> GatewayError:
-    """What a fault of this status means; 0: told inside an answer."""
+    """Map an error text with this status; 0: reported inside a response."""
     if status in (0, HTTPStatus.BAD_REQUEST):
         return map_model_error(fault)
     return errors.map_worker_error(status, fault, retry_after)

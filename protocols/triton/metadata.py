@@ -1,6 +1,6 @@
-"""What the gateway serves, as the original would list it.
+"""Repository, metadata, configuration and statistics endpoints.
 
-A gateway loads no models and shares no memory: it says so, or says that there is none.
+A gateway loads no models and shares no memory: these endpoints return an error or an empty list.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,13 +24,13 @@ _SERVER_METADATA: Final = encode_json(
                        "parameters", "statistics"],
     }
 )  # fmt: skip
-"""The release whose words are spoken here, and what of it a gateway has."""
+"""The Triton release that is reproduced, and which of its extensions the gateway has."""
 
 _CONFIG_TYPES: Final[Mapping[Datatype, str]] = {"BYTES": "TYPE_STRING"}
 
 
 class MetadataTensor(Struct):
-    """A tensor as the metadata shows it, with the batch in its shape."""
+    """A tensor in model metadata, with the batch in its shape."""
 
     name: str
     datatype: str
@@ -38,7 +38,7 @@ class MetadataTensor(Struct):
 
 
 class ModelMetadata(Struct):
-    """What a model takes and gives."""
+    """The inputs and outputs of a model."""
 
     name: str
     versions: list[str]
@@ -48,7 +48,7 @@ class ModelMetadata(Struct):
 
 
 class ConfigInput(Struct):
-    """An input as the configuration shows it, without the batch."""
+    """An input in a model configuration, without the batch."""
 
     name: str
     data_type: str
@@ -58,7 +58,7 @@ class ConfigInput(Struct):
 
 
 class ConfigOutput(Struct):
-    """An output as the configuration shows it."""
+    """An output in a model configuration."""
 
     name: str
     data_type: str
@@ -66,7 +66,7 @@ class ConfigOutput(Struct):
 
 
 class ModelIndexEntry(Struct):
-    """A version of a model in the index."""
+    """A model version in the repository index."""
 
     name: str
     version: str
@@ -75,7 +75,7 @@ class ModelIndexEntry(Struct):
 
 
 class InfoHandler:
-    """Answers the endpoints that ask about the server and its models."""
+    """Handles the endpoints about the server and its models."""
 
     def __init__(self, profile: TritonProfile, status: StatusMode) -> None:
         self._profile = profile
@@ -97,7 +97,7 @@ class InfoHandler:
         }
 
     def handle_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """The answer of the endpoint that was called. Raises ClientError."""
+        """Build the response of the requested endpoint. Raises ClientError."""
         return self._handlers[call.endpoint.operation](call, catalog)
 
     def _build_state_response(self, *, well: bool) -> HttpResponse:
@@ -221,7 +221,7 @@ def _build_error_response(status: int, text: str) -> HttpResponse:
 _LOAD_NOT_ALLOWED: Final = _build_error_response(
     503, "explicit model load / unload is not allowed if polling is enabled"
 )
-"""What the original says when its own configuration decides what is loaded."""
+"""The response to load and unload, as of a Triton that polls its model repository."""
 _NO_REPOSITORY_ERROR: Final = "'repository_name' specification is not supported"
 
 
@@ -244,7 +244,7 @@ def _is_known_model(catalog: Catalog, name: str) -> bool:
 
 
 def _list_versions(model: ModelInfo) -> list[VersionInfo]:
-    """The versions that have a number; a model without any is its own first version."""
+    """Return the versions with a number; a model without any is its own version 1."""
     numbered = [v for v in model.versions if v.name.isascii() and v.name.isdigit()]
     return numbered or [VersionInfo("1", model.name, 100, ready=model.ready)]
 
@@ -258,7 +258,7 @@ def _get_config_type(datatype: Datatype) -> str:
 
 
 def _build_stats_response(versions: list[tuple[str, str]]) -> HttpResponse:
-    """Names only: the counters are the workers' own, and we have none to show."""
+    """Names only: the gateway has no counters of the workers."""
     found = [{"name": name, "version": version} for name, version in versions]
     return HttpResponse(200, encode_json({"model_stats": found}), JSON_HEADERS)
 

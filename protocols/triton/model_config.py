@@ -1,4 +1,4 @@
-"""How a request is put to one model: which of its wishes are tensors, and which are parameters."""
+"""A worker's model: which parameters of a request are tensors, and which are request parameters."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from protocols.triton import requests
 from protocols.triton.params import PROMPT_INPUT, TritonProfile
 from protocols.triton.tensors import INTEGER_RANGES
 
-# What is known of a worker's model: from its configuration, or from its family's vocabulary.
+# What is known of a model: from its configuration, or from the profile of its family.
 
 _CONFIG_DATATYPES: Final[Mapping[str, str]] = {"TYPE_STRING": "BYTES"}
 
@@ -30,12 +30,12 @@ class TensorSpec(Struct, frozen=True):
 
 
 class WorkerModel(Struct, frozen=True):
-    """A worker's model, its tensors under the names of the profile."""
+    """A worker's model; its tensors have the profile's names."""
 
     inputs: Mapping[str, TensorSpec]
     outputs: frozenset[str]
     decoupled: bool | None = None
-    """Whether it can answer in pieces, where known."""
+    """Whether the model is decoupled (can stream); None if unknown."""
 
 
 class _ConfigTensor(Struct):
@@ -59,7 +59,7 @@ _decode_config = msgspec.json.Decoder(_ModelConfig, strict=False).decode
 
 
 def build_model_from_profile(profile: TritonProfile) -> WorkerModel:
-    """The model as every release of its family has it, as far as is known."""
+    """Return the model that every release of a family has, as far as known."""
     inputs = {
         name: TensorSpec(one.datatype, one.dims, one.optional)
         for name, one in profile.inputs.items()
@@ -68,9 +68,9 @@ def build_model_from_profile(profile: TritonProfile) -> WorkerModel:
 
 
 def parse_model_config(answer: bytes, own: Mapping[str, str]) -> WorkerModel | None:
-    """The model that this configuration describes; None if it describes none.
+    """Read a model configuration; None if it describes no model.
 
-    ``own`` gives the profile's name for a tensor that the model calls by another.
+    ``own`` maps a model's own tensor name to the profile's name.
     """
     try:
         config = _decode_config(answer)
@@ -87,7 +87,7 @@ def parse_model_config(answer: bytes, own: Mapping[str, str]) -> WorkerModel | N
 
 
 def convert_value(what: Any, slot: TensorSpec) -> Any:
-    """The value as the tensor takes it, or UNSET where it does not."""
+    """Convert a value to the tensor's type; UNSET if that is impossible."""
     several = what if isinstance(what, list) else [what]
     fixed = math.prod(dim for dim in slot.dims if dim > 0)
     free = any(dim < 0 for dim in slot.dims)
@@ -123,37 +123,37 @@ PACKED_PARAMETERS: Final = "sampling_parameters"
 """The tensor that takes all parameters as JSON."""
 _EXCLUDE_FLAG: Final = "exclude_input_in_output"
 _MIN_POSITIVE: Final = 1e-6
-"""Stands for a 0 that must not be: of nuclei, the smallest."""
+"""The smallest top_p, in place of a 0 that is rejected."""
 _MAX_TOKENS_FIELD: Final = "stopping.max_tokens"
 _TEMPERATURE_FIELD: Final = "sampling.temperature"
 _TOP_LOGPROBS_FIELD: Final = "logprobs.top"
 _SEED_FIELD: Final = "sampling.seed"
 _LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
 _CUMULATIVE_OUTPUTS: Final = ("cumulative_logprob", "cum_log_probs")
-"""Outputs that the gateway makes of each token's probability."""
+"""Outputs from which the gateway reads each token's probability."""
 _LIST_TYPES: Final = ("strings", "string list", "ints")
-"""The types of rows whose values are lists."""
+"""Parameter types whose values are lists."""
 _REPORTING_OUTPUTS: Final = (
     "finish_reason",
     "stop_reason",
     "num_input_tokens",
     "num_output_tokens",
 )
-"""Outputs that are always asked for: they tell the end, and what was spent."""
+"""Outputs that are always requested: finish reason and token counts."""
 
 
 class RequestPayload(Struct, frozen=True):
-    """What the body holds beside the prompt: the model's tensors, and the request's parameters."""
+    """The body without the prompt: the model's tensors, and the request parameters."""
 
     tensors: dict[str, Any]
     parameters: dict[str, Any]
 
 
 class ModelAdapter:
-    """How requests are put to ``model``, which is of the family ``profile``.
+    """Plans requests for ``model`` of the family ``profile``.
 
-    ``max_tokens`` is for a model that insists on being told. ``said``: what the prompt tells of.
-    ``packed``: the parameters go into a tensor of their own, as JSON.
+    ``max_tokens`` is for a model that requires it. ``prompt_support`` is the parameter support
+    of the prompt.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ModelAdapter:
         profile: TritonProfile,
         model: WorkerModel,
         max_tokens: int,
-        said: Mapping[str, ParameterSupport],
+        prompt_support: Mapping[str, ParameterSupport],
     ) -> None:
         self.model = model
         self.packs_parameters = PACKED_PARAMETERS in model.inputs
@@ -169,7 +169,7 @@ class ModelAdapter:
             profile.stream_flags[0] if profile.streams_by_default else None
         )
         self._streams_by_default = bool(model.decoupled) and flag not in model.inputs
-        """Whether it may answer in pieces without being told to."""
+        """Whether the model may stream without a flag."""
         self._exclude_flag = _find_first_input(
             (*profile.exclude_prompt_flags, _EXCLUDE_FLAG), model
         )
@@ -197,34 +197,34 @@ class ModelAdapter:
         self._converted_fields = frozenset(
             row.field for row in self._params if not self._is_sent_unchanged(row)
         )
-        """Paths whose values may become others, or tensors."""
-        self._parameter_support = {**self._build_parameter_support(), **said}
+        """Paths whose values may be converted, or sent as tensors."""
+        self._parameter_support = {**self._build_parameter_support(), **prompt_support}
         slots = [
             model.inputs.get(row.wire) for row in self._params if row.field == _MAX_TOKENS_FIELD
         ]
-        insists = any(slot is not None and not slot.optional for slot in slots)
-        self._default_max_tokens = max_tokens if insists else None
+        is_required = any(slot is not None and not slot.optional for slot in slots)
+        self._default_max_tokens = max_tokens if is_required else None
         self._reserved_names = {
             PROMPT_INPUT, PACKED_PARAMETERS, _EXCLUDE_FLAG, "id", "parameters", profile.cancel_flag,
             *profile.stream_flags, *profile.exclude_prompt_flags,
             *requests.GUIDE_PARAM_NAMES[profile.guide_style],
             *(row.wire for row in profile.parameters),
         }  # fmt: skip
-        """Names with a meaning here: left over from another family, they mean something else."""
+        """Names with a meaning here, which extra fields of another family may not use."""
 
     def is_streaming(self, request: GenerationRequest) -> bool:
-        """Whether the model is told to answer in pieces."""
+        """Whether the request sets the flag for streaming."""
         return request.stream and self.model.decoupled is not False
 
     def uses_events(self, request: GenerationRequest) -> bool:
-        """Whether to ask for events.
+        """Whether to use generate_stream.
 
-        Also where nothing keeps the model from answering in pieces: for that a whole answer fails.
+        Also if the model may stream anyway: generate would fail then.
         """
         return request.stream or self._streams_by_default
 
     def must_cut_prompt(self, request: GenerationRequest) -> bool:
-        """Whether the answer may start with the prompt, which is then to be cut off."""
+        """Whether the response may start with the prompt, which is then removed."""
         return (
             self._profile.echoes_prompt
             and self._exclude_flag is None
@@ -232,25 +232,25 @@ class ModelAdapter:
         )
 
     def may_be_empty(self, request: GenerationRequest) -> bool:
-        """Whether a body without events is an answer: a model need not say anything.
+        """Whether a body without events is a valid response: a model may generate no text.
 
-        One that was asked for finish reasons has to tell them, unless it was to say nothing.
+        If finish reasons were requested, the model must report them, unless max_tokens is 0.
         """
         silent = request.stopping.max_tokens == 0 or not self._reports_finish_reason
         return self.uses_events(request) and silent
 
     def build_payload(self, request: GenerationRequest) -> RequestPayload:
-        """Everything that the request wants and the model takes."""
+        """Return the tensors and parameters of the request that the model accepts."""
         inputs = self.model.inputs
         tensors = {**self._stream_flags[self.is_streaming(request)]}
         if request.logprobs is not None and self._logprobs_flag is not None:
             tensors[self._logprobs_flag] = True
-        said, forced = request.set_fields, self._get_forced_values(request)
-        if not forced and self._converted_fields.isdisjoint(said):
-            parameters = params.write_params(self._params, said)
+        values, forced = request.set_fields, self._get_forced_values(request)
+        if not forced and self._converted_fields.isdisjoint(values):
+            parameters = params.write_params(self._params, values)
         else:
             parameters = {}
-            for row, value in self._convert_values(said, forced, self._params):
+            for row, value in self._convert_values(values, forced, self._params):
                 if value is not UNSET:
                     (tensors if row.wire in inputs else parameters)[row.wire] = value
         if request.output is not None or request.extra:
@@ -259,7 +259,7 @@ class ModelAdapter:
         return RequestPayload(tensors, parameters)
 
     def _iter_extra_fields(self, request: GenerationRequest) -> Iterator[tuple[str, Any]]:
-        """What is of no row: the output's format, and fields of a client's own."""
+        """Return values without a table row: output format and extra fields."""
         yield from self._write_guide(request).items()
         for name, raw in request.extra.items():
             if self._is_forwarded(name, raw, request):
@@ -268,7 +268,7 @@ class ModelAdapter:
     def find_unsupported_parameters(
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> list[UnsupportedParameter]:
-        """What the model can't be asked for, or does otherwise."""
+        """Return the parameters that the model does not support, or approximates."""
         found = [
             *loss.find_unsupported_parameters(
                 request, self._get_parameter_support(request), names, extra=True
@@ -290,28 +290,28 @@ class ModelAdapter:
         return found + self._find_ignored_fields(request) if request.extra else found
 
     def _find_ignored_fields(self, request: GenerationRequest) -> list[UnsupportedParameter]:
-        """The fields of a client's own that come to nothing."""
-        heard = set(self._list_flags(request))
-        if self._logprobs_flag in heard:
-            heard |= {
+        """Return the client's extra fields that are dropped."""
+        used = set(self._list_flags(request))
+        if self._logprobs_flag in used:
+            used |= {
                 str(one.flag) for one in self._profile.outputs if one.name in _CUMULATIVE_OUTPUTS
             }
         return [
             UnsupportedParameter(name, "dropped")
             for name, raw in request.extra.items()
-            if name not in heard and not self._is_forwarded(name, raw, request)
+            if name not in used and not self._is_forwarded(name, raw, request)
         ]
 
     # --- the table --------------------------------------------------------------------------------
 
     def _iter_params(self) -> Iterator[Param]:
-        """The rows that this model has, within its tensors' ranges."""
+        """Return the rows that this model has, limited to its tensors' ranges."""
         unsure = {"string list", "ints"} if not self.packs_parameters else set[str]()
         for row in self._profile.parameters:
-            told = row.field != "logprobs.prompt" and (
+            sent = row.field != "logprobs.prompt" and (
                 row.field != _TOP_LOGPROBS_FIELD or self._logprobs_flag
             )
-            if not told or row.wire in self._profile.removed_params:
+            if not sent or row.wire in self._profile.removed_params:
                 continue
             slot = self.model.inputs.get(row.wire)
             if slot is not None:
@@ -320,7 +320,7 @@ class ModelAdapter:
                 continue
             elif (
                 self.packs_parameters or row.field != "n"
-            ):  # a model that overlooks it answers once
+            ):  # a model that ignores it returns one choice
                 yield self._limit_param(row, "INT64")
 
     def _limit_param(self, row: Param, datatype: str) -> Param:
@@ -342,18 +342,18 @@ class ModelAdapter:
         return structs.replace(row, minimum=low, maximum=high)
 
     def _can_fail_conversion(self, row: Param) -> bool:
-        """Whether a value can be one that this model can't take."""
+        """Whether the model may reject a value of this row."""
         return row.wire in self.model.inputs or (
             row.type in _LIST_TYPES and not self.packs_parameters
         )
 
     def _is_sent_unchanged(self, row: Param) -> bool:
-        """Whether any value is sent as it is, within the row's range."""
+        """Whether any value in the row's range is sent unchanged."""
         listed = row.type in _LIST_TYPES and not self.packs_parameters
         return row.wire not in self.model.inputs and row.field != _SEED_FIELD and not listed
 
     def _build_parameter_support(self) -> dict[str, ParameterSupport]:
-        """What is carried of any request."""
+        """Build the parameter support of any request."""
         carries = params.build_parameter_support(self._params)
         if _TEMPERATURE_FIELD in carries:
             carries["sampling.do_sample"] = ParameterSupport("")
@@ -364,7 +364,7 @@ class ModelAdapter:
     # --- one request ------------------------------------------------------------------------------
 
     def _get_forced_values(self, request: GenerationRequest) -> dict[str, Any]:
-        """What is sent beside what was said, or in its place, by path."""
+        """Return values that replace or add to those of the request, by path."""
         forced: dict[str, Any] = {}
         if self._default_max_tokens is not None and request.stopping.max_tokens is None:
             forced[_MAX_TOKENS_FIELD] = self._default_max_tokens
@@ -373,15 +373,15 @@ class ModelAdapter:
         return forced
 
     def _convert_values(
-        self, said: Mapping[str, Any], forced: Mapping[str, Any], rows: ParamTable
+        self, values: Mapping[str, Any], forced: Mapping[str, Any], rows: ParamTable
     ) -> list[tuple[Param, Any]]:
-        """What is sent of each of these rows; UNSET where the model can't take what was asked."""
-        told, judged = {**said, **forced}, self._converted_fields
+        """Return the value of each row; UNSET if the model cannot accept it."""
+        sent, judged = {**values, **forced}, self._converted_fields
         return [
-            (row, self._convert_value(row, told[row.field], exact=row.field in forced))
+            (row, self._convert_value(row, sent[row.field], exact=row.field in forced))
             if row.field in judged or row.field in forced
-            else (row, params.clamp_value(row, told[row.field]))
-            for row in params.select_by_field(rows, told)
+            else (row, params.clamp_value(row, sent[row.field]))
+            for row in params.select_by_field(rows, sent)
         ]
 
     def _convert_value(self, row: Param, value: Any, *, exact: bool) -> Any:
@@ -396,7 +396,7 @@ class ModelAdapter:
         return value
 
     def _write_guide(self, request: GenerationRequest) -> Mapping[str, str]:
-        """What asks for an output's format, where the model has all of it."""
+        """Return the guide parameters, if the model has all of them."""
         if request.output is None:
             return {}
         written = requests.write_output_format(request.output, self._profile.guide_style)
@@ -404,13 +404,13 @@ class ModelAdapter:
         return {} if missing and not self._profile.accepts_extra_params else written
 
     def _list_flags(self, request: GenerationRequest) -> tuple[str, ...]:
-        """The flags that are set to learn what the answer must tell."""
+        """Return the flags for outputs that the response needs."""
         if request.logprobs is None or self._logprobs_flag is None:
             return self._reporting_flags
         return (*self._reporting_flags, self._logprobs_flag)
 
     def _get_parameter_support(self, request: GenerationRequest) -> Mapping[str, ParameterSupport]:
-        """What is carried of this request."""
+        """Build the parameter support of this request."""
         more = {}
         if request.output is not None and self._write_guide(request):
             more["output"] = ParameterSupport("")
@@ -428,7 +428,7 @@ class ModelAdapter:
         return {path: carry for path, carry in carries.items() if path not in unfit}
 
     def _is_forwarded(self, name: str, raw: Raw, request: GenerationRequest) -> bool:
-        """Whether a field of a client's own goes on: to a worker of its mind, that can take it."""
+        """Whether an extra field is sent: only to a worker of the same profile that accepts it."""
         if request.source != "triton" or name in self._reserved_names or name.startswith("return_"):
             return False
         if name in self.model.inputs:
@@ -445,7 +445,7 @@ def _find_first_input(names: tuple[str, ...], model: WorkerModel) -> str | None:
 
 
 def _find_logprobs_flag(profile: TritonProfile, model: WorkerModel) -> str | None:
-    """The flag that asks for each token's probability, where the model has one."""
+    """Return the flag for token probabilities, if the model has one."""
     for one in profile.outputs:
         if one.name in _LOGPROB_OUTPUTS and one.name in model.outputs and one.flag in model.inputs:
             return one.flag
@@ -457,7 +457,7 @@ def _get_wire_name(path: str, names: Mapping[str, str]) -> str:
 
 
 def _fold_seed(seed: int, datatype: str) -> int:
-    """The seed in an integer of so many bits; what is longer is folded."""
+    """Fold a seed into an integer of so many bits."""
     bounds = INTEGER_RANGES.get(datatype, INTEGER_RANGES["INT64"])
     size = bounds.stop - bounds.start
     seed %= size

@@ -1,4 +1,4 @@
-"""What the dialect tells of generate, generate_stream and infer, and of what it says of itself."""
+"""OpenAPI of generate, generate_stream, infer and the metadata endpoints."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,7 +38,7 @@ _DATATYPE_SCHEMAS: Mapping[Datatype, Schema] = {"BYTES": STRING, "BOOL": BOOLEAN
 def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
     error = ref("ErrorBody")
-    asked = build_request_body(_build_request_schema(profile))
+    request_body = build_request_body(_build_request_schema(profile))
     refused = _describe_errors(status)
     early = {
         **refused["400"],
@@ -55,12 +55,12 @@ def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
             },
             "generate": {
                 "summary": "Go on from the prompt.",
-                "requestBody": asked,
+                "requestBody": request_body,
                 "responses": {"200": build_response(generated), **refused},
             },
             "generate_stream": {
                 "summary": "Go on from the prompt, event by event.",
-                "requestBody": asked,
+                "requestBody": request_body,
                 "responses": {
                     "200": build_response(None, build_event_data({"anyOf": [generated, error]})),
                     **refused,
@@ -78,14 +78,14 @@ def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
 
 
 def _describe_errors(status: StatusMode) -> Schema:
-    """The refusals; what is wrong with a path is plain text where it is as in the original."""
+    """Error responses; for path errors plain text, as in Triton."""
     return _add_plain_text(
         build_error_responses(_iter_statuses(status), ref("ErrorBody")), status, "404"
     )
 
 
 def _add_plain_text(responses: Schema, status: StatusMode, *codes: str) -> Schema:
-    """The responses, some of which the original labels as plain text."""
+    """Build the responses, some of which Triton labels as plain text."""
     if status != "strict":
         return responses
     found = dict(responses)
@@ -107,7 +107,7 @@ def _iter_statuses(status: StatusMode) -> Iterator[tuple[type[GatewayError], int
 
 
 def _build_request_schema(profile: TritonProfile) -> Schema:
-    """Inputs and parameters side by side, or within ``parameters``; the first of a name counts."""
+    """Inputs and parameters, at the top level or in ``parameters``; the first of a name counts."""
     inputs = {one.name: _build_input_schema(one, profile) for one in profile.inputs.values()}
     properties: dict[str, Schema] = {**inputs, **_build_parameter_schemas(profile)}
     nested: Schema = {**object_of(properties), "additionalProperties": _SCALAR_SCHEMA}
@@ -119,7 +119,7 @@ def _build_request_schema(profile: TritonProfile) -> Schema:
 
 
 def _build_parameter_schemas(profile: TritonProfile) -> dict[str, Schema]:
-    """Those that are no inputs, and have one value."""
+    """The parameters that are not inputs, and have one value."""
     return {
         param.wire: STRING
         if param.type == "strings"
@@ -149,9 +149,9 @@ def _build_element_schema(spec: InputSpec) -> Schema:
 
 
 def _build_infer_request_schema(profile: TritonProfile) -> Schema:
-    """Tensors as JSON: what the model insists on, and then any others, each at most once.
+    """The schema of JSON tensors: the required ones, then any others, each at most once.
 
-    Of one prompt. Of several, every shape begins with their number, where the model knows batches.
+    Shapes are for one prompt; with several, each shape starts with the batch size, if supported.
     """
     inputs = profile.inputs.values()
     needed = [_build_tensor_schema(one, profile) for one in inputs if not one.optional]
@@ -186,7 +186,7 @@ def _build_tensor_schema(spec: InputSpec, profile: TritonProfile) -> Schema:
 
 
 def _build_infer_parameters_schema(profile: TritonProfile) -> Schema:
-    """The parameters; those of the protocol's own, and the model's that are no inputs."""
+    """The schema of the parameters: the protocol's own, and those of the model."""
     own: dict[str, Schema] = {
         "priority": {**INTEGER, "minimum": 0},
         "timeout": {**INTEGER, "minimum": 0, "description": "In microseconds."},
@@ -199,7 +199,7 @@ def _build_infer_parameters_schema(profile: TritonProfile) -> Schema:
 
 
 def _build_infer_response() -> Schema:
-    """The answer: JSON, or JSON and bytes behind it."""
+    """The schema of a response: JSON, or JSON followed by binary data."""
     found = build_response(ref("InferResponse"))
     bytes_: Schema = {"schema": {"type": "string", "format": "binary"}}
     return {**found, "content": {**found["content"], "application/octet-stream": bytes_}}
@@ -225,16 +225,16 @@ _INFER_RESPONSE_SCHEMA: Schema = object_of(
     *("model_name", "model_version", "outputs"),
 )
 
-# --- the state ------------------------------------------------------------------------------------
+# --- metadata -------------------------------------------------------------------------------------
 
 
 def _describe_info_endpoints(status: StatusMode) -> dict[str, Any]:
-    """What is said of the server and its models."""
+    """The metadata endpoints."""
     refused = _describe_errors(status)
     operations: dict[str, Any] = {}
     for variant, (summary, schema) in _INFO_OPERATIONS.items():
         responses = {"200": build_response(STRING if schema is None else schema), **refused}
-        if schema is None:  # no body: status and label are all there is
+        if schema is None:  # no body: only status and content type
             responses = _add_plain_text(responses, status, "200", "400")
         operations[variant] = {"summary": summary, "responses": responses}
     return operations

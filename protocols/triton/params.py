@@ -1,8 +1,8 @@
-"""What a model of each profile is called with: its tensors, its parameters, what it tells.
+"""Profiles: the inputs, outputs and parameters of each model family; error texts.
 
-The protocol has no fields of its own but ``id`` and ``parameters``: every other name is a
-model's. A profile is the vocabulary of one family of models, from the configurations that their
-backends publish. ``Profile.parameters`` is the table for ``protocols.params``, both ways.
+The protocol itself has only the fields ``id`` and ``parameters``: every other name is a model's.
+A profile describes one family of models, from the configurations that their backends publish.
+``Profile.parameters`` is the table for ``protocols.params``, for both directions.
 """
 
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ TEXT_OUTPUT: Final = "text_output"
 
 
 class InputSpec(Struct, frozen=True):
-    """A tensor that the model takes. ``dims`` is without the batch; -1 is any length."""
+    """An input tensor of the model. ``dims`` is without the batch; -1 is any length."""
 
     name: str
     datatype: Datatype
     dims: tuple[int, ...] = (1,)
     optional: bool = True
     is_counted: bool = True
-    """Whether it is one of the number that a complaint about missing inputs names."""
+    """Whether the error for missing inputs counts it."""
 
 
 class OutputSpec(Struct, frozen=True):
-    """A tensor that the model answers with: always, or where the input ``flag`` is true."""
+    """An output tensor of the model: always sent, or if the input ``flag`` is true."""
 
     name: str
     datatype: Datatype
@@ -41,7 +41,7 @@ class OutputSpec(Struct, frozen=True):
 
 
 class TritonProfile(Struct, frozen=True, kw_only=True, dict=True):
-    """The vocabulary of one family of models."""
+    """The inputs, outputs and parameters of one model family."""
 
     name: str
     platform: str
@@ -50,40 +50,40 @@ class TritonProfile(Struct, frozen=True, kw_only=True, dict=True):
     outputs: tuple[OutputSpec, ...]
     parameters: ParamTable
     stream_flags: tuple[str, ...] = ("stream",)
-    """The flags that ask for a stream; without one, even generate_stream tells all in one event."""
+    """The flags that request a stream; without them generate_stream returns one event."""
     streams_by_default: bool = False
-    """What no flag means on generate_stream."""
+    """Whether generate_stream streams if no flag is sent."""
     exclude_prompt_flags: tuple[str, ...] = ()
-    """The flags that leave the prompt out of the answer."""
+    """The flags that remove the prompt from the response."""
     echoes_prompt: bool = False
-    """Whether a whole answer starts with the prompt if no flag says otherwise. No stream does."""
+    """Whether a unary response starts with the prompt by default. No stream does."""
     rejects_stream_echo: bool = False
-    """Whether asking for the prompt in a stream is an error."""
+    """Whether requesting the prompt in a stream is an error."""
     coerces_params: bool = False
-    """Whether parameters are converted as Python's own constructors do: "5" to 5."""
+    """Whether parameters are converted as by Python's constructors: "5" to 5."""
     cancel_flag: str = ""
-    """The flag with which a second request ends the first, which no gateway can pass on."""
+    """The flag that lets a second request cancel the first; the gateway rejects it."""
     error_prefix: str = ""
-    """What the model puts in front of its complaints."""
+    """The prefix of the model's error texts."""
     guide_style: Literal["none", "object", "pair"] = "none"
-    """How the output's format is asked for: see ``guided``."""
+    """How an output format is requested: see ``GUIDE_PARAM_NAMES``."""
     max_batch_size: int = 0
-    """The most prompts in one request; 0: the model knows no batches, and shapes have none."""
+    """The maximum number of prompts in a request; 0: no batches, and shapes without a batch."""
     accepts_extra_params: bool = False
-    """As a worker: whether its models read parameters that are no tensors of theirs."""
+    """As a worker: whether its models read parameters that are not their tensors."""
     keeps_stop_strings: bool = False
     """As a worker: whether a stop string may stay in the text."""
     removed_params: tuple[str, ...] = ()
-    """As a worker: parameters that releases of today refuse."""
+    """As a worker: parameters that current releases reject."""
 
     @cached_property
     def required_inputs(self) -> tuple[str, ...]:
-        """The inputs that no request is without."""
+        """The inputs that every request needs."""
         return tuple(one.name for one in self.inputs.values() if not one.optional)
 
     @cached_property
     def output_flags(self) -> frozenset[str]:
-        """The inputs that ask for an output."""
+        """The inputs that request an output."""
         return frozenset(one.flag for one in self.outputs if one.flag is not None)
 
     @cached_property
@@ -92,12 +92,12 @@ class TritonProfile(Struct, frozen=True, kw_only=True, dict=True):
         return {name: self.build_shape(one.dims) for name, one in self.inputs.items()}
 
     def build_shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
-        """The whole shape, with the batch where the model knows one."""
+        """Build the whole shape, with the batch if the model supports batches."""
         return (-1, *dims) if self.max_batch_size else dims
 
 
 def index_inputs(*inputs: InputSpec) -> Mapping[str, InputSpec]:
-    """Inputs by name, in their order."""
+    """Return inputs by name, in order."""
     return {one.name: one for one in inputs}
 
 
@@ -105,7 +105,7 @@ _PROMPT_SPEC: Final = InputSpec(PROMPT_INPUT, "BYTES", optional=False)
 _TEXT_SPEC: Final = OutputSpec(TEXT_OUTPUT, "BYTES")
 
 _MAX_CHOICES: Final = 128
-"""Answers to one prompt. Each event of a stream names them all, so it grows with their square."""
+"""The maximum number of choices. Each event lists all of them, so size grows quadratically."""
 
 _SAMPLING_PARAMS: Final = (
     Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=0),
@@ -148,7 +148,7 @@ _SAMPLING_PARAMS: Final = (
     Param(wire="n", field="n", type="int", minimum=1, maximum=_MAX_CHOICES, default=1),
     Param(wire="best_of", field="best_of", type="int", minimum=1, maximum=_MAX_CHOICES),
 )
-"""The sampling parameters that every family of Python backends shares."""
+"""The sampling parameters of all Python backends."""
 
 _VLLM_PARAMS: Final = (
     Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
@@ -179,7 +179,7 @@ VLLM: Final = TritonProfile(
         InputSpec("exclude_input_in_output", "BOOL"),
         InputSpec("return_finish_reason", "BOOL"),
         InputSpec("return_num_output_tokens", "BOOL"),
-        # Which further inputs there are differs by release, so they are not counted.
+        # Further inputs differ between releases, so they are not counted.
         InputSpec("image", "BYTES", (-1,), is_counted=False),
         InputSpec("return_cumulative_logprob", "BOOL", is_counted=False),
         InputSpec("return_logprobs", "BOOL", is_counted=False),
@@ -367,10 +367,10 @@ PROFILES: Final[Mapping[str, TritonProfile]] = {
 }
 
 
-# What can be wrong with a request, in the words of the original.
+# Errors with Triton's texts.
 #
-# Clients match on these sentences, so they stand here once. ``problem="type"`` marks what the
-# original's JSON layer refuses; ``problem="conflict"`` marks what its model refuses.
+# Clients match on these texts, so they are defined once. ``problem="type"`` marks errors of
+# Triton's JSON parser, ``problem="conflict"`` marks errors of its models.
 
 UNKNOWN_ID = "<id_unknown>"
 JSON_LENGTH_HEADER = "inference-header-content-length"
@@ -378,7 +378,7 @@ CONTENT_ENCODING_HEADER = "content-encoding"
 
 
 def build_request_tag(request_id: str | None) -> str:
-    """What stands in front of the complaints of the original's core."""
+    """The prefix of error texts of Triton's core."""
     return f"[request id: {request_id or UNKNOWN_ID}] "
 
 
@@ -388,40 +388,40 @@ def build_json_error(reason: str, at: int) -> MalformedRequest:
 
 
 def build_depth_error() -> MalformedRequest:
-    """The body is JSON, and nested beyond reason."""
+    """The JSON body is nested too deeply."""
     return MalformedRequest(
         "failed to parse the request JSON buffer: nested too deep", problem="depth"
     )
 
 
 def build_not_object_error() -> MalformedRequest:
-    """The body is JSON, and has no members."""
+    """The JSON body is an empty object."""
     return MalformedRequest("attempt to get members for non-object", problem="object")
 
 
 def build_type_error(param: str, text: str) -> InvalidParameter:
-    """A value that the JSON layer can't take as what it must be."""
+    """A value of the wrong JSON type."""
     return InvalidParameter(text, param=param, problem="type")
 
 
 def build_value_error(param: str, text: str) -> InvalidParameter:
-    """A value of a good JSON type that can't be used."""
+    """A value of the right type that is not valid."""
     return InvalidParameter(text, param=param, problem="value")
 
 
 def build_model_error(param: str, text: str) -> InvalidParameter:
-    """What the original's model would refuse, after the front end took it."""
+    """An error that Triton's model would report after the front end accepted the request."""
     return InvalidParameter(text, param=param, problem="conflict")
 
 
 def build_encoding_error() -> InvalidParameter:
-    """A body of generate that is compressed."""
+    """A compressed generate body."""
     text = "Unsupported content-encoding, only 'identity' is supported."
     return build_value_error(CONTENT_ENCODING_HEADER, text)
 
 
 def build_compression_error() -> UnsupportedFeature:
-    """A body of infer that is compressed in a way of which the original knows nothing."""
+    """An infer body with an unknown compression."""
     return UnsupportedFeature("Unsupported compression type", param=CONTENT_ENCODING_HEADER)
 
 

@@ -1,7 +1,7 @@
-"""A client's own bytes for a worker of the same dialect.
+"""Pass-through of requests and responses between client and worker of one profile.
 
-The protocol has hardly any fields of its own: a model is what its server says it is. So a body goes
-on whatever it holds, and what is wrong with it the server says.
+The protocol has hardly any fields of its own: the model defines them. So any body is passed on, and
+the worker reports what is wrong with it.
 """
 
 import math
@@ -46,23 +46,23 @@ from protocols.triton.tensors import (
 )
 from protocols.triton.upstream import build_model_path, get_model_name
 
-# The way back of a relayed call: a worker's own bytes, and what they tell of tokens and ends.
+# Pass-through of responses: the worker's bytes, and what they report of tokens and finish reasons.
 #
-# What is passed on is not held against anything: a model may answer what it likes. Only errors are
-# told anew, short and clean, in the shape that they have here.
+# Responses are not validated: a model may return anything. Only errors are rewritten, in the format
+# of this protocol.
 
 _EVENT_BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
 _BOUNDARY_OVERLAP: Final = 3
-"""Bytes of a boundary that may have come before its end does."""
+"""The maximum number of bytes of an event boundary."""
 _MAX_EVENT_BYTES: Final = 1 << 24
-"""Bytes of one event."""
+"""The maximum number of bytes of one event."""
 _MAX_LENIENT_PARSE_BYTES: Final = 1 << 20
-"""Bytes of an answer that are worth a second look for what JSON does not have."""
+"""Bytes that require a closer look for values that are not JSON."""
 _METADATA_OUTPUTS: Final = frozenset(
     {"id", "model_name", "model_version", "finish_reason", "stop_reason", "num_input_tokens",
      "num_output_tokens", "cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"}
 )  # fmt: skip
-"""What is no text, whatever the outputs of a model are called."""
+"""Outputs that are never text, whatever the model calls its outputs."""
 _NO_REASON: Final = "None"
 
 _CLIENT_ERROR_PATTERN: Final = re.compile(
@@ -70,22 +70,22 @@ _CLIENT_ERROR_PATTERN: Final = re.compile(
     r"|already exists in request|Converting keyword|Expected JSON object"
     r"|generate expects model|exceeds the maximum allowed input size"
 )
-"""What the server itself complains of was the client's doing, as nobody else touched its call."""
+"""Errors of the server that are the client's, since the gateway did not change the request."""
 _JSON_ERROR_PATTERN: Final = re.compile(
     r"failed to parse the request JSON buffer|\battempt to \w+ "
 )
-"""Its JSON layer's complaints, which it calls errors of its own."""
+"""Errors of its JSON parser, which Triton reports with status 500."""
 _GATEWAY_ONLY_STATUSES: Final = frozenset({401, 403, 407, 429})
-"""What a worker says to the gateway: of its key, and of how often it comes."""
+"""Statuses that concern the gateway itself: its credentials and its request rate."""
 
 
 class ModelNames:
-    """A model's name at the worker, and the one that the client knows."""
+    """A model's name at the worker, and its public name."""
 
     def __init__(self, worker: str, client: str) -> None:
         self._is_renamed = worker != client
         self._client_name = client
-        # An instance's name is its model's, and its device's and its own number.
+        # The name of an instance consists of model, device and number.
         self._quoted_pattern = re.compile(rf"'{re.escape(worker)}(?=(?:_\d+_\d+)?')")
         self._replacements = [
             (_encode_model_name(worker, blank), _encode_model_name(client, blank))
@@ -93,14 +93,14 @@ class ModelNames:
         ]
 
     def rename_in_body(self, data: bytes) -> bytes:
-        """Whole events or a whole body. Within a JSON text the quotes would be escaped."""
+        """Replaces names in whole events or a whole body. In JSON text, quotes would be escaped."""
         if self._is_renamed:
             for old, new in self._replacements:
                 data = data.replace(old, new)
         return data
 
     def rename_in_text(self, text: str) -> str:
-        """A sentence of the server's."""
+        """Replaces names in an error text."""
         return self._quoted_pattern.sub(lambda _: f"'{self._client_name}", text)
 
 
@@ -114,7 +114,7 @@ def _encode_model_name(name: str, blank: bytes) -> bytes:
 def read_passthrough_error(
     names: ModelNames, status: int, headers: Mapping[str, str], body: bytes
 ) -> GatewayError:
-    """What an answer of this status means, which the client is to hear as the worker said it."""
+    """Map an error response whose text the client may see unchanged."""
     framed = body.startswith(b"data:")
     if framed:
         body = body.removeprefix(b"data:").partition(b"\n\n")[0]
@@ -130,7 +130,7 @@ def _map_passthrough_error(
     fault: WorkerErrorBody,
     retry_after: float | None = None,
 ) -> GatewayError:
-    inside = status == 200  # noqa: PLR2004 - told in an answer that looked good
+    inside = status == 200  # noqa: PLR2004 - reported in a successful response
     error = triton_errors.map_worker_error(0 if inside else status, fault, retry_after)
     match error:
         case WorkerFailed(status=400) if _CLIENT_ERROR_PATTERN.search(fault.text):
@@ -145,18 +145,18 @@ def _map_passthrough_error(
 def _raise_response_error(
     got: Mapping[str, Any], names: ModelNames, status: int, *, framed: bool
 ) -> None:
-    """Raises what an answer tells of; returns if it tells of nothing."""
+    """Raise the error in a response; returns if there is none."""
     if got.get("error") is not None:
         raise _map_passthrough_error(
             names, framed, status, errors.find_worker_error(got) or WorkerErrorBody()
         )
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- token counts and finish reasons --------------------------------------------------------------
 
 
 class _ResponseTracker:
-    """What an answer tells, as far as the gateway keeps books of it."""
+    """Collects what the gateway records of a response."""
 
     def __init__(self, *, in_pieces: bool) -> None:
         self._token_per_event = in_pieces
@@ -183,7 +183,7 @@ class _ResponseTracker:
         return events
 
     def close(self) -> list[Event]:
-        """Raises StreamBroken where the model tells how it ends, and did not."""
+        """Raise StreamBroken if the model reports finish reasons, and sent none."""
         if self._token_per_event and self._finish_reason == _NO_REASON:
             raise StreamBroken("The worker's stream stopped before its end.")
         events: list[Event] = [
@@ -209,7 +209,7 @@ def _list_other_outputs(got: Mapping[str, Any]) -> list[Any]:
 
 
 def _parse_object(body: bytes) -> Mapping[str, Any]:
-    """The object that an answer or an event is. Raises WorkerFailed."""
+    """Decode the object of a response or an event. Raises WorkerFailed."""
     text = body.decode(errors="replace").encode()
     try:
         got = (
@@ -220,15 +220,15 @@ def _parse_object(body: bytes) -> Mapping[str, Any]:
     except (MalformedRequest, msgspec.DecodeError, RecursionError) as e:
         raise WorkerFailed("The worker's answer can't be read.") from e
     if not isinstance(got, dict):
-        raise WorkerFailed("The worker's answer is not in its dialect.")
+        raise WorkerFailed("The worker's response does not follow its protocol.")
     return got
 
 
-# --- passages -------------------------------------------------------------------------------------
+# --- readers --------------------------------------------------------------------------------------
 
 
 class TritonUnaryPassthroughReader:
-    """An answer in one piece."""
+    """Passes on a unary response."""
 
     def __init__(self, names: ModelNames) -> None:
         self._names = names
@@ -252,9 +252,9 @@ class TritonUnaryPassthroughReader:
 
 
 class TritonStreamPassthroughReader:
-    """A stream, by whole events; its end is the end of the body, which is one without events, too.
+    """Passes on a stream by whole events; it ends with the body, which may have no events.
 
-    An event that tells of an error ends it.
+    An event with an error ends it.
     """
 
     def __init__(self, names: ModelNames) -> None:
@@ -278,14 +278,14 @@ class TritonStreamPassthroughReader:
             except GatewayError as error:
                 if not end:
                     raise
-                self._pending_error = error  # told when what came before it is passed on
+                self._pending_error = error  # raised after the preceding events are passed on
                 break
             at = end = boundary.end()
-        whole = bytes(held[:end])
+        complete = bytes(held[:end])
         del held[:end]
         if len(held) > _MAX_EVENT_BYTES:
             raise WorkerFailed(f"The worker sent an event of more than {_MAX_EVENT_BYTES} bytes.")
-        return self._names.rename_in_body(whole), events
+        return self._names.rename_in_body(complete), events
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
         """See ``protocols.core.interfaces.PassthroughReader``."""
@@ -296,7 +296,7 @@ class TritonStreamPassthroughReader:
         return b"", self._tracker.close()
 
     def _read_event(self, block: bytes) -> list[Event]:
-        """What a block of lines tells."""
+        """Decode a block of lines."""
         events: list[Event] = []
         for payload in self._sse_parser.feed(block):
             got = _parse_object(payload)
@@ -306,7 +306,7 @@ class TritonStreamPassthroughReader:
             _raise_response_error(
                 _parse_object(self._sse_parser.stray_line), self._names, 400, framed=True
             )
-            raise WorkerFailed("The worker's answer is not in its dialect.")
+            raise WorkerFailed("The worker's response does not follow its protocol.")
         return events
 
 
@@ -327,7 +327,7 @@ def build_passthrough(
     except MalformedRequest:
         fields = _NO_FIELDS
     if profile.cancel_flag and profile.cancel_flag in _iter_field_names(fields):
-        return None  # it may be another client's request that it ends
+        return None  # it may cancel another client's request
     streams = variant == "generate_stream"
     model = about.backend_model
     request = GenerationRequest(
@@ -346,7 +346,7 @@ def build_passthrough(
 
 
 def _parse_readable_fields(body: bytes) -> OrderedFields:
-    """What of the body can be read."""
+    """Decode what is needed of the body."""
     try:
         return rapidjson.parse_fields(body)
     except MalformedRequest:
@@ -354,14 +354,14 @@ def _parse_readable_fields(body: bytes) -> OrderedFields:
 
 
 def _iter_field_names(fields: OrderedFields) -> Iterator[str]:
-    """The names of all fields, those of the parameters among them."""
+    """Return the names of all fields, including those of the parameters."""
     yield from fields.names
     if (nested := fields.get(_PARAMETERS_KEY)) is not None:
         yield from _parse_readable_fields(bytes(nested)).names
 
 
 def _find_prompts(fields: OrderedFields) -> tuple[str, ...]:
-    """What the prompt seems to be: the first text, unless one is called so."""
+    """Find the prompt: the prompt input, otherwise the first text."""
     for name in (PROMPT_INPUT, *(one for one in fields.names if one not in _NON_PROMPT_FIELDS)):
         if (raw := fields.get(name)) is not None:
             texts = [

@@ -1,8 +1,8 @@
-"""JSON as the original's parser reads it, slowly: for the texts that the fast parser refuses.
+"""JSON as Triton's parser reads it; slow, for texts that the fast parser rejects.
 
-The original parses with RapidJSON, whose complaints and byte offsets its clients see. It also takes
-what JSON does not have: a byte order mark, NaN and Inf, and anything behind a NUL. Every sentence
-and offset here was seen from a running server (2.51).
+Triton parses with RapidJSON, whose error texts and byte offsets its clients see. It also accepts
+what is not JSON: a byte order mark, NaN and Inf, and anything after a NUL byte. All texts and
+offsets here were observed on a running server (2.51).
 """
 
 import math
@@ -19,14 +19,14 @@ from protocols.triton import params
 _MAX_DEPTH: Final = 128
 _MAX_EXPONENT: Final = 308
 _MAX_EXTENDABLE_INTEGER: Final = 1.7976931348623157e307
-"""An integer above this may not have another digit."""
+"""A larger integer cannot take another digit."""
 
 _HIGH_SURROGATES: Final = range(0xD800, 0xDC00)
 _LOW_SURROGATES: Final = range(0xDC00, 0xE000)
-"""The two halves of a surrogate pair."""
+"""High and low surrogates."""
 
 _BYTE_ORDER_MARK = re.compile(rb"\xef?\xbb?\xbf?")
-"""The byte order mark, of which the original takes any part."""
+"""The byte order mark; Triton accepts any prefix of it."""
 _WHITESPACE = re.compile(rb"[ \t\n\r]*")
 _PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]*')
 _DIGITS = re.compile(rb"[0-9]*")
@@ -38,7 +38,7 @@ _ESCAPES: Final = {
 
 
 def parse_rapidjson_members(text: bytes) -> list[tuple[str, Raw]]:
-    """The fields of the object, in order, two of the same name included. Raises Malformed."""
+    """Parse an object into fields in order, including duplicates. Raises MalformedRequest."""
     reader = _RapidJsonReader(text)
     reader.read_start()
     if not reader.skip_byte(b"{"):
@@ -51,7 +51,7 @@ def parse_rapidjson_members(text: bytes) -> list[tuple[str, Raw]]:
 
 
 def parse_rapidjson_value(text: bytes) -> Any:
-    """What the text holds; of two fields alike, the last. Raises Malformed."""
+    """Parse a value; of duplicate fields, the last one counts. Raises MalformedRequest."""
     reader = _RapidJsonReader(text)
     reader.read_start()
     found = reader.read_value()
@@ -60,7 +60,7 @@ def parse_rapidjson_value(text: bytes) -> Any:
 
 
 class _RapidJsonReader:
-    """A cursor over the text. Past its end it sees b"", and behind a NUL nothing."""
+    """A cursor over the text. At the end and after a NUL byte it reads b""."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
@@ -94,7 +94,7 @@ class _RapidJsonReader:
                 return self._read_number()
 
     def read_members(self) -> list[tuple[str, Any, int, int]]:
-        """The fields of an object whose brace was taken: name, value, the value's begin and end."""
+        """Yield the fields of an object after its brace: name, value, start and end."""
         self._enter_nested()
         found: list[tuple[str, Any, int, int]] = []
         self._skip_whitespace()
@@ -120,7 +120,7 @@ class _RapidJsonReader:
             self._skip_whitespace()
 
     def skip_byte(self, wanted: bytes) -> bool:
-        """Step over this byte, if it is the next."""
+        """Skip this byte if it is next."""
         if self._peek() != wanted:
             return False
         self._position += 1
@@ -173,7 +173,7 @@ class _RapidJsonReader:
         try:
             return self._text[start : self._position].decode()
         except UnicodeDecodeError as e:
-            # The original lets such bytes through to the model; no str can hold them.
+            # Triton passes such bytes to the model; a str cannot hold them.
             raise params.build_json_error("Invalid encoding in string.", start + e.start) from None
 
     def _read_escape(self) -> str:
@@ -209,13 +209,13 @@ class _RapidJsonReader:
         self.skip_byte(b"-")
         beyond = self._read_non_finite(start) if self._peek() in {b"N", b"I"} else None
         zero = beyond is not None or self.skip_byte(b"0")
-        whole = b"0" if zero else self._read_digits("Invalid value.")
+        integer = b"0" if zero else self._read_digits("Invalid value.")
         fraction = (
             self._read_digits("Miss fraction part in number.") if self.skip_byte(b".") else b""
         )
         exponent = self._read_exponent()
         plain = not fraction and exponent is None
-        if float(whole[:-1] or b"0") >= _MAX_EXTENDABLE_INTEGER or (
+        if float(integer[:-1] or b"0") >= _MAX_EXTENDABLE_INTEGER or (
             exponent is not None and exponent > _MAX_EXPONENT + len(fraction)
         ):
             raise params.build_json_error("Number too big to be stored in double.", start)
@@ -227,7 +227,7 @@ class _RapidJsonReader:
     def _read_non_finite(self, start: int) -> float:
         if self.skip_byte(b"N") and self.skip_byte(b"a") and self.skip_byte(b"N"):
             return math.nan
-        # As the original does, look for the other word where the first one broke off.
+        # Like Triton, try the other word at the position where the first one failed.
         if not (self.skip_byte(b"I") and self.skip_byte(b"n") and self.skip_byte(b"f")):
             raise self._build_error("Invalid value.")
         if self._peek() == b"i":
@@ -255,7 +255,7 @@ class _RapidJsonReader:
             raise params.build_depth_error()
 
     def _skip_pattern(self, what: re.Pattern[bytes]) -> int:
-        """Step over what matches (nothing, at least); where it began."""
+        """Skip what matches (possibly nothing); return its start."""
         start = self._position
         found = what.match(self._text, start)
         self._position = found.end() if found else start
@@ -274,11 +274,11 @@ class _RapidJsonReader:
         return params.build_json_error(reason, self._position)
 
 
-# A JSON body as this dialect needs it: its fields in the order they were sent, and all of them.
+# A JSON body as this adapter needs it: all fields, in the order in which they were sent.
 
 
 class _UniqueName(str):
-    """A field's name that equals no other, so that a dict keeps two fields of one name."""
+    """A field name that equals no other, so that a dict can hold duplicates."""
 
     __slots__ = ()
     __eq__ = object.__eq__
@@ -290,7 +290,7 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 class OrderedFields(dict[str, Raw]):
-    """The fields of an object: ``names`` as sent, and of each name the first value."""
+    """The fields of an object: ``names`` as sent, and the first value of each name."""
 
     __slots__ = ("names",)
 
@@ -303,7 +303,7 @@ class OrderedFields(dict[str, Raw]):
 
 
 def parse_fields(text: bytes) -> OrderedFields:
-    """The object that ``text`` holds. Raises Malformed, also when it holds none."""
+    """Parse an object. Raises MalformedRequest, also if the text holds none."""
     try:
         if type(_decode_any(text)) is not dict:
             raise params.build_not_object_error()
@@ -317,7 +317,7 @@ def parse_fields(text: bytes) -> OrderedFields:
 
 
 def fields_of(call: ClientRequest) -> OrderedFields:
-    """The object that is a call's body, which is read once. Raises Malformed."""
+    """Parse the body of a client request, once. Raises MalformedRequest."""
     kept: OrderedFields | None = call.__dict__.get("fields")
     if kept is None:
         kept = call.__dict__["fields"] = parse_fields(call.body)
@@ -325,15 +325,15 @@ def fields_of(call: ClientRequest) -> OrderedFields:
 
 
 def parse_value(text: bytes) -> Any:
-    """What ``text`` holds. Raises Malformed."""
+    """Parse a value. Raises MalformedRequest."""
     try:
         return _decode_any(text)
     except RecursionError:
         raise params.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return parse_rapidjson_value(bytes(text))  # a Raw can not be cut
+        return parse_rapidjson_value(bytes(text))  # a Raw cannot be sliced
 
 
 def encode_raw(what: Any) -> Raw:
-    """JSON text for ``Request.extra``."""
+    """Encode JSON text for ``extra``."""
     return Raw(msgspec.json.encode(what))

@@ -1,4 +1,4 @@
-"""From tensors and parameters to the internal request."""
+"""Client bodies to the internal request: generate, generate_stream and infer."""
 
 import math
 import re
@@ -28,10 +28,10 @@ from protocols.triton.params import PROMPT_INPUT, OutputSpec, TritonProfile
 from protocols.triton.rapidjson import OrderedFields
 from protocols.triton.tensors import InputTensor, TritonRequest
 
-# What shapes the output, in the words of the model families that have it.
+# Output formats, by the parameters of each model family.
 
 _GUIDE_OBJECT_PARAMS: Final = ("structured_outputs", "guided_decoding")
-"""Parameters whose value is the JSON text of an object with one kind of guide."""
+"""Parameters whose value is the JSON text of an object with one guide."""
 _GUIDE_TYPE: Final = "guided_decoding_guide_type"
 _GUIDE_TEXT: Final = "guided_decoding_guide"
 GUIDE_PARAM_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -39,13 +39,15 @@ GUIDE_PARAM_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "object": _GUIDE_OBJECT_PARAMS,
     "pair": (_GUIDE_TYPE, _GUIDE_TEXT),
 }
-"""The names that are read here, by ``Profile.guide``."""
+"""The parameters of an output format, by ``Profile.guide_style``."""
 
 
-def read_output_format(said: Mapping[str, Raw], guide: str) -> OutputFormat | None:
-    """The format asked for. Raises InvalidParameter."""
+def read_output_format(fields: Mapping[str, Raw], guide: str) -> OutputFormat | None:
+    """Read the output format. Raises InvalidParameter."""
     sent = {
-        name: rapidjson.parse_value(said[name]) for name in GUIDE_PARAM_NAMES[guide] if name in said
+        name: rapidjson.parse_value(fields[name])
+        for name in GUIDE_PARAM_NAMES[guide]
+        if name in fields
     }
     if guide == "pair":
         return (
@@ -110,7 +112,7 @@ def _build_output_format(kind: str, what: Any) -> OutputFormat:
 
 
 def write_output_format(output: OutputFormat, guide: str) -> dict[str, str]:
-    """What asks for this format; nothing where the family has no words for it."""
+    """Return the parameters for this format; empty if the family supports none."""
     match guide:
         case "object":
             return {
@@ -153,7 +155,7 @@ def _build_guide_pair(output: OutputFormat) -> dict[str, str]:
 PromptMode = Literal["raw", "chat"]
 TemplatingMode = Literal["raw", "server"]
 TEMPLATING_MODES: Final[Mapping[PromptMode, TemplatingMode]] = {"raw": "raw", "chat": "server"}
-"""What the words of the configuration are in ``Templating.mode``."""
+"""``PromptOptions.mode`` by the configured value."""
 
 _SAMPLING_PARAMETERS = "sampling_parameters"
 _Coercion = tuple[Callable[[Any], Any], Collection[type]]
@@ -164,7 +166,7 @@ _COERCIONS: Final[Mapping[ParamType, _Coercion]] = {
     "bool": (bool, (bool, int, float, str, list, dict, type(None))),
     "str": (str, (int, float, bool)),
 }
-"""What converts a parameter of each type, and from what."""
+"""The converter of each parameter type, and the types that it accepts."""
 _PROMPT_INPUTS: Final = frozenset({PROMPT_INPUT, _SAMPLING_PARAMETERS})
 _LOGPROB_OUTPUTS = frozenset(
     {"cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"}
@@ -175,21 +177,21 @@ _TOKEN_COUNT_OUTPUTS = frozenset({"num_input_tokens", "num_output_tokens"})
 def build_request(
     sent: TritonRequest, profile: TritonProfile, mode: TemplatingMode, *, stream: bool
 ) -> GenerationRequest:
-    """What the client asks; ``mode`` says how a prompt becomes the model's input.
+    """Build the internal request; ``mode`` says how a prompt becomes the model's input.
 
-    Raises InvalidParameter and Unsupported.
+    Raises InvalidParameter and UnsupportedFeature.
     """
-    said = _collect_parameters(sent, profile)
-    if profile.cancel_flag and bytes(said.pop(profile.cancel_flag, b"")) == b"true":
+    fields = _collect_parameters(sent, profile)
+    if profile.cancel_flag and bytes(fields.pop(profile.cancel_flag, b"")) == b"true":
         text = "a running request is ended by closing its connection"
         raise UnsupportedFeature(text, param=profile.cancel_flag)
-    values = _read_sampling_values(said, profile)
-    values.provided_fields |= {*sent.inputs, *said} - _find_declined_flags(said, profile)
-    asked = {one.name for one in list_requested_outputs(profile, values.provided_fields)}
-    if _LOGPROB_OUTPUTS & asked and "logprobs.top" not in values:
+    values = _read_sampling_values(fields, profile)
+    values.provided_fields |= {*sent.inputs, *fields} - _find_declined_flags(fields, profile)
+    requested = {one.name for one in list_requested_outputs(profile, values.provided_fields)}
+    if _LOGPROB_OUTPUTS & requested and "logprobs.top" not in values:
         values["logprobs.top"] = 0
     values["templating.mode"] = mode
-    echo = _read_echo(said, profile, streaming=sent.streaming is True)
+    echo = _read_echo(fields, profile, streaming=sent.streaming is True)
     return GenerationRequest(
         model=sent.model,
         kind="completion",
@@ -197,47 +199,50 @@ def build_request(
         echo=echo or None,
         stream=stream,
         response_options=ResponseOptions(
-            "final" if asked & _TOKEN_COUNT_OUTPUTS else "none", details="finish_reason" in asked
+            "final" if requested & _TOKEN_COUNT_OUTPUTS else "none",
+            details="finish_reason" in requested,
         ),
-        output=read_output_format(said, profile.guide_style),
+        output=read_output_format(fields, profile.guide_style),
         client_id=sent.id,
         priority=sent.priority,
         timeout=sent.timeout,
-        extra=_collect_extra_fields(said, profile),
+        extra=_collect_extra_fields(fields, profile),
         **values.build_request_arguments(),
     )
 
 
-def list_requested_outputs(profile: TritonProfile, given: Collection[str]) -> list[OutputSpec]:
-    """The outputs beside the text that were asked for, by flags among ``Request.given``."""
-    if profile.output_flags.isdisjoint(given):
+def list_requested_outputs(
+    profile: TritonProfile, provided_fields: Collection[str]
+) -> list[OutputSpec]:
+    """Return the requested extra outputs, by flags in ``provided_fields``."""
+    if profile.output_flags.isdisjoint(provided_fields):
         return []
-    return [output for output in profile.outputs if output.flag in given]
+    return [output for output in profile.outputs if output.flag in provided_fields]
 
 
-def _find_declined_flags(said: Mapping[str, Raw], profile: TritonProfile) -> set[str]:
-    """The flags for outputs that were sent, and do not ask for them."""
-    flags = profile.output_flags.intersection(said)
-    return {name for name in flags if bytes(said[name]) != b"true"}
+def _find_declined_flags(fields: Mapping[str, Raw], profile: TritonProfile) -> set[str]:
+    """Return the output flags that were sent as false."""
+    flags = profile.output_flags.intersection(fields)
+    return {name for name in flags if bytes(fields[name]) != b"true"}
 
 
 def _collect_parameters(sent: TritonRequest, profile: TritonProfile) -> dict[str, Raw]:
-    """Everything but the prompt and the id, by name, as JSON."""
+    """Return everything but prompt and id as JSON, by name."""
     parameters = sent.parameters
     if _SAMPLING_PARAMETERS in sent.inputs:
         parameters = _unpack_sampling_parameters(
             sent.inputs[_SAMPLING_PARAMETERS].values[0], profile
         )
-    said = {**parameters}
-    said.pop("id", None)
+    fields = {**parameters}
+    fields.pop("id", None)
     for name, tensor in sent.inputs.items():
         if name not in _PROMPT_INPUTS:
-            said[name] = rapidjson.encode_raw(_get_tensor_value(tensor, profile))
-    return said
+            fields[name] = rapidjson.encode_raw(_get_tensor_value(tensor, profile))
+    return fields
 
 
 def _unpack_sampling_parameters(text: str, profile: TritonProfile) -> dict[str, Raw]:
-    """The sampling parameters that came as one string. They replace all others."""
+    """Read sampling parameters from one JSON string. They replace all others."""
     try:
         fields = rapidjson.parse_fields(text.encode())
     except MalformedRequest as e:
@@ -249,7 +254,7 @@ def _unpack_sampling_parameters(text: str, profile: TritonProfile) -> dict[str, 
 
 
 def _get_tensor_value(tensor: InputTensor, profile: TritonProfile) -> Any:
-    """A tensor as one value: the batch shares one sampling, or can't be answered."""
+    """Read a tensor as one value; all prompts of a batch must have equal sampling parameters."""
     if profile.inputs[tensor.name].dims != (1,):
         return tensor.values
     first = tensor.values[0]
@@ -265,11 +270,11 @@ def _get_tensor_value(tensor: InputTensor, profile: TritonProfile) -> Any:
     return first
 
 
-def _read_sampling_values(said: Mapping[str, Raw], profile: TritonProfile) -> ParsedParams:
+def _read_sampling_values(fields: Mapping[str, Raw], profile: TritonProfile) -> ParsedParams:
     values = ParsedParams()
     try:
-        rows = params.select_by_wire(profile.parameters, said)
-        for row, what in [(row, _read_param_value(row, said[row.wire], profile)) for row in rows]:
+        rows = params.select_by_wire(profile.parameters, fields)
+        for row, what in [(row, _read_param_value(row, fields[row.wire], profile)) for row in rows]:
             params.store_param(row, what, values)
     except InvalidParameter as e:
         raise triton_params.build_model_error(
@@ -284,7 +289,7 @@ def _read_sampling_values(said: Mapping[str, Raw], profile: TritonProfile) -> Pa
 
 
 def _read_param_value(row: Param, raw: Raw, profile: TritonProfile) -> Any:
-    """The value, as the model's own conversion makes it."""
+    """Convert a value as the model would."""
     what = rapidjson.parse_value(raw)
     if profile.coerces_params:
         what = _coerce_value(row, what)
@@ -294,7 +299,7 @@ def _read_param_value(row: Param, raw: Raw, profile: TritonProfile) -> Any:
 
 
 def _coerce_value(row: Param, what: Any) -> Any:
-    """The value as Python's constructors have it, of the kinds that these take."""
+    """Convert a value with a Python constructor, from the types that it accepts."""
     if row.type not in _COERCIONS:
         return what
     convert, kinds = _COERCIONS[row.type]
@@ -303,11 +308,11 @@ def _coerce_value(row: Param, what: Any) -> Any:
     try:
         return convert(what)
     except (ValueError, OverflowError):
-        return what  # the table complains of it
+        return what  # the table reports the error
 
 
-def _read_echo(said: Mapping[str, Raw], profile: TritonProfile, *, streaming: bool) -> bool:
-    sent = [bytes(said[name]) for name in profile.exclude_prompt_flags if name in said]
+def _read_echo(fields: Mapping[str, Raw], profile: TritonProfile, *, streaming: bool) -> bool:
+    sent = [bytes(fields[name]) for name in profile.exclude_prompt_flags if name in fields]
     if not streaming:
         return sent[0] == b"false" if sent else profile.echoes_prompt
     if sent == [b"false"] and profile.rejects_stream_echo:
@@ -317,7 +322,7 @@ def _read_echo(said: Mapping[str, Raw], profile: TritonProfile, *, streaming: bo
     return False
 
 
-def _collect_extra_fields(said: Mapping[str, Raw], profile: TritonProfile) -> dict[str, Raw]:
+def _collect_extra_fields(fields: Mapping[str, Raw], profile: TritonProfile) -> dict[str, Raw]:
     apart = (
         *profile.stream_flags,
         *profile.exclude_prompt_flags,
@@ -325,25 +330,25 @@ def _collect_extra_fields(said: Mapping[str, Raw], profile: TritonProfile) -> di
     )
     return {
         name: raw
-        for name, raw in said.items()
+        for name, raw in fields.items()
         if name not in profile.parameters.by_wire
         and name not in apart
         and name not in profile.output_flags
     }
 
 
-# Reading a body of generate and generate_stream.
+# Bodies of generate and generate_stream.
 
 _PARAMETERS_KEY = "parameters"
 _STREAM = "generate_stream"
 _SCALAR_TYPES: Final = (str, int, float, bool)
-"""What a parameter that is no tensor may be."""
+"""The types of a parameter that is not a tensor."""
 
 
 def read_generate_request(call: ClientRequest, profile: TritonProfile) -> TritonRequest:
-    """Tensors and parameters, checked in the order in which they were sent.
+    """Read tensors and parameters, checked in the order in which they were sent.
 
-    Raises Malformed and InvalidParameter.
+    Raises MalformedRequest and InvalidParameter.
     """
     if is_compressed(call):
         raise triton_params.build_encoding_error()
@@ -363,7 +368,7 @@ def read_generate_request(call: ClientRequest, profile: TritonProfile) -> Triton
 
 
 def is_compressed(call: ClientRequest) -> bool:
-    """Whether the body is compressed, which infer takes and generate does not."""
+    """Reject a compressed body, which infer accepts and generate does not."""
     return (
         triton_params.CONTENT_ENCODING_HEADER in call.headers
         and call.headers[triton_params.CONTENT_ENCODING_HEADER] != "identity"
@@ -371,7 +376,7 @@ def is_compressed(call: ClientRequest) -> bool:
 
 
 def read_stream_flag(call: ClientRequest, profile: TritonProfile) -> bool:
-    """Whether generate_stream answers in pieces; what is wrong with a body, ``read`` says."""
+    """Whether generate_stream streams; errors in the body are left to the request reader."""
     if call.endpoint.operation != _STREAM:
         return False
     try:
@@ -383,13 +388,13 @@ def read_stream_flag(call: ClientRequest, profile: TritonProfile) -> bool:
 
 
 def is_streamed(call: ClientRequest, profile: TritonProfile, *, flag: bool | None) -> bool:
-    """Whether the answer comes in pieces, by the body's flag, where it was sent."""
-    asked = profile.streams_by_default if flag is None else flag
-    return asked and call.endpoint.operation == _STREAM
+    """Whether the response is streamed, by the body's flag if it was sent."""
+    is_requested = profile.streams_by_default if flag is None else flag
+    return is_requested and call.endpoint.operation == _STREAM
 
 
 def _find_stream_flag(fields: OrderedFields, profile: TritonProfile) -> bool | None:
-    """The flag that asks for a stream, where it was sent."""
+    """Return the stream flag that was sent."""
     holders = [fields]
     if _PARAMETERS_KEY in fields and bytes(fields[_PARAMETERS_KEY]).startswith(b"{"):
         holders.append(rapidjson.parse_fields(bytes(fields[_PARAMETERS_KEY])))
@@ -408,7 +413,7 @@ def _find_stream_flag(fields: OrderedFields, profile: TritonProfile) -> bool | N
 
 
 def read_request_id(fields: OrderedFields) -> str | None:
-    """The client's name for the request, up to a NUL. Raises InvalidParameter."""
+    """Read the client's request id, up to a NUL byte. Raises InvalidParameter."""
     if "id" not in fields:
         return None
     found = rapidjson.parse_value(fields["id"])
@@ -453,7 +458,7 @@ def _read_field(
         raise triton_params.build_parameter_type_error(name)
 
 
-# Reading a body of infer: tensors with shapes, as JSON or as raw bytes behind the JSON.
+# Bodies of infer: tensors with shapes, as JSON or as binary data after the JSON.
 
 _INTEGER_PATTERN = re.compile(r"\s*([+-]?[0-9]+)")
 _DATATYPES: Final = frozenset(
@@ -465,7 +470,7 @@ _DATA_SOURCE_ERROR: Final = (
     " 'shared_memory_region' in 'parameters'. But"
 )
 _SUPPORTED_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
-"""The body comes to us without them."""
+"""Encodings that are already removed from the body."""
 _MAX_PRIORITY: Final = 255
 _JSON_KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "string": str,
@@ -475,22 +480,22 @@ _JSON_KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 
 class RequestedOutputs(Struct, frozen=True):
-    """How the answer shall come: which outputs (None: all), and which of them as raw bytes."""
+    """The requested outputs (None: all), and which of them as binary data."""
 
     outputs: Mapping[str, bool] | None
     binary_by_default: bool
 
     def includes(self, name: str) -> bool:
-        """Whether this output is wanted."""
+        """Whether this output is requested."""
         return self.outputs is None or name in self.outputs
 
     def is_binary(self, name: str) -> bool:
-        """Whether this output is wanted as raw bytes."""
+        """Whether this output is requested as binary data."""
         return self.binary_by_default if self.outputs is None else self.outputs.get(name, False)
 
 
 def read_infer_request(call: ClientRequest, profile: TritonProfile) -> TritonRequest:
-    """The tensors and parameters. Raises Malformed, InvalidParameter and Unsupported."""
+    """Read the body. Raises MalformedRequest, InvalidParameter and UnsupportedFeature."""
     if not has_supported_encoding(call):
         raise triton_params.build_compression_error()
     length = _read_header_length(call)
@@ -512,14 +517,14 @@ def read_infer_request(call: ClientRequest, profile: TritonProfile) -> TritonReq
 
 
 def has_supported_encoding(call: ClientRequest) -> bool:
-    """Whether the body is compressed in a way that this endpoint knows, or not at all."""
+    """Reject an unknown compression."""
     return (
         call.headers.get(triton_params.CONTENT_ENCODING_HEADER, "identity") in _SUPPORTED_ENCODINGS
     )
 
 
 def read_requested_outputs(call: ClientRequest) -> RequestedOutputs:
-    """How to answer a body that ``read`` has read."""
+    """Read the output options of a body."""
     length = _read_header_length(call)
     if length == 0:
         return RequestedOutputs(None, binary_by_default=True)
@@ -532,7 +537,7 @@ def read_requested_outputs(call: ClientRequest) -> RequestedOutputs:
 
 
 def _read_header_length(call: ClientRequest) -> int:
-    """How much of the body is JSON. 0: none, it is one raw tensor."""
+    """Return the length of the JSON part. 0: the whole body is one binary tensor."""
     size = len(call.body)
     header = call.headers.get(triton_params.JSON_LENGTH_HEADER)
     if header is None:
@@ -557,7 +562,7 @@ def _parse_body_fields(text: bytes) -> OrderedFields:
 
 
 def _read_raw_prompt(data: bytes, model: str, profile: TritonProfile) -> TritonRequest:
-    """The whole body is the prompt, where the model has no other input."""
+    """Read a body that is only the prompt, if the model has no other input."""
     count = sum(one.is_counted for one in profile.inputs.values())
     if count != 1:
         text = (
@@ -576,7 +581,7 @@ def _describe_missing_member(name: str) -> str:
 
 
 def _read_member(holder: OrderedFields | dict[str, Any], name: str, kind: str) -> Any:
-    """A member of this kind. Raises InvalidParameter, also when there is none."""
+    """Return a member of this type. Raises InvalidParameter, also if it is absent."""
     if name not in holder:
         raise triton_params.build_type_error(name, _describe_missing_member(name))
     found = holder[name]
@@ -632,7 +637,7 @@ def _read_parameter(sent: TritonRequest, name: str, raw: Raw) -> None:
 
 
 def _read_input(sent: TritonRequest, spec: Any, rest: memoryview) -> memoryview:
-    """Take one input; what is left of the raw bytes."""
+    """Add one input; return the remaining binary data."""
     holder = spec if isinstance(spec, dict) else {}
     given = holder.get("parameters")
     parameters = given if isinstance(given, dict) else {}
@@ -670,7 +675,7 @@ def _check_source(holder: dict[str, Any], parameters: dict[str, Any]) -> None:
 
 
 def _read_outputs(fields: OrderedFields) -> dict[str, bool]:
-    """The outputs that were named, and whether each shall come as raw bytes."""
+    """Read the requested outputs, and whether each is binary."""
     if fields.get("outputs") is None:
         return {}
     found: dict[str, bool] = {}

@@ -1,8 +1,7 @@
-"""Writing the answers of generate and generate_stream.
+"""Events to responses of generate, generate_stream and infer.
 
-Both write the same object, its keys in alphabetical order: one for each output of the model, a list
-where there is more than one choice. A stream is one event for each piece, and then nothing: no last
-event tells of the end.
+Both generate endpoints write one object with sorted keys: one for each output of the model, a list
+if there are several choices. A stream has one event for each delta and no end marker.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ from protocols.triton.tensors import (
     round_to_fp32,
 )
 
-# What an answer tells besides its text, for each choice.
+# The values of a response next to its text, for each choice.
 
 _FINISH_REASONS: Final[Mapping[FinishReason | None, str]] = {
     "eos": "stop",
@@ -54,13 +53,13 @@ _FINISH_REASONS: Final[Mapping[FinishReason | None, str]] = {
     "unknown": "None",
     None: "None",
 }
-"""The original prints Python's None while a choice goes on."""
+"""Triton writes Python's None while a choice is running."""
 
 
 class ChoiceOutput(Struct):
-    """What an event, or a whole answer, adds to one choice.
+    """What an event or a unary response adds to one choice.
 
-    ``total`` is the log probability of the choice so far, where the worker tells any.
+    ``total`` is the log probability of the choice so far, if the worker reports any.
     """
 
     text: str = ""
@@ -72,7 +71,7 @@ class ChoiceOutput(Struct):
 
 
 def list_choice_outputs(answer: UnaryResponse) -> list[ChoiceOutput]:
-    """The choices of a whole answer."""
+    """Convert the choices of a unary response."""
     return [_build_choice_output(choice, answer) for choice in answer.choices]
 
 
@@ -92,14 +91,14 @@ def _build_choice_output(choice: UnaryChoice, answer: UnaryResponse) -> ChoiceOu
 
 
 def sum_logprobs(logprobs: Sequence[TokenLogprob]) -> float:
-    """The log probability of these tokens together."""
+    """Return the log probability of these tokens together."""
     return sum(one.logprob for one in logprobs if one.logprob is not None)
 
 
 def get_output_values(
     name: str, row: Sequence[ChoiceOutput], prompt_tokens: int | None
 ) -> list[Any] | None:
-    """An output's values, one for each choice; None where nobody knows them."""
+    """Return an output's values, one for each choice; None if unknown."""
     if name == "num_input_tokens":
         return None if prompt_tokens is None else [prompt_tokens]
     if name in _LOGPROB_OUTPUTS and all(piece.cumulative_logprob is None for piece in row):
@@ -112,12 +111,12 @@ def _list_logprobs(piece: ChoiceOutput) -> list[float]:
 
 
 def _encode_candidates(piece: ChoiceOutput) -> str:
-    """A JSON text: for each token, the candidates by their id."""
+    """Encode JSON: for each token, the candidates by id."""
     return msgspec.json.encode([_build_candidates(one) for one in piece.logprobs]).decode()
 
 
 def _build_candidates(token: TokenLogprob) -> dict[str, dict[str, Any]]:
-    """The token that was taken stands first, as readers need it to."""
+    """Return the candidates with the sampled token first, as readers require."""
     ranked = sorted(token.top, key=lambda one: -one.logprob)
     taken = _get_candidate_key(token.id, token.token)
     found = {taken: _build_candidate(token.logprob, None, token.token)}
@@ -152,7 +151,7 @@ _OUTPUT_READERS: Final[Mapping[str, Callable[[ChoiceOutput], Any]]] = {
 
 
 class GenerateResponse(Struct, kw_only=True):
-    """The answer's object; the fields stand in the order in which they are written."""
+    """The object of a response; fields are in writing order."""
 
     cum_log_probs: Any = UNSET
     cumulative_logprob: Any = UNSET
@@ -169,7 +168,7 @@ class GenerateResponse(Struct, kw_only=True):
 
 
 class GenerateEncoder:
-    """Writes one answer: an object, or with ``framed`` its events."""
+    """Encodes a response: an object, or events if ``framed``."""
 
     content_type = EVENT_STREAM
 
@@ -192,19 +191,19 @@ class GenerateEncoder:
             model_version=get_version_number(about),
             text_output="",
         )
-        """What tells of a text alone, without it."""
+        """Write the object of a delta with only text, without the text."""
 
     @cached_property
     def _event_head(self) -> bytes:
-        """An event that tells of a text alone, up to that text."""
+        """Build the template of an event with only text, up to the text."""
         return b"data: " + encode_json(self._template).removesuffix(b'""}')
 
     def headers(self) -> Headers:
-        """None of its own."""
+        """Empty: no extra headers."""
         return ()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """One event for each piece of text."""
+        """Encode one event for each text delta."""
         if not self._requested_outputs and self._choice_count == 1:
             return b"".join(
                 [
@@ -218,11 +217,11 @@ class GenerateEncoder:
         )
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """One more event, and the last."""
+        """Encode an error as the last event."""
         return sse.format_event(errors.encode_error_body(error))
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """The object; framed, it is a stream of one event."""
+        """Encode the object; as a stream of one event if framed."""
         choices = answer.choices
         if self._requested_outputs or len(choices) != 1:
             if answer.usage is not None:
@@ -237,23 +236,23 @@ class GenerateEncoder:
         return HttpResponse(200, body, CHUNKED_JSON_HEADERS)
 
     def _encode_text_event(self, event: TextDelta | RefusalDelta) -> bytes:
-        """An event that is nothing but a text."""
+        """Encode an event with only text."""
         return self._event_head + encode_json(event.text) + b"}\n\n"
 
     def _encode_object(self, row: Sequence[ChoiceOutput]) -> bytes:
-        told: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         for output in self._requested_outputs:
             values = get_output_values(output.name, row, self._prompt_tokens)
             if values is not None:
-                told[output.name] = _flatten_output(values, output.datatype)
+                outputs[output.name] = _flatten_output(values, output.datatype)
         text = _unwrap_single([piece.text for piece in row])
-        return encode_json(replace(self._template, **told, text_output=text))
+        return encode_json(replace(self._template, **outputs, text_output=text))
 
     def _collect_rows(self, events: Sequence[Event]) -> list[list[ChoiceOutput]]:
-        """The pieces of each event to be written.
+        """Group deltas into events.
 
-        A lone choice has an event for each text. Several choices share one, since nothing but the
-        place in its lists tells them apart.
+        A single choice has an event for each delta. Several choices share an event, since only the
+        position in its lists identifies a choice.
         """
         rows: list[list[ChoiceOutput]] = []
         for event in events:
@@ -303,7 +302,7 @@ class GenerateEncoder:
 
 
 def _flatten_output(values: list[Any], datatype: str) -> Any:
-    """Lists in lists become one."""
+    """Flatten nested lists."""
     elements = flatten_values(values)
     return _unwrap_single(
         [round_to_fp32(one) for one in elements] if datatype == "FP32" else elements
@@ -311,15 +310,15 @@ def _flatten_output(values: list[Any], datatype: str) -> Any:
 
 
 def _unwrap_single(elements: list[Any]) -> Any:
-    """A lone element stands without its list."""
+    """Unwrap a single element."""
     return elements[0] if len(elements) == 1 else elements
 
 
-# Writing the answers of infer: tensors with shapes, as JSON or as raw bytes behind the JSON.
+# Responses of infer: tensors with shapes, as JSON or as binary data after the JSON.
 
 
 class OutputTensor(Struct):
-    """One output; ``data`` is absent where its bytes stand behind the JSON."""
+    """One output; ``data`` is absent if its bytes follow the JSON."""
 
     name: str
     datatype: str
@@ -329,7 +328,7 @@ class OutputTensor(Struct):
 
 
 class InferResponse(Struct):
-    """The answer's JSON."""
+    """The JSON object of a response."""
 
     id: Any
     model_name: str
@@ -338,13 +337,13 @@ class InferResponse(Struct):
 
 
 class BinaryDataParameters(Struct):
-    """The parameters of an output that stands behind the JSON."""
+    """Build the parameters of a binary output."""
 
     binary_data_size: int
 
 
 class InferEncoder:
-    """Writes one answer of infer. It has no stream: written as one, it comes at the end."""
+    """Encodes an infer response, which has no stream: everything comes at the end."""
 
     content_type = "application/json"
 
@@ -353,30 +352,30 @@ class InferEncoder:
         request: GenerationRequest,
         about: ResponseContext,
         profile: TritonProfile,
-        wishes: RequestedOutputs,
+        requested_outputs: RequestedOutputs,
     ) -> None:
         self._request = request
         self._context = about
         self._profile = profile
-        self._requested_outputs = wishes
+        self._requested_outputs = requested_outputs
         self._accumulator = ResponseAccumulator()
 
     def headers(self) -> Headers:
-        """None of its own."""
+        """Empty: no extra headers."""
         return ()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """Nothing until Done."""
+        """Encode nothing until StreamEnd."""
         self._accumulator.add(events)
         done = any(isinstance(event, StreamEnd) for event in events)
         return self.encode_unary(self._accumulator.result()).body if done else b""
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """The error's object."""
+        """Encode the error object."""
         return errors.encode_error_body(error)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """The JSON and what stands behind it."""
+        """Encode the JSON and the binary data after it."""
         row = list_choice_outputs(answer)
         prompt_tokens = answer.usage.prompt_tokens if answer.usage is not None else None
         outputs: list[OutputTensor] = []
@@ -397,7 +396,7 @@ class InferEncoder:
         return HttpResponse(200, head + b"".join(behind), headers)
 
     def _list_outputs(self) -> list[OutputSpec]:
-        asked = {
+        requested = {
             TEXT_OUTPUT,
             *(
                 one.name
@@ -407,7 +406,7 @@ class InferEncoder:
         return [
             one
             for one in self._profile.outputs
-            if one.name in asked and self._requested_outputs.includes(one.name)
+            if one.name in requested and self._requested_outputs.includes(one.name)
         ]
 
     def _build_tensor(self, output: OutputSpec, values: list[Any]) -> tuple[OutputTensor, bytes]:
@@ -423,7 +422,7 @@ class InferEncoder:
         return tensor, data
 
     def _shape_values(self, values: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
-        """The values behind each other, and the shape that says whose they are."""
+        """Concatenate the values, and return their shape."""
         batch = len(self._request.prompts)
         if len(values) % batch:
             batch = 1

@@ -1,4 +1,4 @@
-"""The tensors of a request: from JSON, and held against what the model takes."""
+"""Tensors: read from JSON, checked against the model; binary tensors; number formats."""
 
 import math
 import re
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 class InputTensor(Struct, frozen=True):
-    """``values`` row by row, without the shape."""
+    """A tensor; ``values`` is flat, in row-major order."""
 
     name: str
     datatype: str
@@ -29,20 +29,20 @@ class InputTensor(Struct, frozen=True):
 
 
 class TritonRequest(Struct):
-    """What a client sent, by either endpoint: tensors and parameters, the first of each name."""
+    """A client's tensors and parameters, from either endpoint; the first of each name."""
 
     model: str
     id: str | None = None
     inputs: dict[str, InputTensor] = {}
     parameters: dict[str, Raw] = {}
     streaming: bool | None = None
-    """Whether the model is told to stream, whatever the endpoint then makes of it."""
+    """Whether the request sets the streaming flag, on any endpoint."""
     priority: int | None = None
     timeout: float | None = None
-    """Seconds. Only infer has words for it and for the priority."""
+    """The timeout in seconds. Only infer has fields for it and for the priority."""
 
     def add_input(self, tensor: InputTensor) -> None:
-        """Take a tensor. Raises InvalidParameter when there is one of its name."""
+        """Add a tensor. Raises InvalidParameter for a duplicate name."""
         if tensor.name in self.inputs:
             tag = params.build_request_tag(self.id)
             text = f"{tag}input '{tensor.name}' already exists in request"
@@ -53,7 +53,7 @@ class TritonRequest(Struct):
 ELEMENT_SIZES: Final[Mapping[Datatype, int]] = {
     "BOOL": 1, "INT32": 4, "INT64": 8, "UINT32": 4, "UINT64": 8, "FP32": 4,
 }  # fmt: skip
-"""Bytes of an element; one of BYTES has its own length."""
+"""Bytes of an element; each BYTES element has its own length."""
 
 INTEGER_RANGES: Final[Mapping[str, range]] = {
     "INT32": range(-(2**31), 2**31),
@@ -70,9 +70,9 @@ _JSON_TYPES: Final[Mapping[str, tuple[frozenset[type], range | None]]] = {
     "UINT32": (frozenset({int}), INTEGER_RANGES["UINT64"]),
     "UINT64": (frozenset({int}), INTEGER_RANGES["UINT64"]),
 }
-"""What JSON's values may be; an integer beyond the range is none to the original."""
+"""Python types of JSON values; an integer out of range is rejected."""
 _SHAPE_CACHE_SIZE: Final = 1024
-"""Shapes."""
+"""Parameter names of shapes."""
 _SIGNED_ERROR: Final = (
     "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
 )
@@ -97,7 +97,7 @@ _BATCH_NOTE: Final = (
 
 
 def flatten_values(what: Any) -> list[Any]:
-    """The elements of a scalar or of an array, however nested."""
+    """Yield the elements of a scalar or of a nested array."""
     if type(what) is not list:
         return [what]
     if list not in set(map(type, what)):
@@ -114,9 +114,9 @@ def flatten_values(what: Any) -> list[Any]:
 
 
 def check_values(name: str, datatype: str, values: list[Any]) -> list[Any]:
-    """The values, if JSON gave them as what the tensor holds. Raises InvalidParameter.
+    """Convert JSON values to the tensor's type. Raises InvalidParameter.
 
-    The original cuts an integer that is too long for its type; we refuse it.
+    Triton truncates an integer that is too large for its type; the gateway rejects it.
     """
     kinds, widest = _JSON_TYPES[datatype]
     for one in values:
@@ -129,7 +129,7 @@ def check_values(name: str, datatype: str, values: list[Any]) -> list[Any]:
 
 
 def build_tensor(spec: InputSpec, what: Any, profile: TritonProfile) -> InputTensor:
-    """A tensor from a plain value, which tells no shape. Raises InvalidParameter."""
+    """Build a tensor from a plain value without a shape. Raises InvalidParameter."""
     values = flatten_values(what)
     if spec.datatype == "BYTES":
         check_values(spec.name, spec.datatype, values)
@@ -145,10 +145,10 @@ def build_tensor(spec: InputSpec, what: Any, profile: TritonProfile) -> InputTen
 
 @lru_cache(maxsize=_SHAPE_CACHE_SIZE)
 def _infer_shape(dims: Shape, count: int) -> Shape | None:
-    """The shape of so many elements, or None where they have none in these dimensions.
+    """Compute the shape of so many elements; None if they do not fit the dimensions.
 
-    They fill the fixed dimensions from the innermost outwards; what remains goes to the innermost
-    free one.
+    Fixed dimensions are filled from the innermost outwards; the innermost
+    free one takes the rest.
     """
     count, rest = divmod(count, math.prod(d for d in dims if d >= 0))
     shape = list(dims)
@@ -159,7 +159,7 @@ def _infer_shape(dims: Shape, count: int) -> Shape | None:
 
 
 def check_inputs(sent: TritonRequest, profile: TritonProfile) -> None:
-    """Raises InvalidParameter unless the model can be called with these inputs."""
+    """Check the inputs against the model. Raises InvalidParameter."""
     required = profile.required_inputs
     missing = [name for name in required if name not in sent.inputs]
     if len(sent.inputs) < len(required):
@@ -219,7 +219,7 @@ def _build_datatype_error(
 
 
 def _check_batch(sent: TritonRequest, profile: TritonProfile) -> None:
-    """All inputs have the batch of the last one, as far as an original's order can be told."""
+    """Check that all inputs have the batch size of the last one, in Triton's order if known."""
     batch: int | None = None
     for tensor in reversed(sent.inputs.values()):
         if not tensor.shape:
@@ -278,7 +278,7 @@ def _build_size_error(sent: TritonRequest, tensor: InputTensor, wanted: int) -> 
     return params.build_value_error(tensor.name, text)
 
 
-# Tensors as raw bytes: little-endian, row by row; a string is its length and its bytes.
+# Binary tensors: little-endian, row-major; a string is its length and its bytes.
 
 _STRUCT_CODES: Final[Mapping[str, str]] = {
     "BOOL": "?", "INT32": "i", "INT64": "q", "UINT32": "I", "UINT64": "Q", "FP32": "f",
@@ -287,7 +287,7 @@ _STRING_LENGTH: Final = struct.Struct("<I")
 
 
 def unpack_tensor(name: str, datatype: str, data: bytes) -> list[Any]:
-    """The elements. Raises InvalidParameter for what is cut short or is not text."""
+    """Decode the elements. Raises InvalidParameter for truncated data or invalid UTF-8."""
     if datatype == "BYTES":
         return list(_unpack_strings(name, data))
     code = _STRUCT_CODES.get(datatype)
@@ -301,7 +301,7 @@ def unpack_tensor(name: str, datatype: str, data: bytes) -> list[Any]:
 
 
 def pack_tensor(datatype: str, values: Sequence[Any]) -> bytes:
-    """The bytes of these elements; None is zero."""
+    """Encode the elements; None is zero."""
     if datatype == "BYTES":
         return b"".join([_STRING_LENGTH.pack(len(one)) + one for one in map(str.encode, values)])
     return struct.pack(f"<{len(values)}{_STRUCT_CODES[datatype]}", *(one or 0 for one in values))
@@ -328,7 +328,7 @@ def _unpack_strings(name: str, data: bytes) -> Iterator[str]:
         at += length
 
 
-# How the original prints: what every answer shares.
+# Number and text formats of Triton's responses.
 
 JSON_HEADERS: Final[Headers] = (("Content-Type", "application/json"),)
 PLAIN_TEXT_HEADERS: Final[Headers] = (("Content-Type", "text/plain"),)
@@ -336,16 +336,16 @@ EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 _CHUNKED_HEADER: Final = ("Transfer-Encoding", "chunked")
 CHUNKED_JSON_HEADERS: Final[Headers] = (*JSON_HEADERS, _CHUNKED_HEADER)
 CHUNKED_EVENT_HEADERS: Final[Headers] = (("Content-Type", EVENT_STREAM), _CHUNKED_HEADER)
-"""What a model says goes out without its length, though it be whole."""
+"""Responses with model output are sent without Content-Length, even unary ones."""
 
 _encode = msgspec.json.Encoder().encode
 _ESCAPE_PATTERN = re.compile(rb"\\(?:u00..|.)")
 _NO_EXPONENT_RANGE: Final = (1e-6, 1e-5)
-"""Between these the original writes no exponent."""
+"""Between these Triton writes no exponent."""
 
 
 def encode_json(what: Any) -> bytes:
-    """Compact JSON. The hexadecimal digits of an escaped control character are capitals."""
+    """Encode compact JSON. Escapes of control characters have upper-case hexadecimal digits."""
     text = _encode(what)
     return _ESCAPE_PATTERN.sub(_uppercase_escape, text) if text.find(b"\\u00") >= 0 else text
 
@@ -356,9 +356,9 @@ def _uppercase_escape(escape: re.Match[bytes]) -> bytes:
 
 
 def round_to_fp32(value: float | None) -> float | Raw | None:
-    """A 32-bit float as the original prints it: widened, and then the shortest text for that.
+    """Format a 32-bit float as Triton does: widened, then the shortest text.
 
-    What is not finite has no JSON; it becomes null.
+    Values that are not finite become null.
     """
     if value is None or not math.isfinite(value):
         return None
@@ -370,6 +370,6 @@ def round_to_fp32(value: float | None) -> float | Raw | None:
 
 
 def get_version_number(about: ResponseContext) -> str:
-    """The version that answers; one whose name is no number is shown as the first."""
+    """Return the version for responses; one without a number is shown as 1."""
     served = about.version
     return served if served.isascii() and served.isdigit() else "1"

@@ -1,4 +1,4 @@
-"""Writing requests for workers, and telling what they can't carry."""
+"""The internal request to a worker's request; unsupported parameters."""
 
 import re
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ from protocols.triton.tensors import JSON_HEADERS
 
 _encode = msgspec.json.Encoder().encode
 _VERSIONED_MODEL: Final = re.compile(r"([^/]+)(/versions/[0-9]+)")
-"""A target's model name that holds a version."""
+"""A target's model name with a version."""
 _MAX_REMEMBERED_MODELS: Final = 1024
-"""Models of which anything is remembered."""
+"""The maximum number of models whose metadata is cached."""
 
 
 class TritonUpstream:
-    """Writes requests for the workers of one profile, and remembers what their models take.
+    """Encodes requests for the workers of one profile, and caches the metadata of their models.
 
-    ``fields``: the profile's names, and what these workers' models call them. ``max_tokens`` is
-    for a model that insists on being told where a client says nothing.
+    ``fields``: the names that these workers' models use for the profile's names. ``max_tokens``
+    is for a model that requires it if the client sent none.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class TritonUpstream:
         self._adapters: dict[str, ModelAdapter] = {}
 
     def build_config_request(self, model: str) -> UpstreamRequest:
-        """Asks for a model's configuration."""
+        """Return the request for a model's configuration."""
         return UpstreamRequest(f"{build_model_path(model)}/config", b"", method="GET")
 
     def load_config(self, model: str, answer: bytes) -> None:
-        """Remember what a model's configuration tells, if it tells anything."""
+        """Cache a model's configuration, if it is valid."""
         found = model_config.parse_model_config(answer, self._profile_field_names)
         if found is None or (
             len(self._adapters) >= _MAX_REMEMBERED_MODELS and model not in self._adapters
@@ -67,16 +67,18 @@ class TritonUpstream:
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         request, plan = self._get_adapter(request)
-        wishes = plan.build_payload(request)
+        payload = plan.build_payload(request)
         body = {
             PROMPT_INPUT: protocols_prompt.build_prompt(request, self._renderer),
-            **wishes.tensors,
+            **payload.tensors,
         }
         parameters = (
-            self._rename_fields(wishes.parameters) if self._model_field_names else wishes.parameters
+            self._rename_fields(payload.parameters)
+            if self._model_field_names
+            else payload.parameters
         )
         if plan.packs_parameters:
-            # Even empty it keeps the model from taking the other fields for parameters.
+            # Even if empty, it keeps the model from reading the other fields as parameters.
             body[PACKED_PARAMETERS] = _encode(parameters).decode()
         elif parameters:
             body["parameters"] = parameters
@@ -99,7 +101,7 @@ class TritonUpstream:
                 UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
             )
         if request.stream and (request.n or 1) > 1 and not any(one.path == "n" for one in found):
-            # Releases tell pieces of several choices without saying whose they are.
+            # Some releases send deltas of several choices without the choice's index.
             found.append(UnsupportedParameter(names.get("n", "n"), "dropped", path="n"))
         if request.stream and not plan.is_streaming(request):
             why = "the model answers in one piece"
@@ -119,28 +121,28 @@ class TritonUpstream:
         return GenerateDecoder(request, self._output_names, plan, prompt)
 
     def _rename_fields(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values by the model's own names."""
+        """Rename values to the model's own names."""
         return {self._model_field_names.get(name, name): value for name, value in values.items()}
 
     def _build_adapter(self, model: WorkerModel) -> ModelAdapter:
-        said = protocols_prompt.build_prompt_support(self._renderer)
-        return ModelAdapter(self._profile, model, self._max_tokens, said)
+        prompt_support = protocols_prompt.build_prompt_support(self._renderer)
+        return ModelAdapter(self._profile, model, self._max_tokens, prompt_support)
 
     def _get_adapter(self, request: Request) -> tuple[GenerationRequest, ModelAdapter]:
         if not isinstance(request, GenerationRequest):
-            raise UnsupportedFeature("The model's workers make text, not vectors.")
+            raise UnsupportedFeature("The model's workers do not support embeddings.")
         return request, self._adapters.get(request.model, self._default_adapter)
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_MODELS)
 def build_model_path(model: str) -> str:
-    """The model's path. Its name is one segment, but for a version at its end."""
+    """Build the model's path. Its name is one segment, with an optional version at the end."""
     name, version = _split_version(model)
     return f"/v2/models/{quote(name, safe='')}{version}"
 
 
 def get_model_name(model: str) -> str:
-    """The model's name without a version."""
+    """Return the model name without a version."""
     return _split_version(model)[0]
 
 

@@ -240,5 +240,5 @@ async def test_a_worker_that_no_client_speaks_to_passes() -> None:
 
     assert outcomes(told, "failed") == {}
     assert len(outcomes(told, "passed")) >= 50
-    assert told["capacity"].detail == "1 of 1 questions answered; takes 128 at a time"
+    assert told["capacity"].detail == "1 of 1 metadata requests answered; takes 128 at a time"
     assert told["stop"].outcome == "not offered"

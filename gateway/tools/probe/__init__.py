@@ -1,6 +1,6 @@
-"""Probes of a worker: which of the things that its protocol promises it really does.
+"""Probes of a worker: which features of its protocol it really supports.
 
-client        sends requests as a pool would; what a probe is
+client        sends requests as a pool does; what a probe is
 basic         probes: availability, responses and their usage, messages and texts, embeddings
 stopping      probes: finish reasons, token limits and stop strings; sampling, choices and prompts
 structured    probes: structured output, tool calls, log probabilities, reasoning

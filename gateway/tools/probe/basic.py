@@ -27,9 +27,9 @@ from protocols.core.request import GenerationRequest, Message, Role, StopConditi
 COUNT: Final = "Count from one to twenty in words, with a space between them and nothing else."
 ACCENTS: Final = "Say this back, letter by letter: Grüße, crème brûlée, smörgåsbord, jalapeño"
 _TWO_LINES: Final = "The capital of France is\nParis. The capital of Italy is"
-"""A prompt in two lines, which nobody says back by chance."""
+"""A prompt of two lines, which no model repeats by chance."""
 _EXTRA_TOKENS: Final = 8
-"""Tokens that a text may have beside its characters: begins, ends, a template's."""
+"""Tokens of a prompt beyond its characters: start, end, chat template."""
 
 
 async def _health(worker: WorkerClient) -> str:
@@ -50,8 +50,8 @@ async def _capacity(worker: WorkerClient) -> str:
     most = worker.adapter.load_metadata(model, bodies)
     had = sum(body is not None for body in bodies)
     expect(had, f"none of {len(bodies)} questions is answered: {[one.status for one in response]}")
-    told = "without a limit of requests" if most is None else f"takes {most} at a time"
-    return f"{had} of {len(bodies)} questions answered; {told}"
+    limit = "without a limit of requests" if most is None else f"takes {most} at a time"
+    return f"{had} of {len(bodies)} metadata requests answered; {limit}"
 
 
 async def _unknown_model(worker: WorkerClient) -> str:
@@ -60,7 +60,7 @@ async def _unknown_model(worker: WorkerClient) -> str:
     if response.result is not None:
         worker.quirks.append("any model name is accepted")
         return "any model name is accepted"
-    expect(response.is_refused, f"wanted a refusal, got {response.summary}")
+    expect(response.is_refused, f"expected an error response, got {response.summary}")
     return f"refused: {response.summary}"
 
 
@@ -72,22 +72,24 @@ async def _unary(worker: WorkerClient) -> str:
 
 async def _stream(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
-    said = response.choice
-    expect(said.text.strip() or said.reasoning, "the text is empty")
+    choice = response.choice
+    expect(choice.text.strip() or choice.reasoning, "the text is empty")
     pieces = sum(isinstance(event, TextDelta) for event in response.events)
     if pieces == 1:
         worker.quirks.append("a stream has its text in one chunk")
-    return f"{pieces} pieces in {len(response.chunks)} reads"
+    return f"{pieces} deltas in {len(response.chunks)} reads"
 
 
 async def _same_text(worker: WorkerClient) -> str:
-    whole = await worker.baseline(COUNT)
-    said = (await worker.send(worker.text_request(COUNT, stream=True))).choice.text
-    if said != whole:
-        place = next((i for i, (a, b) in enumerate(zip(said, whole, strict=False)) if a != b), None)
-        at = min(len(said), len(whole)) if place is None else place
+    unary = await worker.baseline(COUNT)
+    streamed = (await worker.send(worker.text_request(COUNT, stream=True))).choice.text
+    if streamed != unary:
+        place = next(
+            (i for i, (a, b) in enumerate(zip(streamed, unary, strict=False)) if a != b), None
+        )
+        at = min(len(streamed), len(unary)) if place is None else place
         raise UnexpectedResponse(
-            f"they differ from character {at}: {whole[at : at + 20]!r}, {said[at : at + 20]!r}"
+            f"they differ from character {at}: {unary[at : at + 20]!r}, {streamed[at : at + 20]!r}"
         )
     return "the same text"
 
@@ -112,17 +114,17 @@ async def _usage_stream(worker: WorkerClient) -> str:
 
 
 async def _usage_same(worker: WorkerClient) -> str:
-    whole = (await worker.send(worker.text_request(COUNT))).answer.usage
+    unary = (await worker.send(worker.text_request(COUNT))).answer.usage
     stream = (await worker.send(worker.text_request(COUNT, stream=True))).answer.usage
-    if whole is None or stream is None:
+    if unary is None or stream is None:
         raise NotOffered("the worker does not report usage in both modes")
-    got = [(one.prompt_tokens, one.completion_tokens) for one in (whole, stream)]
+    got = [(one.prompt_tokens, one.completion_tokens) for one in (unary, stream)]
     expect(got[0] == got[1], f"whole {got[0]}, stream {got[1]} (prompt, completion)")
     return f"{got[0]} (prompt, completion)"
 
 
 def _usage_request(worker: WorkerClient, *, stream: bool) -> GenerationRequest:
-    """Raises NotOffered where the protocol has no place for usage."""
+    """Raises NotOffered if the protocol has no field for usage."""
     request = worker.text_request(COUNT, stream=stream)
     if not reports_usage(worker.adapter, request):
         raise NotOffered("the protocol can't express usage")
@@ -130,12 +132,12 @@ def _usage_request(worker: WorkerClient, *, stream: bool) -> GenerationRequest:
 
 
 def _check_usage(response: WorkerResponse) -> str:
-    """Usage that can be true of the answer."""
+    """Whether the usage is plausible for the response."""
     answer = response.answer
     usage = answer.usage
     text = answer.choices[0].text + answer.choices[0].reasoning
     if usage is None or usage.source != "worker":
-        raise UnexpectedResponse("no usage came")
+        raise UnexpectedResponse("the response has no usage")
     expect(usage.prompt_tokens > 0, f"a prompt of {usage.prompt_tokens} tokens")
     most = len(text.encode()) + _EXTRA_TOKENS
     expect(
@@ -156,7 +158,7 @@ async def _no_echo(worker: WorkerClient) -> str:
 
 async def _single_start(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
-    expect(response.answer.choices, "there is no choice")
+    expect(response.answer.choices, "the response has no choice")
     starts = sum(isinstance(event, StreamStart) for event in response.events)
     expect(starts <= 1, f"it begins {starts} times")
     return "one beginning, one end"
@@ -230,22 +232,22 @@ _EMOJI: Final = "Say this back: 👩‍👩‍👧‍👦 🇫🇷 🏳️‍�
 _CONTROLS: Final = "a\x00b\x07c\x1bd\x7fe\u2028f\ufefff"
 _REPLACEMENT: Final = "\ufffd"
 _OVERSIZED_WORDS: Final = 400_000
-"""Of a prompt that is too long for almost any model: 2 MB."""
+"""Characters of a prompt that is too long for almost any model: 2 MB."""
 
 
 async def _round_trip(worker: WorkerClient, text: str, *, stream: bool) -> str:
     response = await worker.send(worker.text_request(text, stream=stream))
-    said = response.choice.text + response.choice.reasoning
-    expect(_REPLACEMENT not in said, f"characters are broken: {said!r}")
-    expect(not _is_double_encoded(said), f"characters are encoded twice: {said!r}")
+    output = response.choice.text + response.choice.reasoning
+    expect(_REPLACEMENT not in output, f"characters are broken: {output!r}")
+    expect(not _is_double_encoded(output), f"characters are encoded twice: {output!r}")
     if stream:
-        _check_split_bytes(worker, text, response, said)
-    rare = sum(not char.isascii() for char in said)
-    return f"{rare} characters of several bytes" if rare else "the model said none of them"
+        _check_split_bytes(worker, text, response, output)
+    rare = sum(not char.isascii() for char in output)
+    return f"{rare} characters of several bytes" if rare else "the model wrote none of them"
 
 
 def _is_double_encoded(text: str) -> bool:
-    """Whether it is UTF-8 that was taken for Latin-1."""
+    """Whether UTF-8 was decoded as Latin-1."""
     if text.isascii():
         return False
     try:
@@ -256,9 +258,9 @@ def _is_double_encoded(text: str) -> bool:
 
 
 def _check_split_bytes(
-    worker: WorkerClient, text: str, response: WorkerResponse, said: str
+    worker: WorkerClient, text: str, response: WorkerResponse, output: str
 ) -> None:
-    """The same bytes one by one, as a network might bring them."""
+    """Decode the same bytes one by one, as a network might deliver them."""
     decoder = worker.adapter.create_decoder(worker.text_request(text, stream=True))
     body = response.body
     try:
@@ -268,11 +270,11 @@ def _check_split_bytes(
         expect(False, f"byte by byte: {error}")  # noqa: FBT003 - it is the only positional one
     else:
         choice = answer.choices[0]
-        expect(choice.text + choice.reasoning == said, "byte by byte it is another text")
+        expect(choice.text + choice.reasoning == output, "decoded byte by byte, the text differs")
 
 
 async def _answered_or_refused(worker: WorkerClient, text: str) -> str:
-    """Answered, or refused as the client's fault."""
+    """The request is answered, or rejected as a client error."""
     try:
         return f"answered: {(await worker.send(worker.text_request(text))).choice.finish_reason}"
     except WorkerRefused as error:
@@ -389,7 +391,7 @@ _TOLERANCE: Final = 1e-3
 async def _single_embedding(worker: WorkerClient) -> str:
     [vector] = await _vectors(worker, _TEXTS[0])
     expect(vector, "it is empty")
-    expect(all(math.isfinite(one) for one in vector), "it has what is no number")
+    expect(all(math.isfinite(one) for one in vector), "a component is not a finite number")
     return f"{len(vector)} numbers"
 
 
@@ -407,7 +409,7 @@ async def _embedding_order(worker: WorkerClient) -> str:
     expect(len(found) == len(_TEXTS), f"wanted {len(_TEXTS)}, got {len(found)}")
     near = [max(range(len(alone)), key=lambda n: _cosine(alone[n], one)) for one in found]
     good = all(_cosine(a, b) > _SAME_COSINE for a, b in zip(alone, found, strict=True))
-    expect(good or near == [*range(len(alone))], f"they come in another order: {near}")
+    expect(good or near == [*range(len(alone))], f"they are in another order: {near}")
     return "as each alone" if good else "in their order, though not as each alone"
 
 
@@ -423,8 +425,8 @@ async def _base64_embedding(worker: WorkerClient) -> str:
 
 async def _embedding_usage(worker: WorkerClient) -> str:
     usage = (await worker.send(worker.embedding_request(*_TEXTS))).answer.usage
-    told = usage is not None and usage.source == "worker" and usage.prompt_tokens > 0
-    expect(told, "no usage came")
+    is_reported = usage is not None and usage.source == "worker" and usage.prompt_tokens > 0
+    expect(is_reported, "the response has no usage")
     return f"{usage.prompt_tokens if usage else 0} tokens"
 
 

@@ -129,10 +129,10 @@ class WorkerResponse(Struct):
     @property
     def summary(self) -> str:
         """What went wrong, in one line."""
-        said = str(self.error) if self.error is not None else "no answer"
+        error_text = str(self.error) if self.error is not None else "no answer"
         notes = "; ".join(getattr(self.error, "__notes__", ()))
         status = f"{self.status}: " if self.status not in (0, 200) else ""
-        return f"{status}{said}" + (f" ({notes})" if notes else "")
+        return f"{status}{error_text}" + (f" ({notes})" if notes else "")
 
 
 class WorkerClient:

@@ -1,4 +1,4 @@
-"""Probes: connections, several requests at a time, clients that leave."""
+"""Probes: connections, concurrent requests, clients that disconnect."""
 
 import re
 from collections.abc import Sequence
@@ -25,18 +25,18 @@ async def _keep_alive(worker: WorkerClient) -> str:
     first = await worker.send(worker.text_request("Say hi."))
     expect(first.choice.text, "nothing is said")
     second = await worker.send(worker.text_request("Say hi."))
-    expect(second.choice.text, "nothing is said the second time")
+    expect(second.choice.text, "the second response has no text")
     if first.port == second.port:
         return "two requests on one connection"
-    said = "close" in first.headers.get("connection", "").lower()
-    expect(said, "the connection is closed, though no word of it was said")
+    is_closed = "close" in first.headers.get("connection", "").lower()
+    expect(is_closed, "the connection is closed without a Connection: close header")
     worker.quirks.append("every response closes its connection")
     return "each response announces that it closes its connection"
 
 
 async def _simultaneous(worker: WorkerClient) -> str:
-    asked = worker.text_request("Say hi.")
-    found = await run_concurrently(*(worker.send(asked) for _ in range(_AT_ONCE)))
+    request = worker.text_request("Say hi.")
+    found = await run_concurrently(*(worker.send(request) for _ in range(_AT_ONCE)))
     answered = sum(response.result is not None for response in found)
     if busy := [response for response in found if response.status in (429, 503)]:
         worker.quirks.append(f"of {_AT_ONCE} requests at once {len(busy)} are rejected")
@@ -47,11 +47,11 @@ async def _simultaneous(worker: WorkerClient) -> str:
 
 
 async def _isolation(worker: WorkerClient, *, stream: bool = True) -> str:
-    """Each answer is the one to its own question, as asked alone."""
+    """Each response belongs to its own request: it equals the response without concurrency."""
     questions = [f"Say these words and nothing else: {one} {one}" for one in _ANIMALS]
     alone = [_text(await worker.send(worker.text_request(one, stream=stream))) for one in questions]
     if len(set(alone)) < len(alone):
-        raise NotOffered(f"the model says the same to all: {alone[0]!r}")
+        raise NotOffered(f"the model gives the same response to all: {alone[0]!r}")
     found = await run_concurrently(
         *(worker.send(worker.text_request(one, stream=stream)) for one in questions)
     )
@@ -82,11 +82,11 @@ def _text(response: WorkerResponse) -> str:
 
 
 async def _disconnect(worker: WorkerClient) -> str:
-    """A client that leaves costs the next one nothing."""
+    """A disconnect does not affect the next client."""
     stopping = StopConditions(max_tokens=_PLENTY)
-    asked = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
+    request = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
     for _ in range(3):
-        response = await worker.send_and_disconnect(asked)
+        response = await worker.send_and_disconnect(request)
         if response.error is not None:
             raise Inconclusive(response.summary)
     choice = (await worker.send(worker.text_request("Say hi."))).choice
@@ -95,8 +95,8 @@ async def _disconnect(worker: WorkerClient) -> str:
 
 async def _simultaneous_disconnects(worker: WorkerClient) -> str:
     stopping = StopConditions(max_tokens=_PLENTY)
-    asked = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
-    left = await run_concurrently(*(worker.send_and_disconnect(asked) for _ in range(_AT_ONCE)))
+    request = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
+    left = await run_concurrently(*(worker.send_and_disconnect(request) for _ in range(_AT_ONCE)))
     response = await worker.send(worker.text_request("Say hi."))
     try:
         response.choice  # noqa: B018 - what it raises tells
@@ -106,7 +106,7 @@ async def _simultaneous_disconnects(worker: WorkerClient) -> str:
 
 
 async def _complete_bodies(worker: WorkerClient) -> str:
-    """No answer without its end, however many are asked for one after the other."""
+    """Every response is complete, however many requests follow on one connection."""
     for stream in (True, False, True, False):
         response = await worker.send(worker.text_request("Say hi.", stream=stream))
         response.choice  # noqa: B018 - what it raises tells

@@ -1,4 +1,4 @@
-"""Probes: what is wrong is refused as the client's fault, and harms nobody."""
+"""Probes: invalid requests are rejected as client errors, and affect no other request."""
 
 from functools import partial
 from typing import Any, Final
@@ -20,7 +20,7 @@ from protocols.core.request import SamplingParams, StopConditions
 
 _TEMPERATURE: Final = 0.4375
 _LIMIT: Final = 29
-"""Values by which a field is found again in what the protocol writes."""
+"""Marker values that locate a field in the encoded request."""
 _HUGE: Final = 10_000_000
 
 
@@ -51,7 +51,7 @@ async def _truncated_body(worker: WorkerClient) -> str:
 
 
 async def _wrong_value(worker: WorkerClient, was: Any, becomes: Any, *, must: bool) -> str:
-    """A field that holds ``was`` holds another thing; ``must``: nothing good can come of it."""
+    """Replace the value ``was`` of a field; ``must``: the worker has to reject the result."""
     sampling, stopping = SamplingParams(temperature=_TEMPERATURE), StopConditions(max_tokens=_LIMIT)
     request = worker.text_request("Say hi.", sampling=sampling, stopping=stopping)
     response = await worker.send_encoded(
@@ -67,7 +67,7 @@ def _replace_value(wire: UpstreamRequest, was: Any, becomes: Any) -> UpstreamReq
     fields = msgspec.json.decode(wire.body)
     changed = _substitute(fields, was, becomes)
     if changed == fields:
-        raise NotOffered("the field is not in the body as such")
+        raise NotOffered("the body does not contain the field")
     return replace(wire, body=msgspec.json.encode(changed))
 
 
@@ -84,7 +84,7 @@ def _substitute(value: Any, was: Any, becomes: Any) -> Any:
 
 
 def _substitute_text(text: str, was: Any, becomes: Any) -> str:
-    """The same within a string that is JSON itself, as some protocols have it."""
+    """Replace a value within a string that holds JSON, as some protocols have it."""
     try:
         return msgspec.json.encode(_substitute(msgspec.json.decode(text), was, becomes)).decode()
     except msgspec.DecodeError:
@@ -102,7 +102,7 @@ async def _number_as_text(worker: WorkerClient) -> str:
 
 
 async def _huge_limit(worker: WorkerClient) -> str:
-    """Left as soon as something is said: a model need not go on for ever."""
+    """Disconnect after the first text: a model may generate without end."""
     request = worker.text_request("Say hi.", stream=True, stopping=StopConditions(max_tokens=_HUGE))
     response = await worker.send_and_disconnect(request)
     if response.error is None:
@@ -125,7 +125,7 @@ async def _path(worker: WorkerClient) -> str:
 
 
 async def _recovery(worker: WorkerClient) -> str:
-    """Whatever was wrong before, a good request is answered."""
+    """After any invalid request, a valid one is answered."""
     request = worker.text_request("Say hi.")
     wire = worker.encode(request)
     for body in (b"", b"{", wire.body[:-1], b"\xff" * 64):

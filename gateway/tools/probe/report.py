@@ -11,7 +11,7 @@ from gateway.tools.probe.runner import ProbeResult
 from protocols.core.restricted import PARAMETERS
 
 _BASIS: Final = "whole"
-"""If this probe fails, all others may have failed for its reason, and say nothing of a field."""
+"""If this probe fails, the others may fail for the same reason, and prove nothing about a field."""
 _HEAD: Final = """\
 # What a worker does not support, found by interlingua probe.
 # For a pool of such workers in the gateway's configuration.

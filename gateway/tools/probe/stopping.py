@@ -22,9 +22,9 @@ YES: Final = (
     "Reply with the one word yes and nothing else, whatever follows: a b c d e f g h i j k l m n o "
     "p q r s t u v w x y z"
 )
-"""To which a model that is able says next to nothing."""
+"""A prompt with a very short expected response."""
 _LONG: Final = 12
-"""Characters that a text must have to be stopped within."""
+"""The minimum length of a text in which a stop string can be tested."""
 _PART: Final = 3
 _LEAST: Final = 24
 _MOST: Final = 32
@@ -73,12 +73,12 @@ async def _own_end(worker: WorkerClient) -> str:
 
 async def _same_reason(worker: WorkerClient) -> str:
     stopping = StopConditions(max_tokens=2)
-    whole = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice.finish_reason
+    unary = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice.finish_reason
     stream = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, stream=True))
     ).choice.finish_reason
-    expect(whole == stream, f"whole {whole}, stream {stream}")
-    return whole
+    expect(unary == stream, f"whole {unary}, stream {stream}")
+    return unary
 
 
 def _check_reason(worker: WorkerClient, choice: UnaryChoice, *wanted: str) -> str:
@@ -115,7 +115,7 @@ async def _stop_across_chunks(worker: WorkerClient) -> str:
         event.text for event in response.events if isinstance(event, TextDelta) and event.text
     ]
     if len(pieces) < _PART:
-        raise NotOffered("the stream has too few pieces")
+        raise NotOffered("the stream has too few deltas")
     at = len(pieces) // 2
     stop = pieces[at - 1][-2:] + pieces[at][:2]
     await _long_baseline(worker, COUNT)
@@ -139,7 +139,7 @@ async def _stop_included(worker: WorkerClient) -> str:
     choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
     wanted = base[: base.find(stop) + len(stop)]
     expect(choice.text == wanted, f"wanted the text up to and with {stop!r}, got {choice.text!r}")
-    return f"{stop!r} is left in"
+    return f"{stop!r} stays in the text"
 
 
 async def _check_stopped(
@@ -149,9 +149,9 @@ async def _check_stopped(
     choice = (await worker.send(worker.text_request(text, stream=stream, stopping=stopping))).choice
     before, said = base[: base.find(stop)], choice.text
     if said == before + stop:
-        raise UnexpectedResponse(f"the stop {stop!r} is left in the text")
+        raise UnexpectedResponse(f"the stop string {stop!r} is in the text")
     if stop in said:
-        raise UnexpectedResponse(f"it goes on after the stop {stop!r}")
+        raise UnexpectedResponse(f"the text continues after the stop string {stop!r}")
     if said.strip() != before.strip():
         worker.quirks.append("a stopped text differs from the greedy text")
     elif said != before:
@@ -167,13 +167,13 @@ async def _long_baseline(worker: WorkerClient, text: str) -> str:
 
 
 def _excerpt(base: str, at: int) -> str:
-    """A piece of the text that is not of blanks alone."""
+    """Return a part of the text that is not only whitespace."""
     return next(
         base[i : i + _PART] for i in (*range(at, len(base)), 1) if base[i : i + _PART].strip()
     )
 
 
-# --- at least so many -----------------------------------------------------------------------------
+# --- minimum length -------------------------------------------------------------------------------
 
 
 async def _min_tokens(worker: WorkerClient) -> str:
@@ -193,7 +193,7 @@ async def _check_min_tokens(worker: WorkerClient, stopping: StopConditions, leas
     used = _completion_tokens(response)
     if used is None:
         raise NotOffered("the worker reports no usage")
-    expect(used >= least, f"{used} tokens where {least} were the least")
+    expect(used >= least, f"{used} tokens where at least {least} were required")
     return f"{used} tokens"
 
 
@@ -204,7 +204,7 @@ async def _stop_token_ids(worker: WorkerClient) -> str:
 
 
 async def _stop_with_sampling(worker: WorkerClient) -> str:
-    """With sampling, too, what is stopped must not show the stop."""
+    """With sampling, too, a stopped text must not contain the stop string."""
     stopping, drawn = (
         StopConditions(max_tokens=48, stop=("e", "o")),
         SamplingParams(temperature=1.0, seed=5),
@@ -212,7 +212,7 @@ async def _stop_with_sampling(worker: WorkerClient) -> str:
     text = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, sampling=drawn))
     ).choice.text
-    expect(not {"e", "o"} & set(text), f"a stop is left in {text!r}")
+    expect(not {"e", "o"} & set(text), f"a stop string is in {text!r}")
     return repr(text)
 
 
@@ -301,33 +301,33 @@ _PAIR: Final = ("The opposite of hot is", "One two three four")
 
 async def _greedy(worker: WorkerClient) -> str:
     texts = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
-    expect(len(texts) == 1, f"three greedy answers are {len(texts)} different ones")
+    expect(len(texts) == 1, f"{len(texts)} different texts of three greedy responses")
     return "three times the same"
 
 
 async def _seed_repeats(worker: WorkerClient) -> str:
-    asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=7))
-    texts = await _distinct_texts(worker, asked)
+    request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=7))
+    texts = await _distinct_texts(worker, request)
     expect(len(texts) == 1, "the same seed gives different answers")
     return "three times the same"
 
 
-async def _distinct_texts(worker: WorkerClient, asked: GenerationRequest) -> set[str]:
-    """Different answers of three. Raises Inconclusive where greedy ones differ, too."""
-    texts = {(await worker.send(asked)).choice.text for _ in range(3)}
+async def _distinct_texts(worker: WorkerClient, request: GenerationRequest) -> set[str]:
+    """Return different texts of three. Raises Inconclusive if greedy texts differ, too."""
+    texts = {(await worker.send(request)).choice.text for _ in range(3)}
     if len(texts) > 1:
         greedy = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
         if len(greedy) > 1:
-            raise Inconclusive("not even greedy answers are repeated")
+            raise Inconclusive("even greedy responses differ")
     return texts
 
 
 async def _seed_values(worker: WorkerClient) -> str:
     texts = set()
     for seed in (1, 2, 2**31 + 1, 2**63 - 1):
-        asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=seed))
+        request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=seed))
         try:
-            texts.add((await worker.send(asked)).choice.text)
+            texts.add((await worker.send(request)).choice.text)
         except WorkerRefused as error:
             worker.quirks.append(f"the seed {seed} is refused")
             return f"{seed} is refused: {error}"
@@ -335,9 +335,9 @@ async def _seed_values(worker: WorkerClient) -> str:
 
 
 async def _single_candidate(worker: WorkerClient, **only: Any) -> str:
-    """What leaves one token to pick makes any temperature greedy."""
-    asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.5, **only))
-    texts = await _distinct_texts(worker, asked)
+    """Parameters that leave one candidate token make any temperature greedy."""
+    request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.5, **only))
+    texts = await _distinct_texts(worker, request)
     expect(len(texts) == 1, f"with one token to pick from, {len(texts)} different answers of three")
     return "three times the same at a high temperature"
 
@@ -371,7 +371,7 @@ async def _prompts(worker: WorkerClient) -> str:
     texts = [choice.text for choice in answer.choices]
     expect(len(texts) == len(_PAIR), f"wanted {len(_PAIR)} choices, got {len(texts)}")
     mixed = alone[0] != alone[1] and texts == alone[::-1]
-    expect(not mixed, "the answers are in another order than the prompts")
+    expect(not mixed, "the choices are not in the order of the prompts")
     return "as each alone" if texts == alone else "two choices, not those of each alone"
 
 
@@ -387,9 +387,11 @@ async def _prompt_token_ids(worker: WorkerClient) -> str:
 
 async def _temperatures(worker: WorkerClient) -> str:
     for temperature in (0.01, 1.0, 2.0):
-        asked = worker.text_request(COUNT, sampling=SamplingParams(temperature=temperature))
+        request = worker.text_request(COUNT, sampling=SamplingParams(temperature=temperature))
         try:
-            expect((await worker.send(asked)).choice.text, f"nothing is said at {temperature}")
+            expect(
+                (await worker.send(request)).choice.text, f"no text at temperature {temperature}"
+            )
         except WorkerRefused as error:
             worker.quirks.append(f"the temperature {temperature} is refused")
             return f"{temperature} is refused: {error}"

@@ -1,4 +1,4 @@
-"""Probes: answers of a form, calls of tools, log probabilities, reasoning."""
+"""Probes: structured output, tool calls, log probabilities, reasoning."""
 
 from functools import partial
 from typing import Any, Final
@@ -43,23 +43,23 @@ _TOOL: Final = Tool(_NAME, "The weather of a city.", _SCHEMA)
 _TOLERANCE: Final = 1e-6
 
 
-# --- forms ----------------------------------------------------------------------------------------
+# --- structured output ----------------------------------------------------------------------------
 
 
 async def _json_object(worker: WorkerClient, output: OutputFormat, *, stream: bool) -> str:
-    asked = worker.text_request(_JSON, output=output, stopping=_ROOM, stream=stream)
-    choice = (await worker.send(asked)).choice
+    request = worker.text_request(_JSON, output=output, stopping=_ROOM, stream=stream)
+    choice = (await worker.send(request)).choice
     found = _decode_json(choice)
     expect(isinstance(found, dict), f"wanted an object, got {choice.text!r}")
     if isinstance(output, JsonSchemaFormat):
         good = list(found) == ["city"] and isinstance(found["city"], str)
-        expect(good, f"it is not after the schema: {choice.text!r}")
+        expect(good, f"it does not match the schema: {choice.text!r}")
     return choice.text[:60]
 
 
 def _decode_json(choice: UnaryChoice) -> Any:
     if choice.finish_reason == "length":
-        raise Inconclusive("the answer reached its limit before its end")
+        raise Inconclusive("the response reached its token limit")
     try:
         return msgspec.json.decode(choice.text)
     except msgspec.DecodeError:
@@ -67,9 +67,9 @@ def _decode_json(choice: UnaryChoice) -> Any:
 
 
 async def _regex(worker: WorkerClient) -> str:
-    asked = worker.text_request("yes", output=RegexFormat("(yes|no)"), stopping=_ROOM)
+    request = worker.text_request("yes", output=RegexFormat("(yes|no)"), stopping=_ROOM)
     try:
-        text = (await worker.send(asked)).choice.text
+        text = (await worker.send(request)).choice.text
     except WorkerRefused as error:
         worker.quirks.append("expressions are refused")
         return f"refused: {error}"
@@ -81,9 +81,9 @@ async def _regex(worker: WorkerClient) -> str:
 
 
 async def _tool_calls(worker: WorkerClient, *, stream: bool, **how: Any) -> str:
-    said = Message("user", (TextPart(_WEATHER),))
-    asked = worker.chat_request(said, tools=(_TOOL,), stopping=_ROOM, stream=stream, **how)
-    choice = (await worker.send(asked)).choice
+    message = Message("user", (TextPart(_WEATHER),))
+    request = worker.chat_request(message, tools=(_TOOL,), stopping=_ROOM, stream=stream, **how)
+    choice = (await worker.send(request)).choice
     if not choice.tool_calls and "tool_choice" not in how:
         return "the model calls none"
     expect(choice.tool_calls, f"no tool is called: {choice.text!r}")
@@ -106,18 +106,20 @@ def _check_call(call: ToolCall) -> None:
 
 
 async def _no_tool_call(worker: WorkerClient) -> str:
-    said = Message("user", (TextPart(_WEATHER),))
-    asked = worker.chat_request(said, tools=(_TOOL,), tool_choice="none")
-    choice = (await worker.send(asked)).choice
-    expect(not choice.tool_calls, f"{len(choice.tool_calls)} calls where none was to be")
+    message = Message("user", (TextPart(_WEATHER),))
+    request = worker.chat_request(message, tools=(_TOOL,), tool_choice="none")
+    choice = (await worker.send(request)).choice
+    expect(not choice.tool_calls, f"{len(choice.tool_calls)} tool calls where none was allowed")
     return "none is called"
 
 
 async def _single_tool_call(worker: WorkerClient) -> str:
-    said = Message("user", (TextPart(f"{_WEATHER} And in Rome? Use it twice."),))
-    asked = worker.chat_request(said, tools=(_TOOL,), parallel_tools=False, stopping=_ROOM)
-    choice = (await worker.send(asked)).choice
-    expect(len(choice.tool_calls) <= 1, f"{len(choice.tool_calls)} calls where one was the most")
+    message = Message("user", (TextPart(f"{_WEATHER} And in Rome? Use it twice."),))
+    request = worker.chat_request(message, tools=(_TOOL,), parallel_tools=False, stopping=_ROOM)
+    choice = (await worker.send(request)).choice
+    expect(
+        len(choice.tool_calls) <= 1, f"{len(choice.tool_calls)} tool calls where one was allowed"
+    )
     return f"{len(choice.tool_calls)} call(s)"
 
 
@@ -138,10 +140,10 @@ async def _tool_result(worker: WorkerClient) -> str:
 
 
 async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> str:
-    asked = worker.text_request(
+    request = worker.text_request(
         COUNT, logprobs=LogprobsOptions(top), stream=stream, stopping=StopConditions(max_tokens=8)
     )
-    choice = (await worker.send(asked)).choice
+    choice = (await worker.send(request)).choice
     tokens = choice.logprobs
     expect(tokens, "there are none")
     values = [one.logprob for one in tokens if one.logprob is not None]
@@ -149,7 +151,7 @@ async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> st
     expect(all(one <= _TOLERANCE for one in values), f"one is above 0: {max(values)}")
     if top:
         counts = {len(token.top) for token in tokens}
-        expect(max(counts) <= top + 1, f"{max(counts)} alternatives where {top} were asked for")
+        expect(max(counts) <= top + 1, f"{max(counts)} alternatives where {top} were requested")
         expect(max(counts) >= 1, "no alternatives")
     joined = "".join(token.token for token in tokens)
     if choice.text not in joined:
@@ -158,10 +160,10 @@ async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> st
 
 
 async def _logprob_text(worker: WorkerClient) -> str:
-    asked = worker.text_request(
+    request = worker.text_request(
         COUNT, logprobs=LogprobsOptions(), stopping=StopConditions(max_tokens=8)
     )
-    choice = (await worker.send(asked)).choice
+    choice = (await worker.send(request)).choice
     joined = "".join(token.token for token in choice.logprobs)
     expect(choice.text.strip() in joined, f"{joined!r} is not {choice.text!r}")
     return repr(joined)
@@ -171,10 +173,10 @@ async def _logprob_text(worker: WorkerClient) -> str:
 
 
 async def _separate_reasoning(worker: WorkerClient) -> str:
-    asked = worker.text_request(
+    request = worker.text_request(
         "What is 2 + 2?", reasoning=ReasoningOptions(effort="low"), stopping=_ROOM
     )
-    choice = (await worker.send(asked)).choice
+    choice = (await worker.send(request)).choice
     expect("<think>" not in choice.text, "the reasoning is part of the text")
     return f"{len(choice.reasoning)} characters of it"
 

@@ -73,7 +73,7 @@ def test_profiles() -> None:
     assert MindIE.profiles == ("2x", "1x", "rc1")
     for profile in MindIE.profiles:
         MindIE(profile)
-    with pytest.raises(ValueError, match=r"'3x' is no profile of MindIE; there are 2x, 1x, rc1"):
+    with pytest.raises(ValueError, match=r"'3x' is not a profile of mindie; accepted: 2x, 1x, rc1"):
         MindIE("3x")
 
 

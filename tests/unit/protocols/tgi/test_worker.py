@@ -207,9 +207,9 @@ def test_token_ids_are_refused() -> None:
 
 def test_vectors_are_refused_and_all_that_is_asked_of_them_is_lost() -> None:
     request = EmbeddingRequest(model="m", inputs=("a",), dimensions=3, extra={"x": Raw(b"1")})
-    with pytest.raises(UnsupportedFeature, match="no embeddings"):
+    with pytest.raises(UnsupportedFeature, match="do not support embeddings"):
         TGI().encode_request(request)
-    with pytest.raises(UnsupportedFeature, match="no embeddings"):
+    with pytest.raises(UnsupportedFeature, match="do not support embeddings"):
         TGI().create_decoder(request)
     assert lost(TGI(), request) == {("dimensions", "dropped"), ("x", "dropped")}
 

@@ -115,7 +115,7 @@ def test_a_whole_answer_is_never_empty() -> None:
 
 
 def test_fewer_choices_than_asked() -> None:
-    with pytest.raises(WorkerFailed, match="as often as"):
+    with pytest.raises(WorkerFailed, match="another number of choices"):
         read(json.dumps(told("a", "stop")), asked(WHOLE, n=2))
 
 
