@@ -1,7 +1,7 @@
-"""One prompt made of a conversation, for workers that take text alone.
+"""Renders a conversation as one prompt, for workers that accept only text.
 
-A model's own template does it where there is one. Without it, what a lone user said is the prompt
-as it stands, and a conversation becomes plain lines::
+The model's chat template does this if there is one. Otherwise a single user message is the prompt
+unchanged, and a longer conversation becomes plain lines::
 
     System: Be brief.
     User: Hi
@@ -42,13 +42,14 @@ _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     VideoPart: "videos",
     FilePart: "files",
 }
-"""What no text can hold."""
+"""Content parts that text cannot represent."""
 
 
 def build_prompt(request: GenerationRequest, renderer: PromptRenderer | None) -> str:
-    """The text for the model: of a conversation, or the first prompt.
+    """The prompt text: the rendered conversation, or the first prompt.
 
-    Raises Unsupported for token ids, and ClientError when the model's template refuses.
+    Raises UnsupportedFeature for token ids, and ClientError if the chat template rejects the
+    messages.
     """
     if _is_raw(request):
         return _read_prompt_text(request)
