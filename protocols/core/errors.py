@@ -60,8 +60,7 @@ class UpstreamErrorText(NamedTuple):
 
 
 class GatewayError(Exception):
-    """The base class. ``message`` may be shown to clients; ``param`` is the wire path of a
-    field."""
+    """The base class. ``message`` may be shown to clients; ``param`` is a field's wire path."""
 
     origin: ClassVar[ErrorOrigin] = "gateway"
     retryable: ClassVar[bool] = False
