@@ -1,4 +1,4 @@
-"""What the dialect tells of itself."""
+"""OpenAPI description of the endpoints."""
 
 from collections.abc import Mapping
 
@@ -117,7 +117,7 @@ _LISTING_OPERATIONS: Mapping[str, tuple[str, Schema]] = {
 
 
 def _restrict_properties(schema: Schema, task: RequestTask) -> Schema:
-    """The body where the path names the model and no other field is taken."""
+    """The body where the path names the model and other fields are rejected."""
     known = STRICT_FIELDS[task]
     properties = {name: one for name, one in schema["properties"].items() if name in known}
     properties["model"] = {"description": "Says nothing here: the path names the endpoint."}
