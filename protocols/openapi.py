@@ -166,7 +166,7 @@ def build_response(schema: Schema | None, event: Schema | None = None) -> Schema
     content = {} if schema is None else {JSON_CONTENT_TYPE: {"schema": schema}}
     if event is not None:
         content[SSE_CONTENT_TYPE] = {"schema": object_of({"data": event}, "data")}
-    return {"description": "The answer.", "content": content}
+    return {"description": "The response.", "content": content}
 
 
 def build_event_data(schema: Schema, *others: str) -> Schema:

@@ -461,7 +461,7 @@ def build_operations(reading: RequestRules, refusals: Schema, error: Schema) -> 
 
     return {
         "chat": {
-            "summary": "Answer a conversation.",
+            "summary": "Create a chat completion.",
             "requestBody": build_request_body(build_chat_request(reading)),
             "responses": {
                 "200": build_response(ref("ChatAnswer"), streamed("ChatChunk")),
@@ -469,7 +469,7 @@ def build_operations(reading: RequestRules, refusals: Schema, error: Schema) -> 
             },
         },
         "completion": {
-            "summary": "Go on from each prompt.",
+            "summary": "Create a completion of each prompt.",
             "requestBody": build_request_body(build_completion_request(reading)),
             "responses": {
                 "200": build_response(ref("TextAnswer"), streamed("TextChunk")),
@@ -477,7 +477,7 @@ def build_operations(reading: RequestRules, refusals: Schema, error: Schema) -> 
             },
         },
         "embedding": {
-            "summary": "Give the vector of each input.",
+            "summary": "Create embeddings.",
             "requestBody": build_request_body(build_embedding_request(reading)),
             "responses": {"200": build_response(ref("EmbeddingList")), **refusals},
         },

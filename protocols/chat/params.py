@@ -1,14 +1,13 @@
-"""The scalar parameters of requests in the manner of OpenAI's API, as rows of ``protocols.params``.
+"""Parameter tables of OpenAI-like requests, as rows of ``protocols.params``.
 
-A family of this dialect takes the rows, changes those that it reads otherwise, and hands them to
-``protocols.params.read_params``::
+Each protocol takes the rows, changes some, and decodes with ``protocols.params.read_params``::
 
-    rows = changed(CHAT, temperature={"maximum": 1.0}, top_p={"exclusive_minimum": True})
-    rows = without(rows, "store", "seed")
-    TABLE = Table(*rows, Param(wire="details", field="response_options.details", ...))
+    rows = replace_params(CHAT_PARAMS, temperature={"maximum": 1.0})
+    rows = remove_params(rows, "store", "seed")
+    TABLE = ParamTable(*rows, Param(wire="details", field="response_options.details", ...))
 
-Rows under ``request.`` stand for no field of the internal request; a reader combines them
-(``Values.get("request.logprobs")``). Rows under ``labels.`` become the request's labels.
+Rows under ``request.`` have no field in the internal request; a reader combines them
+(``values.get("request.logprobs")``). Rows under ``labels.`` become labels of the request.
 
 Ranges and defaults: OpenAI's published specification 2.3.0; the extensions: vLLM 0.32.
 """
@@ -186,7 +185,7 @@ EMBEDDING_EXTENSION_PARAMS: tuple[Param, ...] = (
     Param(wire="priority", field="priority", type="int", minimum=0, maximum=255),
     Param(wire="request_id", field="client_id", type="str"),
 )
-"""What vLLM takes beside for embeddings."""
+"""Further parameters of vLLM for embeddings."""
 
 
 def find_param(table: tuple[Param, ...], wire: str) -> Param:
@@ -198,23 +197,23 @@ def find_param(table: tuple[Param, ...], wire: str) -> Param:
 
 
 def replace_params(table: tuple[Param, ...], **changes: dict[str, Any]) -> tuple[Param, ...]:
-    """The table with some rows changed, by wire name. Raises KeyError for a name it has not."""
+    """The table with some rows changed, by wire name. Raises KeyError for an unknown name."""
     for wire in changes:
         find_param(table, wire)
     return tuple(msgspec.structs.replace(p, **changes.get(p.wire, {})) for p in table)
 
 
 def remove_params(table: tuple[Param, ...], *wires: str) -> tuple[Param, ...]:
-    """The table less these rows. Raises KeyError for a name it has not."""
+    """The table without these rows. Raises KeyError for an unknown name."""
     for wire in wires:
         find_param(table, wire)
     return tuple(p for p in table if p.wire not in wires)
 
 
-# Reading what is no scalar: objects and arrays inside a request, and complaints about them.
+# --- objects and arrays ---------------------------------------------------------------------------
 #
-# Complaints carry the wire path of the value (``messages[0].content``), the problem, and what was
-# there, so that another dialect of the family can say the same in its own words.
+# Errors carry the wire path of the value (``messages[0].content``), the problem and the value, so
+# that each protocol can build its own error text.
 
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_array = msgspec.json.Decoder(list[Raw]).decode

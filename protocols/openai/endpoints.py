@@ -308,7 +308,7 @@ class OpenAI:
                     "responses": {"200": build_response(object_of(models, *models)), **refused},
                 },
                 "model": {
-                    "summary": "Tell of one model.",
+                    "summary": "Describe one model.",
                     "responses": {"200": build_response(ref("ModelCard")), **refused},
                 },
             },
