@@ -232,23 +232,23 @@ _TYPE_NAMES: Mapping[type, str] = {
 
 
 def describe_type(got: Any) -> str:
-    """What a JSON value is, in words."""
+    """A JSON value's type, for error texts."""
     return _TYPE_NAMES.get(type(got), "a value")
 
 
 def missing_error(at: str) -> InvalidParameter:
-    """A required value is not there, or null."""
+    """The error of a required value that is missing or null."""
     return InvalidParameter(f"Missing required parameter: '{at}'.", param=at, problem="missing")
 
 
 def invalid_type_error(at: str, expected: str, got: Any) -> InvalidParameter:
-    """``expected`` is in words: ``an object``."""
+    """The error of a wrong type; ``expected`` is a phrase such as ``an object``."""
     text = f"Invalid type for '{at}': expected {expected}, but got {describe_type(got)} instead."
     return InvalidParameter(text, param=at, problem="type", expected=expected, got=got)
 
 
 def invalid_value_error(at: str, got: Any, allowed: tuple[str, ...]) -> InvalidParameter:
-    """None of those allowed."""
+    """The error of a value that is not allowed."""
     shown = str(got)[:64]
     names = ", ".join(f"'{name}'" for name in allowed)
     text = f"Invalid value: '{shown}'. Supported values are: {names}."
@@ -256,7 +256,7 @@ def invalid_value_error(at: str, got: Any, allowed: tuple[str, ...]) -> InvalidP
 
 
 def empty_value_error(at: str, got: Any = ()) -> InvalidParameter:
-    """An array or a string that must hold something."""
+    """The error of an empty array or string."""
     what = "string" if isinstance(got, str) else "array"
     article = "an" if what == "array" else "a"
     text = (
@@ -267,7 +267,7 @@ def empty_value_error(at: str, got: Any = ()) -> InvalidParameter:
 
 
 def too_long_error(at: str, limit: int, got: Any) -> InvalidParameter:
-    """A string or an array over its limit."""
+    """The error of a string or array over its limit."""
     what = "string" if isinstance(got, str) else "array"
     article = "an" if what == "array" else "a"
     text = (
@@ -278,17 +278,17 @@ def too_long_error(at: str, limit: int, got: Any) -> InvalidParameter:
 
 
 def conflict_error(at: str, text: str) -> InvalidParameter:
-    """Two fields that do not go together."""
+    """The error of two fields that exclude each other."""
     return InvalidParameter(text, param=at, problem="conflict")
 
 
 def null_to_none(raw: Raw | None) -> Raw | None:
-    """The value, or None where it is ``null``."""
+    """The value, or None if it is ``null``."""
     return None if raw is None or raw == NULL else raw
 
 
 def as_object(raw: Raw, at: str) -> dict[str, Raw]:
-    """An object's fields. Raises InvalidParameter, or Malformed."""
+    """The fields of an object. Raises InvalidParameter or MalformedRequest."""
     got = decode_value(raw)
     if not isinstance(got, dict):
         raise invalid_type_error(at, "an object", got)
@@ -296,7 +296,7 @@ def as_object(raw: Raw, at: str) -> dict[str, Raw]:
 
 
 def as_array(raw: Raw, at: str) -> list[Raw]:
-    """An array's items. Raises InvalidParameter, or Malformed."""
+    """The items of an array. Raises InvalidParameter or MalformedRequest."""
     got = decode_value(raw)
     if not isinstance(got, list):
         raise invalid_type_error(at, "an array", got)
@@ -304,7 +304,7 @@ def as_array(raw: Raw, at: str) -> list[Raw]:
 
 
 def as_text(fields: Mapping[str, Raw], name: str, at: str) -> str:
-    """A required string of an object at ``at``. Raises InvalidParameter."""
+    """A required string of the object at ``at``. Raises InvalidParameter."""
     raw = null_to_none(fields.get(name))
     where = f"{at}.{name}" if at else name
     if raw is None:
@@ -316,12 +316,12 @@ def as_text(fields: Mapping[str, Raw], name: str, at: str) -> str:
 
 
 def as_optional_text(fields: Mapping[str, Raw], name: str, at: str) -> str | None:
-    """A string of an object at ``at``, or None. Raises InvalidParameter."""
+    """A string of the object at ``at``, or None. Raises InvalidParameter."""
     return None if null_to_none(fields.get(name)) is None else as_text(fields, name, at)
 
 
 def as_optional_bool(fields: Mapping[str, Raw], name: str, at: str) -> bool | None:
-    """A boolean of an object at ``at``, or None. Raises InvalidParameter."""
+    """A boolean of the object at ``at``, or None. Raises InvalidParameter."""
     raw = null_to_none(fields.get(name))
     if raw is None:
         return None

@@ -18,7 +18,7 @@ DONE_EVENT = b"data: [DONE]\n\n"
 MAX_UNARY_BYTES = 1 << 28
 """Largest unary response body, in bytes."""
 match_plain_event: Final = re.compile(rb"data: (.*+)(?<!\r)\n\n").match
-"""Finds the whole event at a place, if it is one line ``data: ...``; its group is the data."""
+"""Matches a complete event at a position, if it is one line ``data: ...``; group 1 is the data."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -32,7 +32,7 @@ def collect_events(
 ) -> tuple[list[Event], GatewayError | None]:
     """The events that ``read`` adds for each payload, up to the error that ends them.
 
-    The error is to be told when the events before it are passed on. Raises it where there are none.
+    The caller raises the error after it forwarded the events. Raises it at once without events.
     """
     events: list[Event] = []
     try:

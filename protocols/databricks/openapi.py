@@ -112,7 +112,10 @@ _LISTING_OPERATIONS: Mapping[str, tuple[str, Schema]] = {
     "endpoints": ("List the endpoints.", ref("ServingEndpointList")),
     "endpoint": ("Describe one endpoint.", ref("ServingEndpoint")),
     "models": ("List the endpoints as models.", ref("DatabricksModelList")),
-    "config": ("Describe the host; all fields are optional, and a gateway has none.", object_of({})),
+    "config": (
+        "Describe the host; all fields are optional, and a gateway has none.",
+        object_of({}),
+    ),
 }
 
 
