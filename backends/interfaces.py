@@ -1,4 +1,4 @@
-"""What belongs to one exchange and not to the client's request."""
+"""Interfaces of backends, and the context of one request: deadline, timeouts, observers."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from protocols.core.interfaces import Headers, UpstreamRequest
 
 
-# What looks on while an answer comes about. Nobody does, unless a request is to be explained.
+# --- observers ------------------------------------------------------------------------------------
 
 
 class WorkerCandidate(Struct, frozen=True, kw_only=True):
-    """A worker as one request finds it.
+    """The state of one worker during a worker selection.
 
-    ``state`` is ``up``, ``trial`` or ``out``. ``latency`` is in seconds to the first token.
-    ``can``: whether the request may go there now; ``full`` where no place is free, ``tried`` where
-    it failed at this request already. ``score`` is what the policy compares: None where it does
-    not look at the worker.
+    ``state`` is ``up``, ``trial`` or ``out``. ``latency`` is seconds to the first token.
+    ``availability``: whether the worker can take the request now; ``full`` if it is at its limit,
+    ``tried`` if it already failed for this request. ``score`` is the value that the load balancing
+    policy compares, None if the policy does not consider the worker.
     """
 
     url: str
@@ -45,12 +45,12 @@ class WorkerCandidate(Struct, frozen=True, kw_only=True):
 
 
 class WorkerSelection(Struct, frozen=True, kw_only=True):
-    """How a worker is chosen, just before one is. Times are in seconds.
+    """The inputs of a worker selection, just before it happens. Times are in seconds.
 
-    ``wins`` tells which score does, or that luck has a part in it. ``likely`` is the URL of the one
-    that would be taken now, "" where all are busy and the request waits. ``retries`` is how many
-    more workers may be asked, after the failures ``retried``, while no more than the part
-    ``budget`` of recent requests is asked again.
+    ``score_rule``: the worker with the least or the most score wins, or one is drawn at random.
+    ``expected_url`` is the worker that would be selected now, "" if all are busy and the request
+    queues. ``max_retries`` is the number of further attempts after ``retryable_failures``;
+    ``retry_budget`` is the largest share of recent requests that may be retried.
     """
 
     policy: str
@@ -67,45 +67,45 @@ class WorkerSelection(Struct, frozen=True, kw_only=True):
 
 
 class AttemptTrace(Protocol):
-    """Is told of the tries at one request, where these are to be told elsewhere."""
+    """Receives the attempts of one request, for tracing."""
 
     def set_request(self, request: "Request") -> None:
-        """What is asked of a target."""
+        """Set the request that the target gets."""
 
     def start_attempt(self, url: str) -> "Headers":
-        """A worker is asked; gives what it is told of the trace, in place of all it would be."""
+        """An attempt at a worker starts. Returns the trace headers to send to it."""
 
     def end_attempt(self, error: GatewayError | None) -> None:
-        """It is done with, and why if it failed. May be called again, for nothing."""
+        """The attempt ended, with its error if it failed. A second call has no effect."""
 
 
 class RequestObserver(Protocol):
-    """Is told what a backend does for one request. It may raise, to end the request there."""
+    """Receives the steps of one request in a backend. It may raise to end the request."""
 
     @property
     def dry_run(self) -> bool:
-        """Nothing may be sent: ``chooses`` will end it."""
+        """Nothing may be sent: ``on_selection`` ends the request."""
 
     def on_selection(self, choice: WorkerSelection, wire: "UpstreamRequest") -> None:
-        """A worker is about to be chosen; ``wire`` is what the likely one would get."""
+        """A worker is about to be selected; ``wire`` is the request for the expected one."""
 
     def on_send(self, url: str, wire: "UpstreamRequest") -> None:
-        """A worker is asked."""
+        """The request is sent to a worker."""
 
     def on_failure(self, url: str, error: GatewayError) -> None:
-        """It failed before its answer began."""
+        """The attempt failed before the response started."""
 
 
 class Deadline:
-    """The one moment by which an exchange must be over; whoever waits takes what remains of it."""
+    """The time by which a request must be complete, shared by everything that waits for it."""
 
     __slots__ = ("_clock", "expires_at")
 
     def __init__(self, clock: Clock, seconds: float, since: float | None = None) -> None:
-        """``since``: from when on, by the clock; None: from now."""
+        """``seconds`` count from ``since``, a time of ``clock``; None means now."""
         self._clock = clock
         self.expires_at = (clock() if since is None else since) + seconds
-        """When that is, by the clock."""
+        """Time of expiry, in seconds of the clock."""
 
     def remaining(self, limit: float | None = None) -> float:
         """Seconds left, at most ``limit``. Raises DeadlineExceeded when there are none."""
@@ -115,7 +115,10 @@ class Deadline:
         return left if limit is None or left < limit else limit
 
     def expiry_within(self, seconds: float) -> float:
-        """The moment in so many seconds, or its own if that is sooner; raises as ``remaining``."""
+        """The time in ``seconds`` from now, or ``expires_at`` if sooner.
+
+        Raises DeadlineExceeded as ``remaining`` does.
+        """
         now, ends = self._clock(), self.expires_at
         if ends <= now:
             raise DeadlineExceeded("the request's time is up")
@@ -125,12 +128,12 @@ class Deadline:
         return ends
 
     def shorten(self, seconds: float) -> None:
-        """Let it end within ``seconds`` from now, if that is sooner."""
+        """Move ``expires_at`` to ``seconds`` from now, if that is sooner."""
         self.expires_at = min(self.expires_at, self._clock() + seconds)
 
 
 class Timeouts(Struct, frozen=True):
-    """Separate limits, in seconds; each also ends with the deadline."""
+    """Timeouts in seconds; the deadline bounds each of them."""
 
     connect: float = 2.0
     first_token: float = 60.0
@@ -139,113 +142,111 @@ class Timeouts(Struct, frozen=True):
 
 
 class RequestContext(Struct):
-    """One exchange: its id, its deadline and limits, and who asks."""
+    """The context of one request: id, deadline, timeouts, principal and observers."""
 
     id: str
     deadline: Deadline
     clock: Clock
     timeouts: Timeouts = Timeouts()
     principal: str | None = None
-    """The name of the key, never the key."""
+    """The name of the API key, never the key."""
     traceparent: str | None = None
-    """What the client said of its trace, which is passed on as it is."""
+    """The client's ``traceparent`` header, forwarded unchanged."""
     started_at: float = 0.0
-    """By ``clock``."""
+    """When the request started, by ``clock``."""
     observer: RequestObserver | None = None
-    """Who is to be told how the answer comes about."""
+    """Receives the steps of the request, if it is explained."""
     received_at: float = 0.0
-    """When the whole request was here, by ``clock``."""
+    """When the request was received completely, by ``clock``."""
     tracestate: str | None = None
     attempt_trace: AttemptTrace | None = None
-    """Who is to be told of the workers that are asked, and says what they are told instead."""
+    """Receives the attempts and supplies their trace headers, if the request is traced."""
     offload_to_thread: bool = False
-    """Whether the request is so large that reading and writing it would hold up all others: it is
-    then done in a thread."""
+    """Whether to encode and decode in a thread, because a large body would block the event loop."""
     preempt: Callable[[], None] | None = None
-    """Ends it, to make room for what a client waits for. Only a request for whose answer nobody
-    waits has this: it comes after all others, is sent to one worker, and says nothing of how well
-    that is."""
+    """Cancels the request to free capacity for clients. Only background requests such as shadow
+    traffic have it: they queue last, make one attempt and do not affect the worker's health."""
     first_attempt_at: float | None = None
-    """When a worker, or a place at one, was first asked for, by ``clock``."""
+    """When the first attempt was queued or sent, by ``clock``."""
 
 
 class Backend(Protocol):
-    """Something that answers a request."""
+    """Answers requests: a worker pool, a local model, or a script."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can take a request now."""
+        """Whether it can accept a request now."""
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """What it will not do of the request."""
+        """The parameters of the request that it cannot honour."""
 
     def stream(
         self, request: Request, context: RequestContext
     ) -> AsyncGenerator[Sequence[Event], None]:
-        """The events, in the batches in which they came about; ends with Done or raises.
+        """The events of the response, in batches; ends with StreamEnd or raises.
 
-        Closing the generator, or cancelling its task, stops the work at once.
+        Closing the generator, or cancelling its task, cancels the work at once.
         """
 
     async def start(self) -> None:
-        """Get ready; called once. Does not wait for workers that are down."""
+        """Start; called once. Does not wait for workers that are down."""
 
     async def aclose(self) -> None:
-        """Stop the work and let everything go."""
+        """Cancel all work and release all resources."""
 
 
 @runtime_checkable
 class SupportsWarmup(Protocol):
-    """What a backend may also be: one that takes a while, once started, until it is at its best."""
+    """A backend that needs time to warm up after its start."""
 
     async def warm_up(self) -> None:
-        """Wait until it is, or is as good as it will be now. Raises WorkerError if it never is."""
+        """Wait until it is warm, or cannot improve now. Raises WorkerError if it failed."""
 
 
 StreamItem = tuple[bytes | None, Sequence[Event]]
-"""Some events, with their bytes in the client's dialect where a worker wrote them already."""
+"""Events, and their bytes in the client's protocol if a worker encoded them already."""
 StreamItems = AsyncGenerator[StreamItem, None]
 EventBatches = AsyncGenerator[Sequence[Event], None]
 EventSink = Callable[[bytes | None, Sequence[Event]], bool]
-"""Takes such a batch, at once; whether it takes another before anything else is done."""
+"""Accepts a batch at once. Returns whether it accepts another one directly."""
 
 
 @runtime_checkable
 class SupportsPush(Protocol):
-    """What a backend may also be: one that gives its events to who takes them at once."""
+    """A backend that can push events to a sink, without a generator step for each batch."""
 
     def stream_to(self, request: Request, context: RequestContext, take: EventSink) -> EventBatches:
-        """As ``answer``; ``take`` may get batches at once, until it is full: then one is empty."""
+        """As ``stream``, but batches may go to ``take`` until it is full; an empty one follows."""
 
     async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
-        """All that ``answer`` gives. Cancelling its task stops the work at once."""
+        """The complete result of ``stream``. Cancelling the task cancels the work at once."""
 
 
 @runtime_checkable
 class PassthroughBackend(Protocol):
-    """What a backend may also be: one whose workers may speak the client's own dialect."""
+    """A backend whose workers may use the client's own protocol."""
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """See ``Relaying.relay``."""
+        """See ``SupportsPassthrough.prepare_passthrough``."""
 
     def stream_passthrough(
         self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
     ) -> StreamItems:
-        """The answer, as ``Backend.answer`` gives it; with ``take``, as ``Pouring.pour`` does."""
+        """The response, as of ``Backend.stream``; with ``take``, as of ``stream_to``."""
 
     async def collect_passthrough(
         self, relay: PassthroughRequest, context: RequestContext
     ) -> Sequence[StreamItem]:
-        """The same of an answer in one piece. Cancelling its task stops the work at once."""
+        """The complete response. Cancelling the task cancels the work at once."""
 
 
 @runtime_checkable
 class ExplainsSelection(Protocol):
-    """What a backend may also be: one that tells ``Context.watch`` before it asks a worker."""
+    """A backend that calls ``RequestContext.observer`` before it selects a worker."""
 
     explains_selection: bool
     """Always true."""
@@ -253,7 +254,7 @@ class ExplainsSelection(Protocol):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What a backend may also be: one that tells how its model cuts a text."""
+    """A backend that can tokenize text."""
 
     async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
-        """The tokens of ``text``, and those that the model puts around it. May be cancelled."""
+        """The tokens of ``text``, with the model's special tokens. May be cancelled."""

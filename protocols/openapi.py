@@ -1,11 +1,14 @@
-"""Requests and answers as JSON Schema, from what reads and writes them: rows, structs, refusals.
+"""JSON Schemas of requests and responses, built from parameter tables, structs and errors.
 
-A dialect puts these together to tell of itself (``protocols.core.interfaces.OpenApiProvider``)::
+An adapter combines these for ``protocols.core.interfaces.OpenApiProvider``::
 
     operation = {
         "summary": "…",
-        "requestBody": body(record({"prompt": TEXT, **rows(TABLE)}, "prompt")),
-        "responses": {"200": answer(ref("Answer")), **refusals(STATUSES, ref("Error"))},
+        "requestBody": build_request_body(object_of({"prompt": STRING, **build_properties(TABLE)})),
+        "responses": {
+            "200": build_response(ref("Response")),
+            **build_error_responses(STATUSES, ref("Error")),
+        },
     }
 """
 
@@ -36,12 +39,12 @@ NULL: Schema = {"type": "null"}
 
 
 def build_properties(table: Iterable[Param]) -> dict[str, Schema]:
-    """The properties that the rows of a table read."""
+    """The properties of a table's rows."""
     return {param.wire: build_param_schema(param) for param in table}
 
 
 def build_param_schema(param: Param) -> Schema:
-    """What one row takes."""
+    """The schema of one parameter."""
     found = _TYPE_SCHEMAS[param.type](param)
     if param.disabled_values:
         found = {"anyOf": [found, {"enum": list(param.disabled_values)}]}
@@ -96,7 +99,7 @@ _TYPE_SCHEMAS: Mapping[ParamType, Callable[[Param], Schema]] = {
 
 
 def nullable(schema: Schema) -> Schema:
-    """This, or null."""
+    """This schema, or null."""
     return {"anyOf": [schema, NULL]}
 
 
@@ -116,7 +119,7 @@ def map_of(values: Schema, **limits: Any) -> Schema:
 
 
 def object_of(properties: Mapping[str, Schema], *required: str, more: bool = True) -> Schema:
-    """An object; ``more``: it may have other properties, too."""
+    """An object; ``more`` allows further properties."""
     found: Schema = {"type": "object", "properties": dict(properties)}
     if required:
         found["required"] = list(required)
@@ -126,14 +129,14 @@ def object_of(properties: Mapping[str, Schema], *required: str, more: bool = Tru
 
 
 def ref(name: str) -> Schema:
-    """A component of this dialect's own."""
+    """A reference to a component of the same adapter."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def build_struct_schemas(*types: type[Struct]) -> dict[str, Schema]:
-    """Wire structs and all within them, by name.
+    """Schemas of wire structs and of the structs within them, by class name.
 
-    A field with a default is always written, and so required; one that may be unset is not.
+    A field with a default is always written and therefore required; one that may be unset is not.
     """
     _, found = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     for schema in found.values():
@@ -150,24 +153,24 @@ def build_struct_schemas(*types: type[Struct]) -> dict[str, Schema]:
 
 
 _UNLISTED_ERRORS = (ClientDisconnected, MethodNotAllowed)
-"""Of what no client of an operation is told."""
+"""Errors that no client of an operation receives."""
 
 
 def build_request_body(schema: Schema) -> Schema:
-    """A request's body, which must be there."""
+    """A required request body."""
     return {"required": True, "content": {JSON_CONTENT_TYPE: {"schema": schema}}}
 
 
 def build_response(schema: Schema | None, event: Schema | None = None) -> Schema:
-    """The answer of an operation: whole, streamed as events whose data is ``event``, or either."""
+    """A response: unary, a stream of events with data ``event``, or both."""
     content = {} if schema is None else {JSON_CONTENT_TYPE: {"schema": schema}}
     if event is not None:
         content[SSE_CONTENT_TYPE] = {"schema": object_of({"data": event}, "data")}
-    return {"description": "The answer.", "content": content}
+    return {"description": "The response.", "content": content}
 
 
 def build_event_data(schema: Schema, *others: str) -> Schema:
-    """The data of an event: JSON, or one of the ``others`` as it stands."""
+    """The data of an event: JSON, or one of the literal texts ``others``."""
     told = {"type": "string", "contentMediaType": JSON_CONTENT_TYPE, "contentSchema": schema}
     return {"anyOf": [*({"const": other} for other in others), told]} if others else told
 
@@ -175,7 +178,7 @@ def build_event_data(schema: Schema, *others: str) -> Schema:
 def build_error_responses(
     statuses: Iterable[tuple[type[GatewayError], int]], schema: Schema
 ) -> Schema:
-    """The responses that tell of errors; each status says what may have gone wrong."""
+    """The error responses by status; the description lists the possible errors."""
     meanings: dict[int, list[str]] = {}
     for kind, status in statuses:
         if kind not in _UNLISTED_ERRORS:

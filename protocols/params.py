@@ -1,7 +1,7 @@
-"""Scalar parameters by table: one row says how a parameter is called, read, checked and written.
+"""Scalar parameters as tables: a row defines a parameter's name, type, range and default.
 
-A dialect declares its rows once. From them come the reading of a client's request, the writing of a
-worker's request, the report of what a pair of dialects loses, and the reference pages.
+Each protocol declares its rows once. They drive the decoding of client requests, the encoding of
+worker requests, the loss report of a pair of protocols, and the reference pages.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ from protocols.core.request import SECTIONS
 from protocols.json_body import decode_value
 
 ParamType = Literal["int", "strict int", "float", "bool", "str", "strings", "string list", "ints"]
-"""``int`` also takes 5.0; ``strings`` is one string or a list; the others are what they say."""
+"""``int`` accepts 5.0, too; ``strings`` is one string or a list of strings."""
 
 _UNSET: Any = msgspec.UNSET
 _CACHE_SIZE: Final = 128
-"""Sets of names, for each table: most requests set the same few fields."""
+"""Cached sets of names for each table: most requests set the same few fields."""
 _NUMBER_TYPES = (int, float)
-"""Without bool, which is a number to Python and none to JSON."""
+"""Without bool, which is a number in Python but not in JSON."""
 
 
 class Param(Struct, frozen=True, kw_only=True):
@@ -47,41 +47,41 @@ class Param(Struct, frozen=True, kw_only=True):
     min_items: int = 0
     max_items: int | None = None
     nullable: bool = True
-    """Whether ``null`` is taken, as if the field were absent."""
+    """Whether ``null`` is accepted and means that the field is absent."""
     default: Any = None
     loss_reason: LossReason | None = None
-    """Set on a worker's row where it carries the field only in part."""
+    """Set on a worker's row if the worker supports the parameter only partly."""
     description: str = ""
 
 
 @runtime_checkable
 class ParamTableProvider(Protocol):
-    """A dialect that shows what it reads from clients: for the reference pages.
+    """An adapter that lists the parameters of its clients, for the reference pages.
 
-    ``tables`` holds the rows by the ``Endpoint.variant`` whose requests they are; words after a
-    comma tell apart what one variant reads in several ways.
+    ``param_tables`` has the rows by ``Endpoint.operation``; words after a comma distinguish several
+    forms of one operation.
     """
 
     param_tables: Mapping[str, tuple[Param, ...]]
 
 
 _PositionedParams = dict[str, list[tuple[int, Param]]]
-"""Rows by a name, each with its place in its table."""
+"""Rows by name, each with its position in the table."""
 
 
 class ParamIndex(_PositionedParams):
-    """Rows by a name, and which they are for several."""
+    """Rows by name, with a cached lookup of several names."""
 
     __slots__ = ("select_params",)
 
     select_params: Callable[[tuple[str, ...]], Sequence[Param]]
-    """The rows that have one of these names, in their table's order.
+    """The rows with one of these names, in the table's order.
 
-    What is asked is remembered: names are not to be a client's own inventions.
+    Results are cached: only pass names of rows, never arbitrary names of a client.
     """
 
     def __init__(self, key: Literal["wire", "field"], rows: Iterable[Param]) -> None:
-        """``key``: what of a row names it."""
+        """``key`` is the attribute of a row that names it."""
         places: _PositionedParams = {}
         for place, row in enumerate(rows):
             places.setdefault(getattr(row, key), []).append((place, row))
@@ -95,13 +95,13 @@ def _select_ordered(places: _PositionedParams, names: tuple[str, ...]) -> Sequen
 
 
 class ParamTable(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of a tuple can have slots
-    """Rows in their order, each to be found by its wire name and by its field."""
+    """Rows in order, indexed by wire name and by field."""
 
     by_wire: ParamIndex
     by_field: ParamIndex
 
     def __new__(cls, *rows: Param) -> Self:
-        """The table of these rows."""
+        """Create the table of these rows."""
         made = super().__new__(cls, rows)
         made.by_wire = ParamIndex("wire", rows)
         made.by_field = ParamIndex("field", rows)
@@ -109,18 +109,18 @@ class ParamTable(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of 
 
 
 def select_by_wire(table: ParamTable, fields: Iterable[str]) -> Sequence[Param]:
-    """The rows of what a client sent, in the table's order."""
+    """The rows of the fields that a client sent, in the table's order."""
     rows = table.by_wire
     return rows.select_params(tuple([name for name in fields if name in rows]))
 
 
 def select_by_field(table: ParamTable, said: Iterable[str]) -> Sequence[Param]:
-    """The rows of what a request has ``said``, in the table's order."""
+    """The rows of the paths that a request has set, in the table's order."""
     return table.by_field.select_params(tuple(said))
 
 
 class ParsedParams(dict[str, Any]):
-    """What was read: values by path, and the wire names that the client gave."""
+    """Decoded values by path, and the wire names that the client sent."""
 
     __slots__ = ("provided_fields",)
 
@@ -158,9 +158,9 @@ _SECTION_FIELDS: Mapping[str, tuple[str, str]] = {
 
 
 def read_params(table: ParamTable, fields: Mapping[str, Raw], *, at: str = "") -> ParsedParams:
-    """The parameters of ``table`` found in ``fields``, in the table's order.
+    """Decode the parameters of ``table`` in ``fields``, in the table's order.
 
-    ``at`` is put before a name in a complaint. Raises InvalidParameter for the first wrong one,
+    ``at`` is a prefix of names in error texts. Raises InvalidParameter for the first invalid one,
     with the row as ``expected``.
     """
     values = ParsedParams()
@@ -170,12 +170,12 @@ def read_params(table: ParamTable, fields: Mapping[str, Raw], *, at: str = "") -
 
 
 def read_param(param: Param, raw: Raw, into: ParsedParams, *, at: str = "") -> None:
-    """Read one parameter as it was sent. Raises InvalidParameter; see ``read``."""
+    """Decode one parameter into ``into``. Raises InvalidParameter; see ``read_params``."""
     store_param(param, decode_value(raw), into, at=at)
 
 
 def store_param(param: Param, got: Any, into: ParsedParams, *, at: str = "") -> None:
-    """Read one parameter from its JSON value. Raises InvalidParameter; see ``read``."""
+    """Store one decoded parameter in ``into``. Raises InvalidParameter; see ``read_params``."""
     if got is None and param.nullable:
         return
     got = check_param(param, got, at=at)
@@ -185,7 +185,7 @@ def store_param(param: Param, got: Any, into: ParsedParams, *, at: str = "") -> 
 
 
 def check_param(param: Param, got: Any, *, at: str = "") -> Any:
-    """``got`` as the row's type. Raises InvalidParameter."""
+    """``got`` converted to the row's type. Raises InvalidParameter."""
     converted = _convert(param, got)
     if converted is _UNSET:
         raise _build_error(param, "type", got, f"must be {_EXPECTED_TEXTS[param.type]}", at)
@@ -256,7 +256,7 @@ _JSON_TYPES: Mapping[ParamType, type] = {
     "bool": bool,
     "str": str,
 }
-"""What JSON gives for the types that need no conversion."""
+"""The Python type of JSON values that need no conversion."""
 
 
 def _convert(param: Param, got: Any) -> Any:
@@ -290,7 +290,7 @@ def _to_float(got: int) -> Any:
 
 
 def write_params(table: ParamTable, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``table`` for what is ``said`` in a request, clamped to the rows' ranges."""
+    """Worker fields of ``table`` for the values ``said``, clamped to the rows' ranges."""
     written = {}
     for row in select_by_field(table, said):
         if row.loss_reason == "dropped":
@@ -307,7 +307,7 @@ def write_params(table: ParamTable, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clamp_value(row: Param, got: Any) -> Any:
-    """The value as it is written, within the row's range."""
+    """The value for a worker, clamped to the row's range."""
     kind = type(got)
     if kind in _NUMBER_TYPES:
         if row.minimum is not None and got < row.minimum:
@@ -324,5 +324,5 @@ def build_parameter_support(table: Iterable[Param]) -> dict[str, ParameterSuppor
 
 
 def map_field_names(table: Iterable[Param]) -> dict[str, str]:
-    """The wire name of each path, for reports."""
+    """The wire name of each path, for loss reports."""
     return {p.field: p.wire for p in table}

@@ -1,7 +1,7 @@
-"""One prompt made of a conversation, for workers that take text alone.
+"""Renders a conversation as one prompt, for workers that accept only text.
 
-A model's own template does it where there is one. Without it, what a lone user said is the prompt
-as it stands, and a conversation becomes plain lines::
+The model's chat template does this if there is one. Otherwise a single user message is the prompt
+unchanged, and a longer conversation becomes plain lines::
 
     System: Be brief.
     User: Hi
@@ -42,13 +42,14 @@ _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     VideoPart: "videos",
     FilePart: "files",
 }
-"""What no text can hold."""
+"""Content parts that text cannot represent."""
 
 
 def build_prompt(request: GenerationRequest, renderer: PromptRenderer | None) -> str:
-    """The text for the model: of a conversation, or the first prompt.
+    """The prompt text: the rendered conversation, or the first prompt.
 
-    Raises Unsupported for token ids, and ClientError when the model's template refuses.
+    Raises UnsupportedFeature for token ids, and ClientError if the chat template rejects the
+    messages.
     """
     if _is_raw(request):
         return _read_prompt_text(request)
@@ -65,9 +66,10 @@ def build_prompt(request: GenerationRequest, renderer: PromptRenderer | None) ->
 def find_prompt_losses(
     request: GenerationRequest, renderer: PromptRenderer | None, names: Mapping[str, str]
 ) -> tuple[UnsupportedParameter, ...]:
-    """What the prompt can't tell of the conversation; ``names`` as from ``Dialect.names``.
+    """The losses of a conversation rendered as a prompt.
 
-    It judges the paths of ``carries``, which a table of what the worker takes has to hold, too.
+    ``names`` is the result of ``ClientAdapter.field_names``. A worker's table must also have the
+    paths of ``build_prompt_support``, whose losses are reported here.
     """
     kinds = set()
     for message in request.messages:
@@ -95,7 +97,7 @@ def find_prompt_losses(
 
 
 def build_prompt_support(renderer: PromptRenderer | None) -> dict[str, ParameterSupport]:
-    """What becomes part of the prompt, or is told of by ``rendering_losses``."""
+    """Paths that are part of the prompt, or reported by ``find_prompt_losses``."""
     carried = ("tools", "templating.continue_final", "templating.add_generation_prompt")
     arguments = () if renderer is None else ("templating.arguments",)
     return {path: ParameterSupport("") for path in (*carried, *arguments)}
@@ -113,7 +115,7 @@ def _read_prompt_text(request: GenerationRequest) -> str:
 
 
 def _to_conversation(request: GenerationRequest) -> GenerationRequest:
-    """The request with a prompt that is to be wrapped as what a user said."""
+    """The request with its prompt as a user message."""
     if request.messages:
         return request
     said = Message("user", (TextPart(_read_prompt_text(request)),))
@@ -131,7 +133,7 @@ def _format_conversation(request: GenerationRequest) -> str:
 
 
 def _format_message(message: Message) -> str:
-    """The text of a message; a call reads as in a program."""
+    """The text of a message; a tool call looks like a function call."""
     texts = [part.text for part in message.parts if isinstance(part, TextPart | RefusalPart)]
     calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
     return "\n".join(filter(None, ("".join(texts), *calls)))

@@ -1,4 +1,4 @@
-"""Reading workers' answers: streams and whole ones, to conversations and completions."""
+"""Decodes workers' responses, streaming and unary, to chat and completion requests."""
 
 import base64
 import binascii
@@ -31,18 +31,18 @@ from protocols.core.events import (
 )
 from protocols.core.request import GenerationRequest
 
-# What workers send, read as generously as real workers need it: any key may be missing or null.
+# Real workers vary, so any key may be missing or null.
 
 
 class WireTokensDetails(Struct, gc=False):
-    """Of prompt or completion tokens."""
+    """Details of prompt or completion tokens."""
 
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
 
 
 class WireUsage(Struct, gc=False):
-    """Usage, wherever it stands."""
+    """The usage object."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -52,14 +52,14 @@ class WireUsage(Struct, gc=False):
 
 
 class WireFunction(Struct, gc=False):
-    """A call's function, or a piece of it; arguments may come as an object."""
+    """The function of a tool call, or a delta of it; arguments may be an object."""
 
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
 
 
 class WireToolCall(Struct, gc=False):
-    """A tool call, or a piece of one."""
+    """A tool call, or a delta of one."""
 
     index: int | None = None
     id: str | None = None
@@ -68,7 +68,7 @@ class WireToolCall(Struct, gc=False):
 
 
 class WireDelta(Struct, gc=False):
-    """A message, or a piece of one."""
+    """A message, or a delta of one."""
 
     content: str | list[dict[str, Any]] | None = None
     reasoning_content: str | None = None
@@ -79,7 +79,7 @@ class WireDelta(Struct, gc=False):
 
 
 class WireTokenLogprob(Struct, gc=False):
-    """A token of a conversation's answer."""
+    """The log probability of a token in a chat response."""
 
     token: str
     logprob: float | None = None
@@ -88,7 +88,7 @@ class WireTokenLogprob(Struct, gc=False):
 
 
 class WireLogprobs(Struct, gc=False):
-    """Both forms: of conversations (``content``), and of completions (columns)."""
+    """Log probabilities in both forms: of chat (``content``) and of completions (columns)."""
 
     content: list[WireTokenLogprob] | None = None
     refusal: list[WireTokenLogprob] | None = None
@@ -98,7 +98,7 @@ class WireLogprobs(Struct, gc=False):
 
 
 class WireChoice(Struct, gc=False):
-    """A choice, whole or in pieces."""
+    """A choice, complete or as a delta."""
 
     index: int | None = None
     delta: WireDelta | None = None
@@ -112,7 +112,7 @@ class WireChoice(Struct, gc=False):
 
 
 class WireResponse(Struct, gc=False):
-    """An answer, or a chunk of one."""
+    """A unary response, or a chunk of a stream."""
 
     id: Any = None
     created: Any = None
@@ -131,7 +131,7 @@ class WireEmbedding(Struct):
 
 
 class WireEmbeddingResponse(Struct):
-    """An answer to a request for embeddings."""
+    """A response to an embeddings request."""
 
     data: list[WireEmbedding]
     model: Any = None
@@ -145,12 +145,12 @@ decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
 
 
 def read_text(got: Any) -> str | None:
-    """This, if it is a text."""
+    """The value, if it is a string."""
     return got if isinstance(got, str) else None
 
 
 def read_metadata(wire: WireResponse) -> ResponseMetadata:
-    """What the worker calls itself and its answer."""
+    """The worker's own metadata of the response."""
     return ResponseMetadata(
         read_text(wire.model),
         read_text(wire.system_fingerprint),
@@ -160,7 +160,7 @@ def read_metadata(wire: WireResponse) -> ResponseMetadata:
 
 
 def read_usage(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
-    """What the worker counted, or None where it did not."""
+    """The usage reported by the worker, or None."""
     if usage.prompt_tokens is None or (usage.completion_tokens is None and not embeds):
         return None
     prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
@@ -174,9 +174,9 @@ def read_usage(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
 
 
 def split_token_count(choices: Sequence[WireChoice], tokens: int) -> list[int]:
-    """How many tokens each choice of a whole answer has: usage tells only their sum.
+    """Tokens of each choice of a unary response; usage reports only their sum.
 
-    Each has its part of it by the length of its text.
+    The sum is divided in proportion to the lengths of the texts.
     """
     if len(choices) == 1:
         return [tokens]
@@ -194,7 +194,7 @@ def _read_choice_text(choice: WireChoice) -> str:
 def read_choice_end(
     wire: WireChoice, reason: FinishReason, index: int, stops: Sequence[int]
 ) -> ChoiceEnd:
-    """The end of a choice; ``stops`` are the ids of tokens that it may stop at."""
+    """The end of a choice; ``stops`` are the ids of the request's stop tokens."""
     stop = wire.stop_reason if wire.stop_reason is not None else wire.matched_stop
     if reason != "eos":
         return ChoiceEnd(reason, index, stop if isinstance(stop, str) else None)
@@ -204,7 +204,7 @@ def read_choice_end(
 
 
 def read_logprobs(logprobs: WireLogprobs | None) -> tuple[TokenLogprob, ...]:
-    """Either form, as ours."""
+    """Internal log probabilities of either form."""
     if logprobs is None:
         return ()
     if logprobs.content or logprobs.refusal:
@@ -243,7 +243,7 @@ def _read_completion_logprobs(
 
 
 def count_echoed_tokens(prompt: str, logprobs: Sequence[TokenLogprob]) -> int:
-    """How many of the first tokens are the prompt's."""
+    """The number of leading tokens that belong to the prompt."""
     at, count = 0, 0
     while count < len(logprobs) and at < len(prompt):
         at += len(logprobs[count].token)
@@ -256,7 +256,7 @@ def _read_logprob(logprob: float | None) -> float:
 
 
 def _read_token_bytes(token: str, data: list[int] | None) -> bytes | None:
-    """A token's bytes, where its text does not say them."""
+    """A token's bytes, if its text does not represent them."""
     if data is None or any(not 0 <= byte <= 255 for byte in data):  # noqa: PLR2004 - a byte
         return None
     found = bytes(data)
@@ -266,7 +266,7 @@ def _read_token_bytes(token: str, data: list[int] | None) -> bytes | None:
 def read_content_parts(
     content: Sequence[Mapping[str, Any]], index: int, events: list[Event]
 ) -> str:
-    """The text of a content that is a list; its thoughts become events."""
+    """The text of a content list; its reasoning parts become events."""
     texts = []
     for part in content:
         match part:
@@ -305,7 +305,7 @@ def decode_embedding(wire: list[float] | str) -> tuple[float, ...]:
         raise WorkerFailed("The worker's vector can't be read.") from e
 
 
-# Tool calls in workers' answers, put in order: pieces without an index, an id or a name.
+# Tool call deltas of workers may lack an index, an id or a name.
 
 _encode = msgspec.json.Encoder().encode
 
@@ -316,13 +316,13 @@ class _PartialToolCall:
     def __init__(self) -> None:
         self.id: str | None = None
         self.call_index: int | None = None
-        """Its place in the choice, once it has a name."""
+        """Its position in the choice, once its name is known."""
         self.pending_arguments = ""
         """Arguments that came before the name."""
 
 
 class ToolCallAssembler:
-    """The tool calls of one choice."""
+    """Orders the tool calls of one choice."""
 
     def __init__(self, index: int) -> None:
         self._choice_index = index
@@ -330,7 +330,7 @@ class ToolCallAssembler:
         self._started_count = 0
 
     def read_delta(self, delta: WireDelta) -> list[Event]:
-        """The events of the calls in a message, or in a piece of one."""
+        """The events of the calls in a message or delta."""
         events: list[Event] = []
         for position, wire in enumerate(delta.tool_calls or ()):
             self._read_fragment(self._find_key(wire, position), wire, events)
@@ -340,16 +340,16 @@ class ToolCallAssembler:
 
     @property
     def started_count(self) -> int:
-        """How many have a name."""
+        """The number of calls with a name."""
         return self._started_count
 
     def close(self) -> None:
-        """The choice has ended. Raises StreamBroken for a call that never got a name."""
+        """End the choice. Raises StreamBroken for a call without a name."""
         if self._calls and any(call.call_index is None for call in self._calls.values()):
             raise StreamBroken("The worker called a tool without its name.")
 
     def _find_key(self, wire: WireToolCall, position: int) -> int:
-        """Which call a piece belongs to: by its index, else by its id, else the place it has."""
+        """The call of a delta: by index, else by id, else by position."""
         if wire.index is not None:
             return wire.index
         if wire.id:
@@ -383,7 +383,7 @@ class ToolCallAssembler:
 
 
 def _read_function(wire: WireToolCall) -> tuple[str, str]:
-    """The name and the arguments in a piece."""
+    """The name and the arguments in a delta."""
     function = wire.function
     if function is None and wire.custom is not None:
         name, text = wire.custom.get("name"), wire.custom.get("input")
@@ -409,12 +409,12 @@ WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
     "content_filter": "content_filter",
     "invalid flag": None,
 }
-"""By their names, of which some are those of workers akin; None is a failure of the worker."""
+"""Finish reasons by wire name, including those of related workers; None is a worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
 
 
 class _ChoiceState:
-    """What is known of one choice so far."""
+    """The state of one choice."""
 
     __slots__ = ("index", "is_ended", "pending_prompt", "tool_calls")
 
@@ -426,11 +426,12 @@ class _ChoiceState:
 
 
 class GenerationDecoder:
-    """Reads the answer to a GenerateRequest, as a stream of events or as one JSON body.
+    """Decodes the response to a GenerationRequest, as a stream or as one JSON body.
 
-    Which of the two it is shows in the first byte: see ``sse.Body``. ``echoes``: the worker was
-    asked to give the prompt back. ``complaint`` raises what a body that is no answer tells of.
-    ``ends_calls``: the stream's end also ends a choice that called a tool and tells no reason.
+    The first byte decides which: see ``sse.ResponseBodyReader``. ``echoes``: the worker was asked
+    to return the prompt. ``complaint`` raises the error in a body that is no response.
+    ``ends_calls``: the end of the stream also ends a choice that called a tool and has no finish
+    reason.
     """
 
     def __init__(
@@ -462,9 +463,9 @@ class GenerationDecoder:
         return events
 
     def read_event(self, payload: bytes, events: list[Event]) -> None:
-        """Read the data of one event of a stream of which no part of another was fed before.
+        """Decode the data of one complete event.
 
-        Raises at once what ``feed`` would raise behind what was there before.
+        Raises at once what ``feed`` would raise after the events before it.
         """
         self._body_reader.is_detected = True
         before = len(events)
@@ -510,7 +511,7 @@ class GenerationDecoder:
         events += self._build_end_events()
 
     def _end_tool_calling_choices(self) -> list[Event]:
-        """The ends of the choices whose last word was a call."""
+        """End the choices whose last event was a tool call."""
         ended: list[Event] = []
         for index, choice in self._choices.items():
             if not choice.is_ended and choice.tool_calls.started_count:
@@ -524,7 +525,7 @@ class GenerationDecoder:
         return ended == len(self._choices) and ended >= self._request.choice_count
 
     def _count_ended(self) -> int:
-        """How many choices are over."""
+        """The number of ended choices."""
         return len([True for choice in self._choices.values() if choice.is_ended])
 
     def _build_end_events(self) -> list[Event]:
@@ -566,7 +567,7 @@ class GenerationDecoder:
         self._add_usage(usage, events)
 
     def _is_text(self, wire: WireResponse, choice: WireChoice, events: list[Event]) -> bool:
-        """Tell what a chunk says that holds a piece of text alone, as most do; whether it does."""
+        """Decode a chunk that only has a piece of text, as most do; returns whether it was one."""
         known = self._choices.get(choice.index or 0)
         if (
             known is None
@@ -588,7 +589,7 @@ class GenerationDecoder:
         return True
 
     def _add_usage(self, usage: Usage | None, events: list[Event]) -> None:
-        """This is how much it was so far, where that is known."""
+        """Store the running usage, if the chunk has it."""
         if usage is not None:
             self._usage = usage
             if self._request.response_options.usage == "each":
@@ -607,7 +608,7 @@ class GenerationDecoder:
         return known
 
     def _find_echoed_prompt(self, index: int) -> str | None:
-        """The prompt that will come back in front of a choice."""
+        """The prompt that the worker will return before a choice."""
         prompts = self._request.prompts
         position = index // (self._request.n or 1)
         if not self._expects_echo or position >= len(prompts):
@@ -642,7 +643,7 @@ class GenerationDecoder:
     def _build_text_events(
         self, wire: WireChoice, choice: _ChoiceState, text: str, *, count: int
     ) -> list[Event]:
-        """The text, and before it the prompt where the worker gave it back."""
+        """The text, and before it the prompt if the worker returned it."""
         logprobs, ids = read_logprobs(wire.logprobs), tuple(wire.token_ids or ())
         if not text and not logprobs and not ids:
             return []

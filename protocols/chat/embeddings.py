@@ -1,4 +1,4 @@
-"""Answers to requests for embeddings, as they are written for clients and read from workers."""
+"""Embeddings responses, encoded for clients and decoded from workers."""
 
 import base64
 import struct
@@ -32,7 +32,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class EmbeddingItem(Struct):
-    """One input's vector: numbers, or base64 of little-endian float32."""
+    """The embedding of one input: numbers, or base64 of little-endian float32."""
 
     object: str
     index: int
@@ -40,7 +40,7 @@ class EmbeddingItem(Struct):
 
 
 class EmbeddingList(Struct):
-    """The whole answer; some of the family add an id."""
+    """The complete response; some protocols add an id."""
 
     object: str
     data: list[EmbeddingItem]
@@ -50,9 +50,9 @@ class EmbeddingList(Struct):
 
 
 class EmbeddingEncoder:
-    """Writes the answer to a request for embeddings, which is never a stream.
+    """Encodes the response to an embeddings request, which is never a stream.
 
-    ``id`` is added where given; ``model`` replaces the name that was asked for.
+    ``id`` is added if set; ``model`` replaces the requested name.
     """
 
     content_type: str = "application/json"
@@ -107,7 +107,7 @@ def _encode_base64(values: tuple[float, ...]) -> str:
 
 
 class EmbeddingDecoder:
-    """Reads the answer to an EmbedRequest."""
+    """Decodes the response to an EmbeddingRequest."""
 
     def __init__(
         self, request: EmbeddingRequest, *, complaint: Callable[[bytes], None] = raise_worker_error

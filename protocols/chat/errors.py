@@ -1,7 +1,7 @@
-"""Refusals in OpenAI's words: the only place here that knows HTTP statuses and error bodies.
+"""Error bodies in OpenAI's format, for clients and of workers, with their HTTP statuses.
 
-A family that answers in the same shape uses ``refuse`` and ``event`` as they are, or ``describe``
-to put status, type and code into a shape of its own.
+Protocols with this format use ``build_error_response`` and ``format_error_event``; others put
+status, type and code into a format of their own.
 """
 
 import re
@@ -47,7 +47,7 @@ _SERVER_ERROR = "server_error"
 
 
 class ErrorBody(Struct):
-    """What stands under ``error``. All four keys are always there."""
+    """The ``error`` object. All four keys are always present."""
 
     message: str
     type: str
@@ -89,11 +89,11 @@ _ERROR_ROWS: Mapping[type[GatewayError], _ErrorRow] = {
 _UNIVERSAL_PARAMS = frozenset(
     {"messages", "prompt", "input", "model", "n", "response_format", "tool_choice"}
 )
-"""Parameters every model has: where one is not supported, its value is meant."""
+"""Parameters that every model has: if one is unsupported, its value is the problem."""
 
 
 ERROR_STATUSES = tuple((cls, row.status) for cls, row in _ERROR_ROWS.items())
-"""The status of each class of errors."""
+"""The status of each error class."""
 
 
 def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
@@ -117,14 +117,14 @@ def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
 
 
 def build_error_response(error: GatewayError) -> HttpResponse:
-    """The answer that tells of an error before anything was sent."""
+    """The error response before the response has started."""
     status, body = build_error_body(error)
     headers = (("Content-Type", "application/json"), *_build_error_headers(error))
     return HttpResponse(status, _encode({"error": body}), headers)
 
 
 def format_error_event(error: GatewayError) -> bytes:
-    """The error as an event of a stream that has begun."""
+    """The error as an event of a stream that has started."""
     return sse.format_event(_encode({"error": build_error_body(error)[1]}))
 
 
@@ -254,7 +254,7 @@ def _shorten_value(got: Any) -> str:
     return str(got)[:64]
 
 
-# What a worker's error means. Its text is passed on only from known places, short and clean.
+# Errors of workers. Their texts are used only from known fields, cleaned and truncated.
 
 _decode = msgspec.json.Decoder().decode
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -269,7 +269,7 @@ _MAX_TEXT_LENGTH = 300
 
 
 class WorkerErrorBody(msgspec.Struct, frozen=True):
-    """What is known of a worker's error."""
+    """The fields of a worker's error."""
 
     text: str = ""
     code: str | int | None = None
@@ -278,14 +278,14 @@ class WorkerErrorBody(msgspec.Struct, frozen=True):
 
 
 WorkerErrorMapper = Callable[[int, WorkerErrorBody, float | None], GatewayError]
-"""What a fault means, by its status (0: told inside an answer) and the seconds to wait, if told."""
+"""Maps a worker's error by status (0: inside a response) and seconds to wait, if known."""
 
 
 def find_worker_error(got: Any) -> WorkerErrorBody | None:
-    """The error that a worker's JSON tells of, or None if it tells of none.
+    """The error in a worker's JSON, or None if there is none.
 
-    Known shapes: ``{"error": {...}}``, ``{"error": "text"}``, ``{"object": "error", "message"}``,
-    ``{"error_code", "message"}``, ``{"detail"}``, ``{"message", "code"}`` without an answer.
+    Known formats: ``{"error": {...}}``, ``{"error": "text"}``, ``{"object": "error", "message"}``,
+    ``{"error_code", "message"}``, ``{"detail"}``, ``{"message", "code"}`` without a response.
     """
     match got:
         case {"error": dict() as inner}:
@@ -318,7 +318,7 @@ def _read_error_object(inner: Mapping[str, Any]) -> WorkerErrorBody:
 
 
 def raise_worker_error(body: bytes, judge: WorkerErrorMapper | None = None) -> None:
-    """Raises what a body that is no answer tells of; returns if it tells of nothing."""
+    """Raise the error in a body that is no response; return if it has none."""
     try:
         found = find_worker_error(_decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -330,7 +330,7 @@ def raise_worker_error(body: bytes, judge: WorkerErrorMapper | None = None) -> N
 def read_worker_error(
     status: int, headers: Mapping[str, str], body: bytes, judge: WorkerErrorMapper | None = None
 ) -> GatewayError:
-    """What an answer of this status means. ``headers`` have lower-case names."""
+    """The error for a response of this status. ``headers`` have lower-case names."""
     try:
         found = find_worker_error(_decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -343,9 +343,9 @@ def read_worker_error(
 def map_worker_error(
     status: int, fault: WorkerErrorBody, retry_after: float | None = None
 ) -> GatewayError:
-    """The error of our own that a worker's stands for; its text is kept as a note for the log.
+    """Our error for a worker's error; the worker's text is kept for the log.
 
-    The plain ``Judge``.
+    The default ``WorkerErrorMapper``.
     """
     error = _map_status(status or find_error_status(fault), fault, retry_after)
     if fault.text and fault.text not in error.message:
@@ -382,7 +382,7 @@ def _map_status(status: int, fault: WorkerErrorBody, retry_after: float | None) 
 
 
 def find_error_status(fault: WorkerErrorBody) -> int:
-    """The status that an error without one stands for: inside a stream, or under 200."""
+    """The status of an error without one: inside a stream, or under 200."""
     shown = str(fault.code)
     code = int(shown) if shown.isascii() and shown.isdecimal() else 0
     if 400 <= code <= 599:  # noqa: PLR2004 - HTTP's errors
@@ -407,7 +407,7 @@ def _read_retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _format_validation_error(item: Any) -> str:
-    """One complaint of a validator."""
+    """One error of a validator."""
     if not isinstance(item, dict):
         return ""
     place = item.get("loc")

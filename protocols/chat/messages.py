@@ -1,13 +1,12 @@
-"""Conversations: reading ``messages`` from clients, and writing them for workers.
+"""Messages and content parts, decoded from clients and encoded for workers.
 
-A family reads with its own ``Rules`` and writes with its own ``Writing``::
+Each protocol has its own ``MessageRules`` and ``MessageStyle``::
 
-    RULES = Rules(roles=("system", "user", "assistant", "tool"), tool_turns=False)
+    RULES = MessageRules(roles=("system", "user", "assistant", "tool"))
     messages = read_messages(fields.get("messages"), RULES)
-    wire = write_messages(request.messages, Writing(parts="joined", absent=""))
 
-and says refusals in its own words from the error's ``param`` (``messages[0].role``), ``problem``
-and ``got``. Tools, tool_choice and response_format: ``protocols.chat.tools``.
+It writes error texts from the error's ``param`` (``messages[0].role``), ``problem`` and ``got``.
+Tools, tool_choice and response_format are in ``protocols.chat.tools``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,11 +37,11 @@ from protocols.core.request import (
 )
 from protocols.json_body import decode_value
 
-# The parts of a message's content: each kind read from a client, and written for a worker.
+# Content parts, decoded from clients and encoded for workers.
 
 
 def read_part(got: Any, at: str, allowed: tuple[str, ...]) -> tuple[ContentPart, ...]:
-    """One item of a content array, as the parts it stands for. Raises InvalidParameter."""
+    """The internal parts of one item of a content array. Raises InvalidParameter."""
     if not isinstance(got, dict):
         raise invalid_type_error(at, "an object", got)
     kind = read_string(got, "type", at)
@@ -149,7 +148,7 @@ def read_object_field(fields: Mapping[str, Any], name: str, at: str) -> Mapping[
 
 
 def write_part(part: ContentPart) -> dict[str, Any]:
-    """A part as an item of a content array. Thoughts are no content: give none."""
+    """A part as an item of a content array. Reasoning is no content: pass none."""
     match part:
         case ImagePart(url, detail):
             image = {"url": url} if detail is None else {"url": url, "detail": detail}
@@ -170,28 +169,28 @@ def write_part(part: ContentPart) -> dict[str, Any]:
 _encode = msgspec.json.Encoder().encode
 
 USER_PART_TYPES = ("text", "image_url", "input_audio", "file", "audio_url", "video_url")
-"""The part types of a user's message: OpenAI's, and the two that vLLM adds."""
+"""The part types of a user's message: those of OpenAI, and two that vLLM adds."""
 
 
 class MessageRules(Struct, frozen=True, kw_only=True):
-    """How strictly a conversation is read."""
+    """How strictly messages are read."""
 
     roles: tuple[str, ...] = ("system", "assistant", "user", "function", "tool", "developer")
     user_parts: tuple[str, ...] = USER_PART_TYPES
     assistant_parts: tuple[str, ...] = ("text", "refusal")
-    """``reasoning`` is known too, for those who allow it."""
+    """``reasoning`` is known, too, for protocols that allow it."""
     optional_content_roles: frozenset[str] = frozenset()
-    """Roles whose messages may always come without content."""
+    """Roles whose messages may always have no content."""
     requires_tool_results: bool = True
-    """Each call must be answered by a tool message, and each tool message answer a call."""
+    """Each tool call needs a tool message, and each tool message a call."""
     accepts_argument_objects: bool = False
-    """A call's arguments may be an object instead of its JSON text."""
+    """The arguments of a call may be an object instead of its JSON text."""
 
 
 DEFAULT_MESSAGE_RULES = MessageRules()
 _PLAIN_MESSAGE_KEYS: Final = {"role", "content"}
 _PLAIN_MESSAGE_ROLES: Final = ("system", "developer", "user", "assistant")
-"""The roles whose messages need no more than a text."""
+"""The roles whose messages need only a text."""
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ _PLAIN_MESSAGE_ROLES: Final = ("system", "developer", "user", "assistant")
 def read_messages(
     raw: Raw | None, rules: MessageRules = DEFAULT_MESSAGE_RULES
 ) -> tuple[Message, ...]:
-    """The conversation in a request's ``messages``. Raises InvalidParameter, or Unsupported."""
+    """The messages of a request. Raises InvalidParameter or UnsupportedFeature."""
     found = None if raw is None else decode_value(raw)
     if found is None:
         raise missing_error("messages")
@@ -219,9 +218,9 @@ def read_messages(
 
 
 def check_tool_results(messages: Sequence[Message]) -> None:
-    """Calls and their answers must match. Raises InvalidParameter, as a conflict.
+    """Check that tool calls and tool messages match. Raises InvalidParameter, as a conflict.
 
-    The older calls of functions, which have no id, need no answer.
+    Calls of the older functions have no id and need no tool message.
     """
     waiting: list[str] = []
     open_calls: set[str] = set()
@@ -256,7 +255,7 @@ def _missing_results_error(waiting: Iterable[str], place: int) -> InvalidParamet
 
 
 def _read_plain_message(got: Any, rules: MessageRules) -> Message | None:
-    """A message that is a role and a text and nothing else, as most are; None for any other."""
+    """A message with only a role and a text, as most are; None for any other."""
     if type(got) is not dict or got.keys() != _PLAIN_MESSAGE_KEYS:
         return None
     role, content = got["role"], got["content"]
@@ -290,7 +289,7 @@ def _read_message(got: Any, at: str, rules: MessageRules) -> Message:
 
 
 def _read_reasoning_and_refusal(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
-    """What an assistant said beside the content: its thoughts, then its refusal."""
+    """The reasoning and the refusal of an assistant message."""
     if got.get("audio") is not None:
         raise UnsupportedFeature("Earlier audio answers can't be referred to.", param=f"{at}.audio")
     parts: list[ContentPart] = []
@@ -366,7 +365,7 @@ def _read_tool_call(got: Any, at: str, rules: MessageRules, *, legacy: bool = Fa
 
 
 def _convert_function_calls(messages: list[Message]) -> None:
-    """Gives calls of functions an id, and turns their answers into those of tools."""
+    """Give function calls an id, and turn function messages into tool messages."""
     waiting: dict[str, str] = {}
     for i, message in enumerate(messages):
         if message.tool_calls and any(not call.id for call in message.tool_calls):
@@ -382,20 +381,20 @@ def _convert_function_calls(messages: list[Message]) -> None:
 
 
 class MessageStyle(Struct, frozen=True, kw_only=True):
-    """What a worker wants of a conversation."""
+    """The message format that a worker accepts."""
 
     part_format: Literal["list", "joined"] = "list"
-    """Several text parts as they are, or as one string."""
+    """Several text parts as a list, or joined as one string."""
     empty_content: str | None = None
-    """The content of a message that has none."""
+    """The content of a message without content."""
     includes_reasoning: bool = False
-    """Give earlier thoughts, as ``reasoning_content``."""
+    """Send earlier reasoning as ``reasoning_content``."""
     role_mapping: tuple[tuple[str, str], ...] = ()
-    """Roles that are written otherwise, such as ``("developer", "system")``."""
+    """Roles that are replaced, such as ``("developer", "system")``."""
 
 
 class WireMessage(Struct):
-    """A message as it is written."""
+    """A message for a worker."""
 
     role: str
     content: str | list[dict[str, Any]] | None
@@ -407,7 +406,7 @@ class WireMessage(Struct):
 
 
 def write_messages(messages: Iterable[Message], writing: MessageStyle) -> list[WireMessage]:
-    """The conversation for a worker, to be encoded as JSON."""
+    """The messages for a worker, to be encoded as JSON."""
     return [_write_message(message, writing) for message in messages]
 
 
@@ -438,7 +437,7 @@ def _write_content(
 
 
 def write_tool_call(call: ToolCall) -> dict[str, Any]:
-    """A tool call as it stands in a message."""
+    """A tool call in a message for a worker."""
     key = "arguments" if call.kind == "function" else "input"
     return {
         "id": call.id,

@@ -1,9 +1,9 @@
-"""What the family tells of itself: its requests, and its answers in a style.
+"""OpenAPI descriptions of chat, completion and embeddings requests and responses.
 
-A member puts its own ``Reading``, ``Style`` and refusals in::
+Each protocol adds its ``RequestRules``, ``ResponseStyle`` and errors::
 
-    refused = refusals(errors.statuses(), ref("Error"))
-    Description(operations(READING, refused, ref("Error")), {**answers(STYLE), "Error": …})
+    errors = build_error_responses(ERROR_STATUSES, ref("Error"))
+    OpenApiFragment(build_operations(RULES, errors, ref("Error")), build_response_schemas(STYLE))
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ PROMPT_SCHEMA: Schema = {
 
 
 def build_inputs(most: int) -> Schema:
-    """What is to be embedded; ``most`` is how many there may be, and how many tokens in each."""
+    """The inputs of an embeddings request; ``most`` limits their number, and the tokens of each."""
     tokens = array_of(_TOKEN_ID, minItems=1, maxItems=most)
     several = [array_of(one, minItems=1, maxItems=most) for one in (NONEMPTY_STRING, tokens)]
     return {"anyOf": [NONEMPTY_STRING, tokens, *several]}
@@ -100,7 +100,7 @@ PART_SCHEMAS: Mapping[str, Schema] = {
 
 
 def build_messages(rules: MessageRules) -> Schema:
-    """A conversation read after these rules."""
+    """The messages that these rules accept."""
     return array_of({"anyOf": [_build_message(role, rules) for role in rules.roles]}, minItems=1)
 
 
@@ -192,7 +192,7 @@ _JSON_SCHEMA = _build_object(
 
 
 def build_tools(most: int, *kinds: str) -> Schema:
-    """The tools offered."""
+    """The tools of a request."""
     bodies = {"function": _FUNCTION_TOOL, "custom": _CUSTOM_TOOL}
     offered: list[Schema] = [_build_part(kind, bodies[kind]) for kind in kinds]
     return nullable(array_of({"anyOf": offered}, minItems=1, maxItems=most))
@@ -253,7 +253,7 @@ TEMPLATE_ARGUMENTS: Schema = nullable(_ANY_OBJECT)
 
 
 def build_metadata(items: int, key: int, longest: int) -> Schema:
-    """Labels: how many there may be, and how long a name and a text."""
+    """Labels, with limits of their number and the lengths of keys and values."""
     text = {"type": "string", "maxLength": longest}
     return nullable(map_of(text, maxProperties=items, propertyNames={"maxLength": key}))
 
@@ -269,7 +269,7 @@ _MODEL_SCHEMA: Schema = {
 def build_chat_request(
     reading: RequestRules, *, kinds: tuple[str, ...] = ("function", "custom")
 ) -> Schema:
-    """The body of a conversation; ``kinds`` of tools."""
+    """The body of a chat request; ``kinds`` of tools."""
     properties = {
         "model": _MODEL_SCHEMA,
         "messages": build_messages(reading.message_rules),
@@ -287,7 +287,7 @@ def build_chat_request(
 
 
 def build_completion_request(reading: RequestRules) -> Schema:
-    """The body of a completion."""
+    """The body of a completion request."""
     properties = {
         "model": _MODEL_SCHEMA,
         "prompt": PROMPT_SCHEMA,
@@ -298,7 +298,7 @@ def build_completion_request(reading: RequestRules) -> Schema:
 
 
 def build_embedding_request(reading: RequestRules) -> Schema:
-    """The body of a request for vectors."""
+    """The body of an embeddings request."""
     properties = {
         "model": _MODEL_SCHEMA,
         "input": build_inputs(reading.max_inputs),
@@ -316,7 +316,7 @@ _GENERATION_PROPERTIES: Mapping[str, Schema] = {
 
 
 def _build_checked_properties(table: tuple[Param, ...]) -> dict[str, Schema]:
-    """The rows' properties, with what their reader checks besides."""
+    """The properties of the rows, with the further checks of their reader."""
     found = build_properties(table)
     for param in table:
         if param.wire == "stop":
@@ -337,7 +337,7 @@ def _allows_unknown_fields(reading: RequestRules) -> bool:
 
 
 def build_response_schemas(style: ResponseStyle) -> dict[str, Schema]:
-    """The whole answers and the chunks of this style, and all within them."""
+    """The unary responses and chunks of this style, and all objects within them."""
     reasons = tuple(dict.fromkeys(style.finish_reasons.values()))
     chat: dict[str, Schema] = {
         **_CHOICE_PROPERTIES,
@@ -441,7 +441,7 @@ def _build_response_message(style: ResponseStyle) -> Schema:
 def _select_properties(
     values: Mapping[str, Schema], keys: Iterable[str], required: Iterable[str] | None = None
 ) -> Schema:
-    """An object of these keys. Unless told otherwise, those are required that every choice has."""
+    """An object of these keys. By default the keys that every choice has are required."""
     found = list(keys)
     needed = [key for key in found if key in _REQUIRED_KEYS] if required is None else required
     return object_of({key: values[key] for key in found}, *needed)
@@ -451,9 +451,9 @@ def _select_properties(
 
 
 def build_operations(reading: RequestRules, refusals: Schema, error: Schema) -> dict[str, Schema]:
-    """What ``chat``, ``completion`` and ``embedding`` take and answer.
+    """The operations ``chat``, ``completion`` and ``embedding``.
 
-    ``refusals`` are the responses that tell of errors; ``error`` is what a stream tells of one.
+    ``refusals`` are the error responses; ``error`` is the schema of an error in a stream.
     """
 
     def streamed(chunk: str) -> Schema:
@@ -461,7 +461,7 @@ def build_operations(reading: RequestRules, refusals: Schema, error: Schema) -> 
 
     return {
         "chat": {
-            "summary": "Answer a conversation.",
+            "summary": "Create a chat completion.",
             "requestBody": build_request_body(build_chat_request(reading)),
             "responses": {
                 "200": build_response(ref("ChatAnswer"), streamed("ChatChunk")),
@@ -469,7 +469,7 @@ def build_operations(reading: RequestRules, refusals: Schema, error: Schema) -> 
             },
         },
         "completion": {
-            "summary": "Go on from each prompt.",
+            "summary": "Create a completion of each prompt.",
             "requestBody": build_request_body(build_completion_request(reading)),
             "responses": {
                 "200": build_response(ref("TextAnswer"), streamed("TextChunk")),
@@ -477,7 +477,7 @@ def build_operations(reading: RequestRules, refusals: Schema, error: Schema) -> 
             },
         },
         "embedding": {
-            "summary": "Give the vector of each input.",
+            "summary": "Create embeddings.",
             "requestBody": build_request_body(build_embedding_request(reading)),
             "responses": {"200": build_response(ref("EmbeddingList")), **refusals},
         },

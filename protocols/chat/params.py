@@ -1,14 +1,13 @@
-"""The scalar parameters of requests in the manner of OpenAI's API, as rows of ``protocols.params``.
+"""Parameter tables of OpenAI-like requests, as rows of ``protocols.params``.
 
-A family of this dialect takes the rows, changes those that it reads otherwise, and hands them to
-``protocols.params.read_params``::
+Each protocol takes the rows, changes some, and decodes with ``protocols.params.read_params``::
 
-    rows = changed(CHAT, temperature={"maximum": 1.0}, top_p={"exclusive_minimum": True})
-    rows = without(rows, "store", "seed")
-    TABLE = Table(*rows, Param(wire="details", field="response_options.details", ...))
+    rows = replace_params(CHAT_PARAMS, temperature={"maximum": 1.0})
+    rows = remove_params(rows, "store", "seed")
+    TABLE = ParamTable(*rows, Param(wire="details", field="response_options.details", ...))
 
-Rows under ``request.`` stand for no field of the internal request; a reader combines them
-(``Values.get("request.logprobs")``). Rows under ``labels.`` become the request's labels.
+Rows under ``request.`` have no field in the internal request; a reader combines them
+(``values.get("request.logprobs")``). Rows under ``labels.`` become labels of the request.
 
 Ranges and defaults: OpenAI's published specification 2.3.0; the extensions: vLLM 0.32.
 """
@@ -186,7 +185,7 @@ EMBEDDING_EXTENSION_PARAMS: tuple[Param, ...] = (
     Param(wire="priority", field="priority", type="int", minimum=0, maximum=255),
     Param(wire="request_id", field="client_id", type="str"),
 )
-"""What vLLM takes beside for embeddings."""
+"""Further parameters of vLLM for embeddings."""
 
 
 def find_param(table: tuple[Param, ...], wire: str) -> Param:
@@ -198,23 +197,23 @@ def find_param(table: tuple[Param, ...], wire: str) -> Param:
 
 
 def replace_params(table: tuple[Param, ...], **changes: dict[str, Any]) -> tuple[Param, ...]:
-    """The table with some rows changed, by wire name. Raises KeyError for a name it has not."""
+    """The table with some rows changed, by wire name. Raises KeyError for an unknown name."""
     for wire in changes:
         find_param(table, wire)
     return tuple(msgspec.structs.replace(p, **changes.get(p.wire, {})) for p in table)
 
 
 def remove_params(table: tuple[Param, ...], *wires: str) -> tuple[Param, ...]:
-    """The table less these rows. Raises KeyError for a name it has not."""
+    """The table without these rows. Raises KeyError for an unknown name."""
     for wire in wires:
         find_param(table, wire)
     return tuple(p for p in table if p.wire not in wires)
 
 
-# Reading what is no scalar: objects and arrays inside a request, and complaints about them.
+# --- objects and arrays ---------------------------------------------------------------------------
 #
-# Complaints carry the wire path of the value (``messages[0].content``), the problem, and what was
-# there, so that another dialect of the family can say the same in its own words.
+# Errors carry the wire path of the value (``messages[0].content``), the problem and the value, so
+# that each protocol can build its own error text.
 
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_array = msgspec.json.Decoder(list[Raw]).decode
@@ -233,23 +232,23 @@ _TYPE_NAMES: Mapping[type, str] = {
 
 
 def describe_type(got: Any) -> str:
-    """What a JSON value is, in words."""
+    """A JSON value's type, for error texts."""
     return _TYPE_NAMES.get(type(got), "a value")
 
 
 def missing_error(at: str) -> InvalidParameter:
-    """A required value is not there, or null."""
+    """The error of a required value that is missing or null."""
     return InvalidParameter(f"Missing required parameter: '{at}'.", param=at, problem="missing")
 
 
 def invalid_type_error(at: str, expected: str, got: Any) -> InvalidParameter:
-    """``expected`` is in words: ``an object``."""
+    """The error of a wrong type; ``expected`` is a phrase such as ``an object``."""
     text = f"Invalid type for '{at}': expected {expected}, but got {describe_type(got)} instead."
     return InvalidParameter(text, param=at, problem="type", expected=expected, got=got)
 
 
 def invalid_value_error(at: str, got: Any, allowed: tuple[str, ...]) -> InvalidParameter:
-    """None of those allowed."""
+    """The error of a value that is not allowed."""
     shown = str(got)[:64]
     names = ", ".join(f"'{name}'" for name in allowed)
     text = f"Invalid value: '{shown}'. Supported values are: {names}."
@@ -257,7 +256,7 @@ def invalid_value_error(at: str, got: Any, allowed: tuple[str, ...]) -> InvalidP
 
 
 def empty_value_error(at: str, got: Any = ()) -> InvalidParameter:
-    """An array or a string that must hold something."""
+    """The error of an empty array or string."""
     what = "string" if isinstance(got, str) else "array"
     article = "an" if what == "array" else "a"
     text = (
@@ -268,7 +267,7 @@ def empty_value_error(at: str, got: Any = ()) -> InvalidParameter:
 
 
 def too_long_error(at: str, limit: int, got: Any) -> InvalidParameter:
-    """A string or an array over its limit."""
+    """The error of a string or array over its limit."""
     what = "string" if isinstance(got, str) else "array"
     article = "an" if what == "array" else "a"
     text = (
@@ -279,17 +278,17 @@ def too_long_error(at: str, limit: int, got: Any) -> InvalidParameter:
 
 
 def conflict_error(at: str, text: str) -> InvalidParameter:
-    """Two fields that do not go together."""
+    """The error of two fields that exclude each other."""
     return InvalidParameter(text, param=at, problem="conflict")
 
 
 def null_to_none(raw: Raw | None) -> Raw | None:
-    """The value, or None where it is ``null``."""
+    """The value, or None if it is ``null``."""
     return None if raw is None or raw == NULL else raw
 
 
 def as_object(raw: Raw, at: str) -> dict[str, Raw]:
-    """An object's fields. Raises InvalidParameter, or Malformed."""
+    """The fields of an object. Raises InvalidParameter or MalformedRequest."""
     got = decode_value(raw)
     if not isinstance(got, dict):
         raise invalid_type_error(at, "an object", got)
@@ -297,7 +296,7 @@ def as_object(raw: Raw, at: str) -> dict[str, Raw]:
 
 
 def as_array(raw: Raw, at: str) -> list[Raw]:
-    """An array's items. Raises InvalidParameter, or Malformed."""
+    """The items of an array. Raises InvalidParameter or MalformedRequest."""
     got = decode_value(raw)
     if not isinstance(got, list):
         raise invalid_type_error(at, "an array", got)
@@ -305,7 +304,7 @@ def as_array(raw: Raw, at: str) -> list[Raw]:
 
 
 def as_text(fields: Mapping[str, Raw], name: str, at: str) -> str:
-    """A required string of an object at ``at``. Raises InvalidParameter."""
+    """A required string of the object at ``at``. Raises InvalidParameter."""
     raw = null_to_none(fields.get(name))
     where = f"{at}.{name}" if at else name
     if raw is None:
@@ -317,12 +316,12 @@ def as_text(fields: Mapping[str, Raw], name: str, at: str) -> str:
 
 
 def as_optional_text(fields: Mapping[str, Raw], name: str, at: str) -> str | None:
-    """A string of an object at ``at``, or None. Raises InvalidParameter."""
+    """A string of the object at ``at``, or None. Raises InvalidParameter."""
     return None if null_to_none(fields.get(name)) is None else as_text(fields, name, at)
 
 
 def as_optional_bool(fields: Mapping[str, Raw], name: str, at: str) -> bool | None:
-    """A boolean of an object at ``at``, or None. Raises InvalidParameter."""
+    """A boolean of the object at ``at``, or None. Raises InvalidParameter."""
     raw = null_to_none(fields.get(name))
     if raw is None:
         return None

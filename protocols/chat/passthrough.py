@@ -1,8 +1,8 @@
-"""A client's own bytes for a worker of the same dialect, and the worker's own bytes back.
+"""Forwards a client's own bytes to a worker of the same protocol, and the worker's bytes back.
 
-A body goes this way when it is plainly right: every field is of a kind that both sides take, within
-the ranges of both, and nothing in it is the gateway's to do. Whatever else there is goes the long
-way, and gets its error, its loss or its emulation there.
+A body is forwarded if it is certainly valid: every field has a type that both sides accept and is
+within both ranges, and the gateway has nothing to do with any of them. Every other body is
+translated, and gets its error, loss or emulation there.
 """
 
 import re
@@ -37,7 +37,7 @@ from protocols.core.request import EmbeddingRequest, GenerationRequest, Message,
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
 from protocols.params import Param
 
-# The request that is told by a body which is passed on.
+# --- the internal request of a forwarded body -----------------------------------------------------
 
 RequestKind = Literal["chat", "completion", "embedding"]
 
@@ -45,9 +45,9 @@ RequestKind = Literal["chat", "completion", "embedding"]
 def request_of(
     kind: RequestKind, body: Any, model: str, *, stream: bool, timeout: float | None
 ) -> Request:
-    """The request, as far as choosing a worker, counting, and reading the answer need it.
+    """The request, with the fields for load balancing, metrics and decoding.
 
-    ``body`` was found right by its shape; the others it does not tell.
+    ``body`` was validated by its type; other fields are not set.
     """
     user, n = getattr(body, "user", UNSET), getattr(body, "n", UNSET)
     labels = {} if user is UNSET else {"user": user}
@@ -92,10 +92,10 @@ def _join_text_parts(parts: Sequence[Any]) -> str:
     return "".join([part.text for part in parts])
 
 
-# The way back of a relayed call: a worker's own bytes, as far as they are what was asked for.
+# --- responses ------------------------------------------------------------------------------------
 
 NameReplacements = Mapping[str, str]
-"""What the client is to read in an answer, by its key: ``id``, or a key of the model's name."""
+"""The names for the client, by key of the response: ``id``, or a key with the model's name."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -104,7 +104,7 @@ _EVENT_BOUNDARY: Final = re.compile(rb"\n\r?\n")
 _STRAY_LINE: Final = re.compile(
     rb"^(?!(?:\xef\xbb\xbf)?data:|:|event|id|retry|\r?$).*\n", re.MULTILINE
 )
-"""A line that is no field of an event: some workers say so what went wrong."""
+"""A line that is no field of an event: some workers report errors like this."""
 _MAX_EVENT_BYTES: Final = 1 << 20
 """Bytes of one event."""
 _FRAME: Final = len(sse.format_event(b""))
@@ -113,7 +113,7 @@ _FRAME: Final = len(sse.format_event(b""))
 def create_passthrough_decoder(
     request: Request, complaint: Callable[[bytes], None] = raise_worker_error
 ) -> ResponseDecoder:
-    """What reads an answer beside its being passed on: of vectors, only that they are there."""
+    """The decoder beside the forwarded bytes; embeddings are only counted."""
     if isinstance(request, EmbeddingRequest):
         return _EmbeddingCounter(len(request.inputs), complaint)
     return GenerationDecoder(request, complaint=complaint)
@@ -122,9 +122,9 @@ def create_passthrough_decoder(
 def create_passthrough_reader(
     request: Request, decoder: ResponseDecoder, names: NameReplacements, end: bytes = sse.DONE_EVENT
 ) -> PassthroughReader:
-    """What passes on the answer to ``request``, which ``decoder`` reads.
+    """The reader of the response to ``request``, with ``decoder``.
 
-    ``end`` is as for ``StreamPassage``.
+    ``end`` is as for ``StreamPassthroughReader``.
     """
     if request.stream:
         return StreamPassthroughReader(decoder, names, request.model, end)
@@ -132,7 +132,7 @@ def create_passthrough_reader(
 
 
 def _find_metadata(events: Sequence[Event]) -> ResponseMetadata | None:
-    """What the worker calls itself, where these tell it."""
+    """The worker's metadata, if the events have them."""
     for event in events:
         if type(event) is ResponseMetadata:
             return event
@@ -142,7 +142,7 @@ def _find_metadata(events: Sequence[Event]) -> ResponseMetadata | None:
 def _find_replacements(
     names: NameReplacements, served: ResponseMetadata
 ) -> dict[str, tuple[str, str]]:
-    """The names that a worker gives itself and the client is not to read, with those it is."""
+    """The worker's names that the client must not see, each with its replacement."""
     renamed = {}
     for key, name in names.items():
         old = served.id if key == "id" else served.model
@@ -152,7 +152,7 @@ def _find_replacements(
 
 
 class UnaryPassthroughReader(Struct, eq=False):
-    """An answer in one piece; a stream that comes in its place is for the encoder."""
+    """Reads a unary response. If the worker sends a stream instead, the encoder writes it."""
 
     _decoder: ResponseDecoder
     _replacements: NameReplacements
@@ -177,7 +177,7 @@ class UnaryPassthroughReader(Struct, eq=False):
 
 
 class StreamPassthroughReader:
-    """A stream, by whole events. An event that tells of an error is never passed on."""
+    """Reads a stream by complete events. An error event is never forwarded."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class StreamPassthroughReader:
 
 
 def _encode_replacements(renamed: Mapping[str, tuple[str, str]]) -> dict[bytes, bytes]:
-    """What the pairs of a key and its name become. Within a JSON text the quotes are escaped."""
+    """The replacement bytes of each key and name. Inside a JSON string the quotes are escaped."""
     return {
         b'"%b":%b%b' % (key.encode(), blank, _encode(old)): b'"%b":%b%b'
         % (key.encode(), blank, _encode(new))
@@ -308,7 +308,7 @@ _decode_embedding_summary = msgspec.json.Decoder(_EmbeddingSummary).decode
 
 
 class _EmbeddingCounter:
-    """Reads of vectors only how many there are, whose they are, and the usage."""
+    """Reads only the number, the model and the usage of embeddings."""
 
     def __init__(self, count: int, complaint: Callable[[bytes], None]) -> None:
         self._input_count = count
@@ -342,9 +342,9 @@ _STREAM_HEADERS: Final[Headers] = (("Content-Type", ResponseStyle().content_type
 _GATEWAY_FIELDS: Final = frozenset(
     {"echo", "best_of", "suffix", "priority", "use_beam_search", "stream", "modalities"}
 )
-"""What the gateway does itself, or reads with something else."""
+"""Fields that the gateway handles itself, or reads together with another."""
 _UNCHECKED_FIELDS: Final = frozenset({"tools"})
-"""Fields of whose texts a shape leaves some unread."""
+"""Fields whose type leaves some strings undecoded."""
 _INT64_MAX: Final = 2**63 - 1
 _NONEMPTY_STRING = Annotated[str, Meta(min_length=1)]
 
@@ -357,14 +357,14 @@ class _PassthroughTextPart(Struct, forbid_unknown_fields=True, tag="text"):
 
 
 class _PassthroughMessage(Struct, forbid_unknown_fields=True):
-    """A turn that every worker takes as it is."""
+    """A message that every worker accepts unchanged."""
 
     role: Literal["system", "user", "assistant"]
     content: str | Annotated[list[_PassthroughTextPart], Meta(min_length=1)]
 
 
 class _PassthroughPlainMessage(Struct, forbid_unknown_fields=True):
-    """The same without parts."""
+    """The same without content parts."""
 
     role: Literal["system", "user", "assistant"]
     content: _NONEMPTY_STRING
@@ -386,7 +386,7 @@ class _PassthroughTool(Struct, forbid_unknown_fields=True):
 
 
 def build_count_type(most: int) -> Any:
-    """The type of a count that may be absent."""
+    """The type of an optional count."""
     return Annotated[int, Meta(ge=0, le=most)] | UnsetType
 
 
@@ -404,17 +404,16 @@ TOOL_FIELDS: Final[Mapping[str, Any]] = {
     "tools": Annotated[list[_PassthroughTool], Meta(min_length=1, max_length=128)] | UnsetType,
     "tool_choice": Literal["auto", "none", "required"] | UnsetType,
 }
-"""Fields that hold more than a table's row says, each with the type of what is plainly right."""
+"""Types of fields that are not scalars; they accept only what is certainly valid."""
 
 BodyCheck = Callable[[Any, AbstractSet[str]], bool]
-"""Whether the fields of a body, each of which is right, go together; and of which it says anything.
-"""
+"""Whether the fields of a body, each valid, are valid together; gets the body and its fields."""
 _TOOL_DEPENDENT_FIELDS: Final = frozenset({"tool_choice", "parallel_tool_calls"})
 _CHECKED_FIELDS: Final = _TOOL_DEPENDENT_FIELDS | {"top_logprobs", "max_completion_tokens"}
 
 
 def is_valid_chat(body: Any, said: AbstractSet[str]) -> bool:
-    """OpenAI's rules for conversations: a ``Fits``."""
+    """OpenAI's rules between fields of a chat request: a ``BodyCheck``."""
     if _CHECKED_FIELDS.isdisjoint(said):
         return True
     if "top_logprobs" in said and body.logprobs is not True:
@@ -425,18 +424,18 @@ def is_valid_chat(body: Any, said: AbstractSet[str]) -> bool:
 
 
 def _has_max_tokens(body: Any, said: AbstractSet[str]) -> bool:
-    """Each worker has its own default of what is missing."""
+    """Workers differ in their default of ``max_tokens``, so it must be set."""
     del body
     return "max_tokens" in said
 
 
 class PassthroughRule(Struct, frozen=True, kw_only=True):
-    """Calls of one kind, and which of their bodies are plainly right.
+    """The requests of one kind that may be forwarded.
 
-    ``path`` is where a worker takes them, with ``{model}`` where its name is not in the body.
-    ``shapes`` are the fields that are in neither table, by name; a type without UnsetType is
-    needed. ``ours`` are rows that don't pass all the same; ``forwards`` says of a field that is in
-    neither whether workers may have it.
+    ``path`` is the worker's path, with ``{model}`` if the path names the model. ``field_types`` are
+    the types of fields without a table row; one without UnsetType is required. ``gateway_fields``
+    are rows that are not forwarded; ``forwards_field`` decides about fields that are in neither
+    table.
     """
 
     path: str
@@ -449,7 +448,7 @@ class PassthroughRule(Struct, frozen=True, kw_only=True):
 
 
 def build_body_decoder(form: PassthroughRule) -> msgspec.json.Decoder[Any]:
-    """Decodes a body into a Struct of its shapes, and of the rows that both sides have alike."""
+    """A decoder of a body with the field types and the rows that both sides share."""
     theirs = {param.wire: param for param in form.client_params}
     fields = dict(form.field_types)
     for param in form.worker_params:
@@ -475,12 +474,12 @@ def build_body_decoder(form: PassthroughRule) -> msgspec.json.Decoder[Any]:
 
 
 def list_body_fields(check: msgspec.json.Decoder[Any]) -> frozenset[str]:
-    """The fields that it knows."""
+    """The fields that the decoder knows."""
     return frozenset(check.type.__struct_fields__)
 
 
 def _find_common_type(worker: Param, client: Param) -> Any:
-    """The type of what both rows take; None where that is for the long way to say."""
+    """The type that both rows accept; None if only a translation can decide."""
     match client.type:
         case "bool":
             return bool
@@ -510,21 +509,21 @@ def _build_number_type(worker: Param, client: Param, kind: type) -> Any:
 
 
 class _CompiledRule(Struct, frozen=True):
-    """What is worked out of a form."""
+    """A rule with its decoder."""
 
     rule: PassthroughRule
     kind: RequestKind
     decode_body: Callable[[bytes], Any]
     known_fields: frozenset[str]
-    """The fields that it knows."""
+    """The fields that the decoder knows."""
     checked_fields: frozenset[str]
-    """Those of which ``check`` reads every text."""
+    """The fields whose strings ``decode_body`` decodes completely."""
     is_model_in_path: bool
     """Whether the path names the model."""
 
 
 def _compile_rule(form: PassthroughRule) -> _CompiledRule:
-    # What is said of the model is told to workers in their own way.
+    # The model's name is replaced by the worker's.
     check = build_body_decoder(
         replace(form, field_types={"model": Any | UnsetType, **form.field_types})
     )
@@ -538,10 +537,10 @@ def _compile_rule(form: PassthroughRule) -> _CompiledRule:
 
 
 class PassthroughRules:
-    """Makes relays for workers of one dialect and profile.
+    """Prepares pass-through requests for workers of one protocol and profile.
 
-    ``forms`` are the kinds of calls; ``read`` makes what reads an answer beside its being passed
-    on; ``whole`` and ``stream`` are the first headers of answers of either kind.
+    ``forms`` are the rules by kind; ``read`` creates the decoder beside the forwarded bytes;
+    ``whole`` and ``stream`` are the first headers of unary and streaming responses.
     """
 
     def __init__(
@@ -611,9 +610,9 @@ class PassthroughRules:
 def build_openai_passthrough(
     profile: WorkerProfile, prefix: str, forwards: Callable[[str], bool], reading: RequestRules
 ) -> PassthroughRules:
-    """For the workers of one profile of OpenAI's dialect, under one path prefix.
+    """The rules for workers of one OpenAI profile, under one path prefix.
 
-    ``forwards`` says of an unknown field whether workers may have it.
+    ``forwards`` decides whether workers may get an unknown field.
     """
     both = {"stream": OPTIONAL_BOOL, "stream_options": STREAM_OPTIONS, "user": OPTIONAL_STRING}
     form = partial(PassthroughRule, forwards_field=forwards)
@@ -663,14 +662,14 @@ def _build_limited_count_type(most: int | None, promised: int) -> Any:
 
 
 def _can_forward(form: PassthroughRule, others: AbstractSet[str]) -> bool:
-    """Whether workers may have these fields, of which nothing is known here."""
+    """Whether workers may get these unknown fields."""
     return form.gateway_fields.isdisjoint(others) and all(map(form.forwards_field, others))
 
 
 def _build_upstream_request(
     way: _CompiledRule, model: str, fields: dict[str, Any]
 ) -> UpstreamRequest:
-    """These fields for a worker. Where the path does not name the model, they do from now on."""
+    """The request with these fields. A model name is added unless the path has it."""
     path = way.rule.path
     if way.is_model_in_path:
         fields.pop("model", None)

@@ -1,9 +1,9 @@
-"""Reading requests: conversations, completions and embeddings.
+"""Decodes chat, completion and embeddings requests.
 
-A family reads with its own ``Reading``, and adds or checks what is its own around it::
+Each protocol has its own ``RequestRules`` and adds its own checks::
 
-    READING = Reading(chat=TABLE, rules=RULES, most_tools=32)
-    request = read_chat(fields, READING, model=name_from_the_path)
+    RULES = RequestRules(chat=TABLE, message_rules=MESSAGE_RULES, max_tools=32)
+    request = read_chat(fields, RULES, model=name_from_the_path)
 """
 
 import math
@@ -61,7 +61,7 @@ COMPLETION_FIELDS = STRUCTURED_OUTPUT_FIELDS | {
     "response_format",
 }
 EMBEDDING_FIELDS = frozenset({"model", "input"})
-"""What is read by its own function instead of a table's row."""
+"""Fields that have their own function instead of a table row."""
 _OUTPUT_FIELDS = STRUCTURED_OUTPUT_FIELDS | {"response_format"}
 _TOOL_FIELDS = frozenset({"tools", "tool_choice", "functions", "function_call"})
 
@@ -71,7 +71,7 @@ _MAX_INPUTS = 2048
 
 
 class RequestRules(Struct, frozen=True, kw_only=True):
-    """What a dialect of this family reads, and how strictly."""
+    """The parameters that a protocol accepts, and how strictly."""
 
     chat: ParamTable = ParamTable(*CHAT_PARAMS, *CHAT_EXTENSION_PARAMS)
     completion: ParamTable = ParamTable(*COMPLETION_PARAMS, *EXTENSION_PARAMS)
@@ -80,11 +80,11 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     max_tools: int = 128
     max_inputs: int = _MAX_INPUTS
     unknown_fields: Literal["forward", "ignore", "reject"] = "forward"
-    """What becomes of fields that are in no table."""
+    """What happens to fields that are in no table."""
     default_completion_tokens: int | None = 16
-    """A completion's tokens where the client does not say."""
+    """The default of ``max_tokens`` of completions."""
     completion_mode: Literal["raw", "server"] = "raw"
-    """Whether prompts go to the model as they are."""
+    """``raw``: prompts go to the model unchanged; ``server``: the worker wraps them."""
 
 
 DEFAULT_REQUEST_RULES = RequestRules()
@@ -109,7 +109,7 @@ def read_chat(
     client_id: str | None = None,
     timeout: float | None = None,
 ) -> GenerationRequest:
-    """A conversation. ``model``: where the body does not name it. Raises ClientError."""
+    """Decode a chat request. ``model``: if the body does not name it. Raises ClientError."""
     name = read_model(fields) if model is None else model
     messages = read_messages(fields.get("messages"), reading.message_rules)
     values = params.read_params(reading.chat, fields)
@@ -155,7 +155,7 @@ def _read_tools_and_choice(
 
 
 def _merge_logprobs(values: ParsedParams) -> None:
-    """``logprobs`` and ``top_logprobs`` as one."""
+    """Combine ``logprobs`` and ``top_logprobs``."""
     wanted, top = values.get("request.logprobs"), values.get("request.top_logprobs")
     if top is not None and not wanted:
         text = "'top_logprobs' is only allowed when 'logprobs' is true."
@@ -186,7 +186,7 @@ def read_completion(
     client_id: str | None = None,
     timeout: float | None = None,
 ) -> GenerationRequest:
-    """A completion of one or more prompts. Raises ClientError."""
+    """Decode a completion request with one or more prompts. Raises ClientError."""
     name = read_model(fields) if model is None else model
     prompts = read_prompts(fields.get("prompt"), "prompt")
     values = params.read_params(reading.completion, fields)
@@ -217,9 +217,9 @@ def read_completion(
 def read_prompts(
     raw: Raw | None, at: str, *, most: int | None = None, blank: bool = True
 ) -> tuple[Prompt, ...]:
-    """One or more prompts: a string, token ids, or an array of either.
+    """One or more prompts: a string, token ids, or a list of either.
 
-    ``most`` is how many there may be; ``blank``: an empty string is allowed.
+    ``most`` is their largest number; ``blank`` allows an empty string.
     """
     got = None if raw is None else decode_value(raw)
     match got:
@@ -269,7 +269,7 @@ def read_embedding(
     client_id: str | None = None,
     timeout: float | None = None,
 ) -> EmbeddingRequest:
-    """A request for vectors. Raises ClientError."""
+    """Decode an embeddings request. Raises ClientError."""
     name = read_model(fields) if model is None else model
     inputs = read_prompts(fields.get("input"), "input", most=reading.max_inputs, blank=False)
     for i, one in enumerate(inputs):

@@ -1,4 +1,4 @@
-"""vLLM's structured outputs: what ``response_format`` can't say."""
+"""Structured outputs of vLLM: formats that ``response_format`` lacks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ from protocols.json_body import decode_value
 
 
 def read_structured_outputs(fields: Mapping[str, Raw]) -> OutputFormat | None:
-    """``structured_outputs``, or one of the ``guided_`` fields that came before it."""
+    """Read ``structured_outputs``, or one of the older ``guided_`` fields."""
     raw = null_to_none(fields.get("structured_outputs"))
     if raw is None:
         old = {
@@ -64,7 +64,7 @@ def _read_guide(fields: Mapping[str, Raw], at: str) -> OutputFormat | None:
 
 
 def _parse_schema_text(text: str, at: str) -> Raw:
-    """A schema that was sent as text, which must be an object's JSON."""
+    """A schema sent as text, which must be a JSON object."""
     raw = Raw(text.encode())
     try:
         as_object(raw, at)
@@ -82,7 +82,7 @@ _GUIDE_TYPES = {
 
 
 def write_structured_outputs(output: OutputFormat | None) -> dict[str, Any] | None:
-    """``structured_outputs``, for what ``response_format`` can't say."""
+    """``structured_outputs`` for a format that ``response_format`` lacks."""
     match output:
         case RegexFormat(pattern):
             return {"regex": pattern}

@@ -1,18 +1,17 @@
-"""Answers to conversations and completions, whole and streamed, in a configurable style.
+"""Encodes chat and completion responses, unary and streaming, in a configurable style.
 
-A family makes one ``Style`` of its own and hands it to the encoders; all else comes with it::
+Each protocol has a ``ResponseStyle`` and passes it to the encoders::
 
-    STYLE = Style(
-        answer=("choices", "created", "model", "object", "usage"),     # keys, in their order
-        opening=b'{"role":"assistant","content":null}',
-        usage="finish",
-        absent={"logprobs": b"null"},                                  # keys there without a value
-        error_event=lambda error: ...,
+    STYLE = ResponseStyle(
+        unary_keys=("choices", "created", "model", "object", "usage"),  # in their order
+        first_delta=b'{"role":"assistant","content":null}',
+        usage_position="finish",
+        encode_error_event=lambda error: ...,
     )
-    encoder = ChatEncoder(STYLE, request, about, model=about.served_model)
+    encoder = ChatEncoder(STYLE, request, about, model=about.backend_model)
 
-Bytes in a style are JSON. What the events and the style leave constant in a chunk is encoded once
-for each choice, so that a token costs one string and three joins.
+Bytes in a style are JSON. The constant parts of a chunk are encoded once for each choice, so that a
+token costs one string and three joins.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,39 +43,39 @@ from protocols.core.events import (
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest, ToolCall
 
-# The small shapes inside answers: usage, tool calls, log probabilities, keys in their order.
+# Objects inside responses: usage, tool calls, log probabilities.
 
 encode_json = msgspec.json.Encoder().encode
 
 MIN_LOGPROB = -9999.0
-"""Stands for a log probability that JSON can't say (minus infinity), as in OpenAI's own answers."""
+"""Replaces a log probability that JSON can't hold (minus infinity), as in OpenAI's responses."""
 
 
 def format_object(keys: tuple[str, ...], values: Mapping[str, bytes]) -> bytes:
-    """A JSON object of those ``keys`` that have a value, in their order; values are JSON."""
+    """A JSON object of the ``keys`` that have a value, in their order; values are JSON."""
     form, present = _build_object_template(keys, tuple(values))
     return form % tuple(map(values.__getitem__, present))
 
 
 @lru_cache(maxsize=256)
 def _build_object_template(keys: tuple[str, ...], said: tuple[str, ...]) -> tuple[bytes, list[str]]:
-    """What the object of a style's keys is filled into, and the keys that it has."""
+    """A template of the object, and the keys that it has."""
     present = [key for key in keys if key in said]
     members = [b'"%b":%%b' % key.encode().replace(b"%", b"%%") for key in present]
     return b"{%b}" % b",".join(members), present
 
 
 ObjectFactory = Callable[..., Struct]
-"""Makes an object, to be encoded, of values that are named by key."""
+"""Creates an object for encoding from values passed by keyword."""
 MappingFactory = Callable[[Mapping[str, Any]], Struct]
-"""The same of values by key. What the style has no key for is left out."""
+"""Creates an object for encoding from a mapping. Keys that the style lacks are left out."""
 
 
 @lru_cache(maxsize=256)
 def create_object_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> ObjectFactory:
-    """For objects of a style's keys, in their order; ``known`` are values that some have, as JSON.
+    """A factory of objects with ``keys`` in their order; ``known`` are constant values, as JSON.
 
-    It is the same for all styles that are alike in this.
+    The result is cached for all styles with the same keys.
     """
     values = dict(known)
     fields = [(key, Any, Raw(values[key]) if key in values else UNSET) for key in keys]
@@ -85,7 +84,7 @@ def create_object_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> O
 
 @lru_cache(maxsize=256)
 def create_mapping_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> MappingFactory:
-    """For the same objects, where there may be values of other keys."""
+    """A factory of the same objects, from mappings that may have other keys."""
     names, made = frozenset(keys), create_object_factory(keys, *known)
 
     def shaped(values: Mapping[str, Any]) -> Struct:
@@ -100,19 +99,19 @@ def create_mapping_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> 
 
 
 class PromptTokensDetails(Struct):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Struct):
-    """Of the answer's tokens."""
+    """Details of the completion's tokens."""
 
     reasoning_tokens: int
 
 
 class GenerationUsage(Struct):
-    """The usage of a conversation or completion."""
+    """The usage of a chat or completion response."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -129,7 +128,7 @@ class EmbeddingUsage(Struct):
 
 
 def build_usage(usage: Usage) -> GenerationUsage:
-    """Usage as it is written; details only where the worker told them."""
+    """The usage object; details only if the worker reported them."""
     cached, thought = usage.cached_tokens, usage.reasoning_tokens
     return GenerationUsage(
         usage.prompt_tokens,
@@ -144,14 +143,14 @@ def build_usage(usage: Usage) -> GenerationUsage:
 
 
 class FunctionCallItem(Struct, omit_defaults=True):
-    """A call's name and arguments; a later piece of a stream has arguments only."""
+    """A call's name and arguments; later deltas of a stream only have arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
 class ToolCallItem(Struct):
-    """A tool call; in a stream with its ``index``, in later pieces without id and type."""
+    """A tool call; in a stream with its ``index``, and later deltas without id and type."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -160,7 +159,7 @@ class ToolCallItem(Struct):
 
 
 def build_tool_calls(calls: Sequence[ToolCall]) -> list[ToolCallItem]:
-    """A whole answer's calls."""
+    """The tool calls of a unary response."""
     return [
         ToolCallItem(
             id=call.id, type="function", function=FunctionCallItem(call.name, call.arguments)
@@ -182,7 +181,7 @@ def map_finish_reason(
 
 
 class TopLogprobItem(Struct):
-    """A token that might have come."""
+    """An alternative token."""
 
     token: str
     logprob: float
@@ -190,7 +189,7 @@ class TopLogprobItem(Struct):
 
 
 class ChatTokenLogprob(Struct):
-    """A token of a conversation's answer."""
+    """The log probability of a token in a chat response."""
 
     token: str
     logprob: float
@@ -206,7 +205,7 @@ class ChatLogprobs(Struct):
 
 
 def build_chat_logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
-    """The form of conversations."""
+    """Log probabilities in the chat format."""
     return ChatLogprobs(
         [
             ChatTokenLogprob(
@@ -228,7 +227,7 @@ def build_chat_logprobs(tokens: Iterable[TokenLogprob]) -> ChatLogprobs:
 
 
 class CompletionLogprobs(Struct):
-    """The older form, of completions: columns, and the offset of each token in the text."""
+    """The older format, of completions: columns, with the offset of each token in the text."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -239,7 +238,7 @@ class CompletionLogprobs(Struct):
 def build_completion_logprobs(
     tokens: Sequence[TokenLogprob], offset: int = 0
 ) -> CompletionLogprobs:
-    """The form of completions; ``offset`` is where the first token stands in the choice's text."""
+    """The completion format; ``offset`` is the first token's position in the choice's text."""
     offsets = []
     for t in tokens:
         offsets.append(offset)
@@ -259,7 +258,7 @@ def build_completion_logprobs(
 
 
 def _format_token(token: str, data: bytes | None) -> str:
-    """A token that is no text is shown by its bytes, as in OpenAI's own answers."""
+    """A token that is not valid text is shown by its bytes, as in OpenAI's responses."""
     return token if data is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
@@ -267,7 +266,7 @@ def _clip_logprob(logprob: float | None) -> float:
     return MIN_LOGPROB if logprob is None or not logprob > MIN_LOGPROB else logprob
 
 
-# How a family of this dialect writes its answers. See ``protocols.chat.responses``.
+# The style of a protocol's responses.
 
 FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
     "eos": "stop",
@@ -281,7 +280,7 @@ _DEFAULT_VALUES: Final = {"refusal": b"null", "logprobs": b"null"}
 
 
 class ResponseFactories(Struct, frozen=True):
-    """The objects of a whole answer."""
+    """The object factories of a unary response."""
 
     response: MappingFactory
     choice: MappingFactory
@@ -289,7 +288,7 @@ class ResponseFactories(Struct, frozen=True):
 
 
 class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
-    """How one family writes its answers. Key tuples say which keys there are, and in what order."""
+    """The format of a protocol's responses. Tuples of keys give the keys and their order."""
 
     unary_keys: tuple[str, ...] = (
         "id",
@@ -328,9 +327,9 @@ class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
     chat_chunk_keys: tuple[str, ...] = ("index", "delta", "logprobs", "finish_reason", "token_ids")
     text_chunk_keys: tuple[str, ...] = ("text", "index", "logprobs", "finish_reason", "token_ids")
     index_scope: Literal["choice", "prompt"] = "choice"
-    """What an index counts: the choices, or the prompts, whose choices then share one."""
+    """An index per choice, or per prompt: the choices of a prompt then share one."""
     default_values: Mapping[str, bytes] = field(default_factory=lambda: _DEFAULT_VALUES)
-    """What a key of a choice, message or piece holds without a value; others are left out."""
+    """The value of a key of a choice, message or delta without a value; other keys are left out."""
     chat_object: str = "chat.completion"
     chat_chunk_object: str = "chat.completion.chunk"
     text_object: str = "text_completion"
@@ -340,34 +339,35 @@ class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
     first_delta: bytes = b'{"role":"assistant","content":""}'
     """The delta of each choice's first chunk."""
     first_tool_call_delta: bytes = b'{"role":"assistant","content":null}'
-    """The same where the first to come is a tool call."""
+    """The same if the choice starts with a tool call."""
     last_delta: bytes = b"{}"
-    """The delta of the chunk that holds the finish reason."""
+    """The delta of the chunk with the finish reason."""
     usage_position: Literal["separate", "finish"] = "separate"
-    """Where a stream tells usage, if the request wants it: in a chunk without choices, or in the
-    last finish chunk. A request may want the running figure, which is in every chunk."""
+    """Where a stream has usage, if the request wants it: in a chunk without choices, or in the last
+    finish chunk. Running usage, if requested, is in every chunk.
+    """
     empty_content: bytes = b"null"
-    """The content of a whole message that only calls tools or refuses."""
+    """The content of a unary message that only calls tools or refuses."""
     finish_reasons: Mapping[FinishReason, str] = field(default_factory=lambda: FINISH_REASONS)
     content_type: str = "text/event-stream; charset=utf-8"
     event_prefix: bytes = b"data: "
     stream_end: bytes = sse.DONE_EVENT
     encode_error_event: Callable[[GatewayError], bytes] = errors.format_error_event
     headers: Headers = ()
-    """On every answer, whole or streamed."""
+    """Headers of every response, unary or streaming."""
     elapsed_header: str | None = None
-    """Tells in how many milliseconds the answer came about, or began if it is a stream."""
+    """The header with the duration in milliseconds: of the response, or until a stream starts."""
     version_header: str | None = "x-served-model"
-    """Names the version that answered."""
+    """The header with the name of the version that answered."""
 
     @cached_property
     def chat_factories(self) -> ResponseFactories:
-        """A whole answer to a conversation."""
+        """The object factories of a unary chat response."""
         return self._build_factories(self.chat_object, self.chat_choice_keys)
 
     @cached_property
     def text_factories(self) -> ResponseFactories:
-        """A whole answer to a completion."""
+        """The object factories of a unary completion response."""
         return self._build_factories(self.text_object, self.text_choice_keys)
 
     def _build_factories(self, name: str, choice: tuple[str, ...]) -> ResponseFactories:
@@ -382,16 +382,16 @@ class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
         )
 
 
-# What the answers to conversations and to completions share: framing, and where usage goes.
+# Framing and usage, shared by chat and completion responses.
 
 _PLACEHOLDER: Final = b"\0"
-"""JSON never holds this byte, so a template can be cut at it."""
+"""JSON never contains this byte, so a template can be split at it."""
 
 
 def build_common_fields(
     prefix: str, about: ResponseContext, name: str | None, model: str | None
 ) -> dict[str, str | int]:
-    """The keys that are alike in every chunk and in the whole answer."""
+    """The keys with the same value in every chunk and in the unary response."""
     return {
         "id": prefix + about.id if name is None else name,
         "created": about.created,
@@ -400,16 +400,16 @@ def build_common_fields(
 
 
 class HeaderBuilder(Protocol):
-    """Gives the headers of an answer."""
+    """Builds the headers of a response."""
 
     def __call__(self, first: Headers = (), /) -> Headers:
-        """All of them, behind the first ones."""
+        """All headers, those of the style first."""
 
 
 def create_header_builder(
     style: ResponseStyle, about: ResponseContext, headers: Headers
 ) -> HeaderBuilder:
-    """The headers of an answer, to be asked for when it begins: one may tell the time until then.
+    """A builder of response headers, called at the start: one may hold the duration.
 
     ``headers`` are added to those of the style.
     """
@@ -443,7 +443,7 @@ def count_choices_per_index(style: ResponseStyle, request: GenerationRequest) ->
 def build_choice_fields(
     style: ResponseStyle, request: GenerationRequest, choice: UnaryChoice
 ) -> dict[str, Any]:
-    """What a whole choice holds in either kind of answer."""
+    """The fields that chat and completion choices share."""
     values: dict[str, Any] = {"index": choice.index // count_choices_per_index(style, request)}
     if choice.token_ids and request.response_options.token_ids:
         values["token_ids"] = choice.token_ids
@@ -456,7 +456,7 @@ def build_unary_response(
     choices: list[Struct],
     shared: Mapping[str, str | int],
 ) -> HttpResponse:
-    """The answer in one piece."""
+    """The unary response."""
     values: dict[str, Any] = {**shared, "choices": choices}
     if answer.usage is not None:
         values["usage"] = build_usage(answer.usage)
@@ -466,7 +466,7 @@ def build_unary_response(
 
 
 class ChunkWriter:
-    """Frames choices into chunks: what all chunks of an answer share, and where usage goes."""
+    """Writes chunks: the fields that all chunks share, and the position of usage."""
 
     def __init__(
         self,
@@ -489,14 +489,14 @@ class ChunkWriter:
         self._templates: dict[int, tuple[bytes, bytes]] = {}
 
     def build_template(self, index: int) -> tuple[bytes, bytes]:
-        """An ordinary chunk of this choice, cut where its delta or text belongs."""
+        """The chunk of this choice, split where its delta or text belongs."""
         if index not in self._templates:
             head, _, tail = self.write_chunk(index, _PLACEHOLDER).partition(_PLACEHOLDER)
             self._templates[index] = head, tail
         return self._templates[index]
 
     def write_chunk(self, index: int, body: bytes, **more: bytes) -> bytes:
-        """One chunk; ``more`` are a piece's further keys."""
+        """One chunk; ``more`` are further keys of the choice."""
         piece = {"finish_reason": b"null", **self._response_style.default_values, **more}
         piece["index"] = self._format_index(index)
         piece[self._delta_key] = body
@@ -513,19 +513,19 @@ class ChunkWriter:
         return before
 
     def set_usage(self, usage: Usage) -> None:
-        """Usage has come."""
+        """Store the usage."""
         self._usage = usage
         if self._usage_mode == "each":
             self._templates.clear()
 
     def set_metadata(self, served: ResponseMetadata) -> None:
-        """The worker has told its fingerprint."""
+        """Store the worker's fingerprint."""
         if served.fingerprint is not None:
             self._common_fields["system_fingerprint"] = encode_json(served.fingerprint)
             self._templates.clear()
 
     def write_end(self) -> bytes:
-        """The rest: a finish chunk held back, the usage chunk, the dialect's end."""
+        """The remaining chunks: a finish chunk held back, the usage chunk, the end marker."""
         last = self._write_pending_finish(final=True)
         if self._writes_total_usage and self._usage is not None:
             last += self._format_chunk(b"[]", encode_json(build_usage(self._usage)))
@@ -569,10 +569,10 @@ __all__ = ["FINISH_REASONS", "ChatEncoder", "CompletionEncoder", "ResponseStyle"
 
 
 class ChatEncoder:
-    """Writes the answer to a conversation.
+    """Encodes the response to a chat request.
 
-    ``id`` and ``model`` replace what would come from ``about``; ``headers`` are added to those of
-    the style.
+    ``id`` and ``model`` replace the values of ``about``; ``headers`` are added to those of the
+    style.
     """
 
     def __init__(
@@ -614,7 +614,7 @@ class ChatEncoder:
 
     @cached_property
     def _chunk_writer(self) -> ChunkWriter:
-        """Frames a stream. A whole answer does without."""
+        """Writes the chunks of a stream; a unary response needs none."""
         shared = {**self._common_fields, "object": self._response_style.chat_chunk_object}
         return ChunkWriter(self._response_style, self._request, shared, chat=True)
 
@@ -729,7 +729,7 @@ class ChatEncoder:
 
 
 class CompletionEncoder:
-    """Writes the answer to a completion; the arguments are those of ``ChatEncoder``."""
+    """Encodes the response to a completion request; arguments as for ``ChatEncoder``."""
 
     def __init__(
         self,
@@ -769,7 +769,7 @@ class CompletionEncoder:
 
     @cached_property
     def _chunk_writer(self) -> ChunkWriter:
-        """Frames a stream. A whole answer does without."""
+        """Writes the chunks of a stream; a unary response needs none."""
         shared = {**self._common_fields, "object": self._response_style.text_chunk_object}
         return ChunkWriter(self._response_style, self._request, shared, chat=False)
 

@@ -53,7 +53,7 @@ def read_tools(
     kinds: tuple[str, ...] = ("function", "custom"),
     none_as_absent: bool = False,
 ) -> tuple[Tool, ...]:
-    """The tools offered. ``none_as_absent``: an empty array says nothing instead of being wrong."""
+    """The tools of a request. ``none_as_absent``: an empty array means no tools, not an error."""
     raw = null_to_none(fields.get("tools"))
     if raw is None:
         return ()
@@ -105,7 +105,7 @@ def _read_name(fields: Mapping[str, Raw], at: str) -> str:
 
 
 def write_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """``tools`` as a worker takes them."""
+    """``tools`` as workers accept them."""
     return [{"type": tool.kind, tool.kind: _write_tool(tool)} for tool in tools]
 
 
@@ -124,7 +124,7 @@ def _write_tool(tool: Tool) -> dict[str, Any]:
 
 
 def read_tool_choice(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> ToolChoice | None:
-    """What must be called. Raises InvalidParameter also for a tool that was not offered."""
+    """The tool choice. Raises InvalidParameter also for a tool that is not in ``tools``."""
     raw = null_to_none(fields.get("tool_choice"))
     if raw is None:
         return None
@@ -214,7 +214,7 @@ def _read_tool_name(fields: Mapping[str, Raw], kind: str, at: str) -> str:
 
 
 def write_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> Any:
-    """``tool_choice`` as a worker takes it; ``tools`` tells a function from a custom tool."""
+    """``tool_choice`` as workers accept it; ``tools`` distinguishes function and custom tools."""
     kinds = {tool.name: tool.kind for tool in tools}
 
     def reference(name: str) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def write_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> Any:
 def restrict_tools(
     choice: ToolChoice | None, tools: tuple[Tool, ...]
 ) -> tuple[ToolChoice | None, tuple[Tool, ...]]:
-    """The same without ``allowed_tools``, for workers that do not know it: only those offered."""
+    """The same without ``allowed_tools``, for workers that lack it: only the allowed tools."""
     if not isinstance(choice, AllowedTools):
         return choice, tools
     return choice.mode, tuple(tool for tool in tools if tool.name in choice.names)
@@ -246,7 +246,7 @@ def restrict_tools(
 def read_functions(
     fields: Mapping[str, Raw],
 ) -> tuple[tuple[Tool, ...], ToolChoice | None]:
-    """``functions`` and ``function_call``, as tools and a choice of one."""
+    """``functions`` and ``function_call`` as tools and a tool choice."""
     raw = null_to_none(fields.get("functions"))
     if raw is None:
         if null_to_none(fields.get("function_call")) is not None:
@@ -281,7 +281,7 @@ def _read_function_call(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> Too
 
 
 def read_response_format(fields: Mapping[str, Raw]) -> OutputFormat | None:
-    """The form asked for; None is plain text."""
+    """The output format; None is plain text."""
     raw = null_to_none(fields.get("response_format"))
     if raw is None:
         return None
@@ -323,7 +323,7 @@ def _read_json_schema(fields: Mapping[str, Raw]) -> JsonSchemaFormat:
 
 
 def write_response_format(output: OutputFormat | None) -> dict[str, Any] | None:
-    """``response_format`` as a worker takes it; None where it can't say this output."""
+    """``response_format`` as workers accept it; None if it can't express this format."""
     match output:
         case JsonObjectFormat():
             return {"type": "json_object"}

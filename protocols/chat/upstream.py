@@ -1,4 +1,4 @@
-"""Writing requests for workers, and telling what they can't carry."""
+"""Encodes requests for workers, and finds their unsupported parameters."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
@@ -109,8 +109,9 @@ _SPECIAL_PARAMS: Final = frozenset(
      "suffix", "reasoning_effort", "include_reasoning", "thinking_token_budget", "seed",
      "spaces_between_special_tokens"}
 )  # fmt: skip
-"""Rows that the writer of requests has code for, that only the operator may open to clients, or
-that no engine of ours heeds."""
+"""Parameters that have their own code in the encoder, that only the operator may open to clients,
+or that the engine ignores.
+"""
 
 
 IGNORED_PARTS: Final[Mapping[type[ContentPart], str]] = {
@@ -120,11 +121,11 @@ IGNORED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     FilePart: "files",
     RefusalPart: "refusals",
 }
-"""Parts of messages that our engine passes over."""
+"""Content parts that the engine ignores."""
 
 
 def select_written_params(table: tuple[Param, ...]) -> tuple[Param, ...]:
-    """The rows that are written to our own workers as they are read there."""
+    """The rows that are written to our own workers with the name that they are read by."""
     return tuple(
         param
         for param in table
@@ -140,7 +141,7 @@ def select_written_params(table: tuple[Param, ...]) -> tuple[Param, ...]:
 
 
 class WorkerProfile(Struct, frozen=True, kw_only=True):
-    """One kind of worker."""
+    """What one kind of worker supports."""
 
     chat: tuple[Param, ...]
     completion: tuple[Param, ...]
@@ -148,29 +149,29 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ("user",)
     message_style: MessageStyle = MessageStyle()
     max_stop_strings: int | None = None
-    """The most stop strings it takes."""
+    """The largest number of stop strings."""
     max_chat_logprobs: int | None = None
     max_completion_logprobs: int | None = None
-    """The most alternatives beside a token, in conversations and in completions."""
+    """The largest number of alternatives per token, of chat and of completions."""
     template_arguments: bool = True
     allowed_tools: bool = False
-    """It knows ``allowed_tools``; others are given only those."""
+    """Whether it supports ``allowed_tools``; other workers get only the allowed tools."""
     custom_tools: bool = False
     write_output_format: Callable[[OutputFormat], dict[str, Any] | None] = write_response_format
-    """``response_format``, or None for what it can't say."""
+    """Writes ``response_format``; None if it can't express the format."""
     write_guide: Callable[[OutputFormat], Mapping[str, Any]] = lambda _: {}
-    """The fields for outputs that ``response_format`` can't say."""
+    """Writes the fields for formats that ``response_format`` lacks."""
     completion_response_format: bool = True
-    """It takes ``response_format`` with completions, too."""
+    """Whether it supports ``response_format`` in completions, too."""
     beam_search: bool = False
     token_ids: bool = False
-    """It can say an answer's token ids."""
+    """Whether it can return token ids."""
     privileged_params: tuple[Param, ...] = ()
-    """Rows that are only written where the operator lets clients have them."""
+    """Parameters that are only written if the operator lets clients use them."""
     ignored_parts: Mapping[type[ContentPart], str] = {}
-    """Parts of messages that its workers pass over, and what they are called."""
+    """Content parts that its workers ignore, with their names for reports."""
     request_rules: RequestRules = DEFAULT_REQUEST_RULES
-    """What a listener of this profile reads from its clients."""
+    """The rules of a listener with this profile."""
 
 
 SEED_PARAM = Param(wire="seed", field="sampling.seed", type="int", minimum=0, maximum=2**64 - 1)
@@ -198,7 +199,7 @@ def _find_params(*names: str) -> tuple[Param, ...]:
 
 
 def _exclude_zero_top_p(table: tuple[Param, ...]) -> tuple[Param, ...]:
-    """VLLM and SGLang refuse 0; the smallest nucleus is the same one token."""
+    """VLLM and SGLang reject 0; the smallest nucleus is the same one token."""
     low = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
     return tuple(low if param.wire == "top_p" else param for param in table)
 
@@ -322,35 +323,35 @@ _KNOWN_FIELDS = frozenset(
     | COMPLETION_FIELDS
     | EMBEDDING_FIELDS
 )
-"""Names with a meaning here: left over by another dialect, they mean something else."""
+"""Names with a meaning here: in extra fields of another protocol they mean something else."""
 
 _UNSUPPORTED_FIELDS = frozenset(
     {"prompt_logprobs", "return_tokens_as_token_ids", "return_prompt_text", "logprob_token_ids",
      "return_hidden_states", "return_prompt_token_ids", "audio", "watermarking"}
 )  # fmt: skip
-"""What would change the answer in a way that no event can tell."""
+"""Fields that change the response in a way that no event represents."""
 
 _PRIVILEGED_FIELDS = frozenset(
     {"cache_salt", "kv_transfer_params", "ec_transfer_params", "prompt_embeds", "media_io_kwargs",
      "vllm_xargs", "mm_processor_kwargs", "custom_logit_processor", "lora_path", "session_params"}
 )  # fmt: skip
-"""What reaches into a worker: given on only where the operator lets clients have it."""
+"""Fields that control a worker: forwarded only if the operator lets clients use them."""
 
 _SPECIAL_PATHS: Final = frozenset(
     {"sampling.seed", "sampling.do_sample", "sampling.logit_bias", "sampling.beam_width",
      "stopping.stop", "stopping.overflow", "logprobs.top", "logprobs.prompt", "output",
      "messages", "labels", "stream", "response_options.token_ids"}
 )  # fmt: skip
-"""Paths of which the rows for completions do not tell all that is written, or is lost."""
+"""Paths that the completion encoder handles outside its table."""
 
 
 def uses_chat_endpoint(request: GenerationRequest) -> bool:
-    """Whether the worker's chat endpoint answers it."""
+    """Whether the worker's chat endpoint answers the request."""
     return request.kind == "chat" or request.templating.mode == "server"
 
 
 class RequestWriter:
-    """Writes requests for the workers of one profile, under one path prefix."""
+    """Encodes requests for the workers of one profile, under one path prefix."""
 
     def __init__(self, profile: WorkerProfile, prefix: str, *, powers: bool) -> None:
         self._profile = profile
@@ -374,7 +375,7 @@ class RequestWriter:
         return UpstreamRequest(f"{self._prefix}/{path}", _encode(body), _JSON_HEADERS)
 
     def write_body(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """The path behind the prefix, and the body's fields."""
+        """The path after the prefix, and the fields of the body."""
         if isinstance(request, EmbeddingRequest):
             path, body = "embeddings", self._write_embedding(request)
         elif uses_chat_endpoint(request):
@@ -406,11 +407,11 @@ class RequestWriter:
         return found + left
 
     def expects_echo(self, request: GenerationRequest) -> bool:
-        """Whether the worker is asked to give the prompt back."""
+        """Whether the worker is asked to return the prompt."""
         return bool(request.echo) and self._supports_echo and not uses_chat_endpoint(request)
 
     def forwards_field(self, name: str) -> bool:
-        """Whether a worker is given a field that the gateway does not know."""
+        """Whether a worker gets a field that the gateway does not know."""
         if name in _KNOWN_FIELDS or name in _UNSUPPORTED_FIELDS:
             return False
         return self._allows_privileged or name not in _PRIVILEGED_FIELDS
@@ -581,7 +582,7 @@ class RequestWriter:
     def _find_ignored_parts(
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> Iterator[UnsupportedParameter]:
-        """The parts of messages that the worker does not see."""
+        """The losses of content parts that the worker ignores."""
         parts = {type(part) for message in request.messages for part in message.parts}
         if unseen := [told for kind, told in self._profile.ignored_parts.items() if kind in parts]:
             where = names.get("messages", "messages")
@@ -590,7 +591,7 @@ class RequestWriter:
             yield UnsupportedParameter("messages", "dropped", "earlier reasoning")
 
     def _build_support(self, *, chat: bool) -> dict[str, ParameterSupport]:
-        """What is carried of every request."""
+        """The support that does not depend on the request."""
         profile = self._profile
         most = profile.max_chat_logprobs if chat else profile.max_completion_logprobs
         low = None if most is None else 0
@@ -611,7 +612,7 @@ class RequestWriter:
     def _build_request_support(
         self, request: GenerationRequest, *, chat: bool
     ) -> dict[str, ParameterSupport]:
-        """What is carried beside that, by this request."""
+        """The further support for this request."""
         profile = self._profile
         carries = {}
         if request.echo and not chat and request.logprobs is not None:
@@ -633,7 +634,7 @@ class RequestWriter:
 
 
 def _ignore_overflow_error(request: Any) -> Any:
-    """The request without the wish to be told of an overflow, which every worker fulfils."""
+    """The request without the overflow policy that every worker has."""
     if isinstance(request, EmbeddingRequest):
         unsaid = request.overflow == "error"
         return msgspec.structs.replace(request, overflow=None) if unsaid else request
@@ -644,7 +645,7 @@ def _ignore_overflow_error(request: Any) -> Any:
 
 
 def _wrap_prompt(request: GenerationRequest) -> tuple[Message, ...]:
-    """A prompt that the worker's template shall wrap, as what a user said."""
+    """A prompt as a user message, for the worker's chat template."""
     match request.prompts:
         case (str() as prompt,):
             return (Message("user", (TextPart(prompt),)),)
@@ -663,15 +664,15 @@ def _limit_logprobs(logprobs: LogprobsOptions, most: int | None) -> int:
     return most if top < 0 else min(top, most)
 
 
-# A request made narrower, step by step, for a worker that takes less; each step's loss is told.
+# Removes what a worker does not support from a request, and reports each loss.
 
 RequestT = TypeVar("RequestT", GenerationRequest, EmbeddingRequest)
 
 
 class RequestReducer(Generic[RequestT]):
-    """What is left of a request, and what was lost on the way.
+    """The remaining request, and the losses so far.
 
-    ``names`` gives the client's wire name of a path, as from ``Dialect.names``.
+    ``names`` maps paths to the client's wire names, as of ``ClientAdapter.field_names``.
     """
 
     def __init__(self, request: RequestT, names: Mapping[str, str]) -> None:
@@ -680,19 +681,19 @@ class RequestReducer(Generic[RequestT]):
         self._field_names = names
 
     def set_field(self, path: str, value: Any) -> None:
-        """Put a value at a path, of which nothing is told."""
+        """Set a value at a path, without a loss."""
         section, _, name = path.rpartition(".")
         if section:
             name, value = section, replace(getattr(self.request, section), **{name: value})
         self.request = replace(self.request, **{name: value})
 
     def report(self, path: str, reason: LossReason, detail: str = "", *, wire: str = "") -> None:
-        """What becomes of the field at a path; ``wire`` is its name if the client has none."""
+        """Report a loss at a path; ``wire`` is its name if the client has none."""
         shown = self._field_names.get(path, wire or path.rpartition(".")[2])
         self.unsupported_parameters.append(UnsupportedParameter(shown, reason, detail, path))
 
     def drop_fields(self, *paths: str, detail: str = "") -> None:
-        """Leave out what is set at these paths."""
+        """Drop the values set at these paths."""
         for path in paths:
             got = self._get_field(path)
             if got is not None and got != ():
@@ -700,13 +701,13 @@ class RequestReducer(Generic[RequestT]):
                 self.report(path, "dropped", detail)
 
     def _get_field(self, path: str) -> Any:
-        """What is set there; None where a section is absent."""
+        """The value set at a path; None if a section is absent."""
         section, _, name = path.rpartition(".")
         holder = getattr(self.request, section) if section else self.request
         return getattr(holder, name, None)
 
     def drop_foreign_extra(self, source: str) -> None:
-        """Leave out unknown fields unless they are those of ``source``'s own clients."""
+        """Drop unknown fields unless they are from clients of ``source``."""
         if self.request.source != source:
             self.unsupported_parameters += [
                 UnsupportedParameter(name, "dropped") for name in self.request.extra
@@ -715,7 +716,7 @@ class RequestReducer(Generic[RequestT]):
 
 
 def keep_first_prompt(narrow: RequestReducer[GenerationRequest]) -> None:
-    """One prompt: the first."""
+    """Keep only the first prompt."""
     if len(narrow.request.prompts) > 1:
         narrow.report("prompts", "dropped", "one at a time", wire="prompt")
         narrow.set_field("prompts", narrow.request.prompts[:1])
@@ -724,7 +725,7 @@ def keep_first_prompt(narrow: RequestReducer[GenerationRequest]) -> None:
 def remove_parts(
     narrow: RequestReducer[GenerationRequest], kinds: Mapping[type[ContentPart], str]
 ) -> None:
-    """Messages without parts of these kinds; the values say what they are, in reports."""
+    """Drop content parts of these kinds; the values are their names in reports."""
     found = {type(part) for message in narrow.request.messages for part in message.parts}
     if lost := sorted(shown for kind, shown in kinds.items() if kind in found):
         narrow.report("messages", "dropped", ", ".join(lost))
@@ -736,7 +737,7 @@ def remove_parts(
 
 
 def remove_logprobs(narrow: RequestReducer[GenerationRequest], detail: str = "") -> None:
-    """No log probabilities."""
+    """Drop log probabilities."""
     if narrow.request.logprobs is not None:
         narrow.set_field("logprobs", None)
         narrow.report("logprobs.top", "dropped", detail)

@@ -1,4 +1,4 @@
-"""Events to one whole answer. A unary answer is this fold over the same events as a stream."""
+"""Folds the events of a stream into a unary response."""
 
 from collections.abc import Iterable
 from operator import attrgetter
@@ -28,12 +28,12 @@ from protocols.core.request import ToolCall
 
 
 class UnaryChoice(Struct):
-    """One choice, complete. ``text`` starts with the prompt where ``echo`` was asked for."""
+    """One complete choice. ``text`` starts with the prompt if the client requested ``echo``."""
 
     index: int
     text: str = ""
     echo_length: int = 0
-    """How many characters of ``text`` are the prompt's."""
+    """The number of characters of ``text`` that belong to the prompt."""
     tokens: int = 0
     reasoning: str = ""
     reasoning_signature: str | None = None
@@ -46,7 +46,7 @@ class UnaryChoice(Struct):
 
 
 class UnaryResponse(Struct):
-    """A whole answer: choices for a GenerateRequest, vectors for an EmbedRequest; by index."""
+    """A complete response: choices of a GenerationRequest or embeddings, ordered by index."""
 
     choices: list[UnaryChoice] = []
     embeddings: list[tuple[float, ...]] = []
@@ -59,18 +59,18 @@ _INDEX: Final = attrgetter("index")
 
 
 class ResponseAccumulator:
-    """Collects events into an Answer."""
+    """Collects events into a UnaryResponse."""
 
     def __init__(self) -> None:
         self._choices: dict[int, UnaryChoice] = {}
         self._open_choices: dict[int, UnaryChoice] = {}
-        """Those that have not ended."""
+        """The choices that have not ended."""
         self._embeddings: dict[int, tuple[float, ...]] = {}
         self._response = UnaryResponse()
         self._ended = False
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take these in. Raises StreamBroken when a choice goes on after its end."""
+        """Add events. Raises StreamBroken if a choice continues after its end."""
         for event in events:
             if type(event) is TextDelta:
                 choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
@@ -94,7 +94,7 @@ class ResponseAccumulator:
                 self._add_other(event)
 
     def result(self) -> UnaryResponse:
-        """The answer. Raises StreamBroken unless every choice has ended and Done came."""
+        """The response. Raises StreamBroken unless every choice ended and StreamEnd came."""
         if self._open_choices or not self._ended:
             raise StreamBroken("the answer stopped before its end")
         self._response.choices = sorted(self._choices.values(), key=_INDEX)
@@ -103,7 +103,7 @@ class ResponseAccumulator:
         return self._response
 
     def _add_other(self, event: Event) -> None:
-        """Take in one of those that few answers have."""
+        """Add an event of a rare kind."""
         match event:
             case Embedding(index, values):
                 self._embeddings[index] = values
@@ -152,7 +152,7 @@ class ResponseAccumulator:
 
 
 def aggregate(events: Iterable[Event]) -> UnaryResponse:
-    """The whole answer that these are. Raises StreamBroken where they are none."""
+    """The response that these events make. Raises StreamBroken if they are incomplete."""
     fold = ResponseAccumulator()
     fold.add(events)
     return fold.result()

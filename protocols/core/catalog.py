@@ -1,4 +1,4 @@
-"""What the gateway serves, as a dialect's listing endpoints see it: names, never addresses."""
+"""The served models, as listing endpoints see them: names, never addresses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -6,11 +6,11 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 ModelTask = Literal["chat", "embedding"]
-"""``chat`` models also take completions."""
+"""``chat`` models accept completions, too."""
 
 
 class VersionInfo(Struct, frozen=True):
-    """A numbered target of a model; ``share`` is its part of the split in percent."""
+    """A version of a model; ``share`` is its part of the traffic split in percent."""
 
     name: str
     backend_model: str
@@ -20,23 +20,23 @@ class VersionInfo(Struct, frozen=True):
 
 
 class ModelInfo(Struct, frozen=True):
-    """A public model. ``aliases`` are further names of it."""
+    """A public model, with its aliases."""
 
     name: str
     versions: tuple[VersionInfo, ...]
     task: ModelTask = "chat"
     aliases: tuple[str, ...] = ()
     created: int = 0
-    """Unix seconds."""
+    """Unix time in seconds."""
     context_length: int | None = None
-    """The longest prompt and answer together, in tokens."""
+    """Largest sum of prompt and completion tokens."""
     max_tokens: int | None = None
     protocol_options: Mapping[str, Mapping[str, Any]] = {}
-    """What only one dialect asks of a model, under that dialect's name."""
+    """Settings of the model for one protocol, by the protocol's name."""
 
     @property
     def ready(self) -> bool:
-        """Whether at least one version can answer."""
+        """Whether at least one version is ready."""
         return any(version.ready for version in self.versions)
 
 
@@ -45,13 +45,13 @@ class Catalog(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether the gateway takes requests (false while it drains)."""
+        """Whether the gateway accepts requests (false while it drains)."""
 
     def list_models(self) -> Sequence[ModelInfo]:
         """Every public model, in the order of the configuration."""
 
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
-        """The model of this name or alias.
+        """The model with this name or alias.
 
         Raises ModelNotFound or VersionNotFound.
         """

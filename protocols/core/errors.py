@@ -1,35 +1,34 @@
-"""Everything that can go wrong, in the gateway's own words.
+"""All errors of the gateway, independent of protocols and HTTP.
 
 GatewayError
-├── ClientError                 the client can mend it
-│   ├── Malformed               the body can't be read at all
-│   ├── InvalidParameter        one field is missing, or of a wrong type or value
+├── ClientError                 the client can fix the request
+│   ├── MalformedRequest        the body cannot be decoded
+│   ├── InvalidParameter        a field is missing or has a wrong type or value
 │   │   └── UnknownParameter
-│   ├── Unsupported             understood, and the target can't do it
-│   ├── ContextTooLong          the prompt does not fit the model
-│   ├── ContentRefused          a policy refused the content
+│   ├── UnsupportedFeature      valid, but the target does not support it
+│   ├── ContextTooLong          the prompt does not fit the model's context
+│   ├── ContentRefused          a content policy rejected the request
 │   ├── ModelNotFound
 │   │   └── VersionNotFound
 │   ├── PathNotFound
-│   ├── RequestNotFound         no running request of this id
-│   ├── MethodNotAllowed        carries ``allowed``
-│   ├── TooLarge                the body, or a header
-│   ├── Unauthorized            no key, or a wrong one
-│   ├── Forbidden               a good key, and not for this
-│   ├── RateLimited             carries ``retry_after``
+│   ├── RequestNotFound         no running request has this id
+│   ├── MethodNotAllowed        has ``allowed``
+│   ├── RequestTooLarge         the body or a header
+│   ├── Unauthorized            no API key, or an invalid one
+│   ├── Forbidden               a valid key without this permission
+│   ├── RateLimited             has ``retry_after``
 │   ├── QuotaExceeded
-│   └── ClientGone              the client left; nobody reads what we say
-├── Overloaded                  we, or every worker, are busy: try later
-├── DeadlineExceeded            says which of the time limits it was
+│   └── ClientDisconnected      the client closed the connection or cancelled
+├── Overloaded                  the gateway or every worker is busy
+├── DeadlineExceeded            ``phase`` names the timeout
 ├── WorkerError                 the worker's fault
-│   ├── WorkerUnreachable       it never saw the request
-│   ├── WorkerFailed            it answered with an error, or not in its dialect
-│   └── StreamBroken            its answer stopped before its end
-└── InternalError               our fault
+│   ├── WorkerUnreachable       the worker did not get the request
+│   ├── WorkerFailed            the worker sent an error or an invalid response
+│   └── StreamBroken            the response stopped before its end
+└── InternalError               the gateway's fault
 
-An error says who is to blame (``blame``) and whether the same request may be sent again
-(``retryable``). It knows nothing of HTTP: a dialect's ``refuse`` turns it into a status and a body,
-and nobody else does.
+An error has an ``origin`` and says whether the same request may be sent again (``retryable``).
+Only ``ClientAdapter.encode_error`` maps errors to HTTP statuses and bodies.
 """
 
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -46,28 +45,29 @@ ParameterProblem = Literal[
     "too_long",
     "conflict",
 ]
-"""What is wrong with a parameter. ``below`` and ``above``: outside its range; ``value``: none of
-those allowed; ``too_long``: a string or array; ``conflict``: with another field."""
+"""What is wrong with a parameter. ``below`` and ``above``: outside its range; ``value``: not one of
+the allowed values; ``too_long``: a string or array; ``conflict``: with another field.
+"""
 
 
 class UpstreamErrorText(NamedTuple):
-    """What a worker said to a client of its own dialect, short and clean."""
+    """A worker's error text for clients of the same protocol, cleaned and truncated."""
 
     status: int
     text: str
     in_stream: bool = False
-    """Said as an event of a stream."""
+    """The error is an event of a stream."""
 
 
 class GatewayError(Exception):
-    """The root. ``message`` may be shown to the client; ``param`` is the wire path of a field."""
+    """The base class. ``message`` may be shown to clients; ``param`` is a field's wire path."""
 
     origin: ClassVar[ErrorOrigin] = "gateway"
     retryable: ClassVar[bool] = False
     retry_after: float | None = None
-    """Seconds after which to try again, where known."""
+    """Seconds until a retry makes sense, if known."""
     upstream_error: UpstreamErrorText | None = None
-    """What the dialect says in place of words of its own, where a call was passed on as it was."""
+    """The worker's error for clients of the same protocol, if the request was passed through."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -76,15 +76,15 @@ class GatewayError(Exception):
 
 
 class ClientError(GatewayError):
-    """The client can mend it."""
+    """The client can fix the request."""
 
     origin = "client"
 
 
 class MalformedRequest(ClientError):
-    """The body can't be read: not JSON, not UTF-8, nested too deep, or not an object.
+    """The body can't be decoded: not JSON, not UTF-8, nested too deep, or not an object.
 
-    ``at`` is the byte offset where known; ``problem`` is ``json``, ``object`` or ``depth``.
+    ``at`` is the byte offset, if known; ``problem`` is ``json``, ``object`` or ``depth``.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class MalformedRequest(ClientError):
 class InvalidParameter(ClientError):
     """One field is missing or wrong.
 
-    ``expected`` is the dialect's own description of what it wanted (a parameter's table row), for
-    its error text; ``got`` is the offending value where it can be shown.
+    ``expected`` is the protocol's own description of the field (a row of its parameter table), for
+    the error text; ``got`` is the received value, if it can be shown.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class InvalidParameter(ClientError):
 
 
 class UnknownParameter(InvalidParameter):
-    """A field that the dialect does not have, where it insists."""
+    """The protocol does not have this field, and the listener rejects unknown fields."""
 
 
 class UnsupportedFeature(ClientError):
-    """Understood; the target can't do it."""
+    """Valid, but the target does not support it."""
 
 
 class ContextTooLong(ClientError):
-    """The prompt does not fit. ``tokens`` and ``limit`` where known."""
+    """The prompt does not fit the model's context. ``tokens`` and ``limit`` are set if known."""
 
     def __init__(
         self,
@@ -146,11 +146,11 @@ class ContextTooLong(ClientError):
 
 
 class ContentFiltered(ClientError):
-    """A policy refused the content."""
+    """A content policy rejected the request."""
 
 
 class ModelNotFound(ClientError):
-    """No model of this name."""
+    """No model has this name."""
 
     def __init__(self, message: str, *, model: str) -> None:
         super().__init__(message, param="model")
@@ -166,7 +166,7 @@ class VersionNotFound(ModelNotFound):
 
 
 class PathNotFound(ClientError):
-    """No endpoint of this path. ``method`` and ``path`` are as they were sent, where known."""
+    """No endpoint has this path. ``method`` and ``path`` are as the client sent them, if known."""
 
     def __init__(self, message: str, *, method: str = "", path: str = "") -> None:
         super().__init__(message)
@@ -175,7 +175,7 @@ class PathNotFound(ClientError):
 
 
 class RequestNotFound(ClientError):
-    """No running request has this ``id``, which its client chose."""
+    """No running request has this ``id``, which the client chose."""
 
     def __init__(self, message: str, *, id: str) -> None:  # noqa: A002 - the wire's word
         super().__init__(message)
@@ -183,7 +183,7 @@ class RequestNotFound(ClientError):
 
 
 class MethodNotAllowed(ClientError):
-    """The path exists, for other methods. ``path`` is as it was sent, where known."""
+    """The path allows other methods. ``path`` is as the client sent it, if known."""
 
     def __init__(self, message: str, *, allowed: tuple[str, ...], path: str = "") -> None:
         super().__init__(message)
@@ -200,7 +200,7 @@ class RequestTooLarge(ClientError):
 
 
 class Unauthorized(ClientError):
-    """No key, or a wrong one. ``missing`` tells which."""
+    """No API key, or an invalid one. ``missing`` tells which."""
 
     def __init__(self, message: str, *, missing: bool) -> None:
         super().__init__(message)
@@ -208,11 +208,11 @@ class Unauthorized(ClientError):
 
 
 class Forbidden(ClientError):
-    """A good key, and not for this."""
+    """The API key is valid but lacks this permission."""
 
 
 class RateLimitExceeded(ClientError):
-    """Too much, for now. ``scope`` is ``requests``, ``tokens`` or ``concurrency``."""
+    """A rate limit is exceeded. ``scope`` is ``requests``, ``tokens`` or ``concurrency``."""
 
     def __init__(
         self, message: str, *, retry_after: float | None = None, scope: str = "requests"
@@ -223,15 +223,15 @@ class RateLimitExceeded(ClientError):
 
 
 class QuotaExceeded(ClientError):
-    """The budget is spent; trying again soon will not help."""
+    """The quota is used up; a retry will not help soon."""
 
 
 class ClientDisconnected(ClientError):
-    """The client left, or told us to stop."""
+    """The client disconnected or cancelled the request."""
 
 
 class Overloaded(GatewayError):
-    """No capacity now: every worker is down or busy, the queue is full, or we are draining."""
+    """No capacity: every worker is down or busy, the queue is full, or the gateway drains."""
 
     retryable = True
 
@@ -241,7 +241,7 @@ class Overloaded(GatewayError):
 
 
 class DeadlineExceeded(GatewayError):
-    """A time limit ran out: ``queue``, ``connect``, ``first_token``, ``idle`` or ``total``."""
+    """A timeout expired: ``queue``, ``connect``, ``first_token``, ``idle`` or ``total``."""
 
     def __init__(self, message: str, *, which: str = "total") -> None:
         super().__init__(message)
@@ -249,7 +249,7 @@ class DeadlineExceeded(GatewayError):
 
 
 class WorkerError(GatewayError):
-    """The worker's fault. ``status`` is its HTTP status where it gave one."""
+    """The worker's fault. ``status`` is its HTTP status, if it sent one."""
 
     origin = "worker"
 
@@ -259,18 +259,18 @@ class WorkerError(GatewayError):
 
 
 class WorkerUnreachable(WorkerError):
-    """The worker never saw the request, so it may be sent again."""
+    """The worker did not get the request, so a retry is safe."""
 
     retryable = True
 
 
 class WorkerFailed(WorkerError):
-    """The worker answered with an error, or not in its dialect."""
+    """The worker sent an error or an invalid response."""
 
 
 class StreamBroken(WorkerError):
-    """The answer stopped before its end."""
+    """The response stopped before its end."""
 
 
 class InternalError(GatewayError):
-    """Our fault; the log has the cause."""
+    """The gateway's fault; its log has the cause."""

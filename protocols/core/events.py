@@ -1,7 +1,7 @@
-"""What is answered: the events of a stream, of which a whole answer is the fold.
+"""The events of a response. A unary response is the fold of the same events.
 
-Every stream of events ends in exactly one of Done or an exception. Each choice has one End, and
-usage comes at most once (unless running usage was asked for; then the last one counts).
+Every stream ends in exactly one StreamEnd or an exception. Each choice has one ChoiceEnd. Usage
+comes at most once, unless the client requested running usage: then the last one counts.
 """
 
 from typing import Literal
@@ -9,13 +9,14 @@ from typing import Literal
 from msgspec import Struct
 
 FinishReason = Literal["eos", "stop", "length", "tool_calls", "content_filter", "unknown"]
-"""``eos``: the model ended; ``stop``: a stop string or token; ``unknown``: the worker named a
-reason that we do not know. A cancelled or failed choice has no End: it ends in an exception.
+"""``eos``: the model ended; ``stop``: a stop string or token; ``unknown``: the worker sent a
+reason that the gateway does not know. A cancelled or failed choice has no ChoiceEnd: the stream
+ends in an exception.
 """
 
 
 class TopLogprob(Struct, frozen=True, gc=False):
-    """An alternative that the model had."""
+    """An alternative to a token."""
 
     token: str
     logprob: float
@@ -37,13 +38,13 @@ class TokenLogprob(Struct, frozen=True, gc=False):
 
 
 class StreamStart(Struct, frozen=True, gc=False, tag=True):
-    """The backend has begun. Comes once, first, if it comes at all."""
+    """The backend has started. Optional; at most one, as the first event."""
 
     prompt_tokens: int | None = None
 
 
 class PromptEcho(Struct, frozen=True, tag=True):
-    """The prompt of a choice, before its first Text, where ``echo`` was asked for."""
+    """The prompt of a choice, before its first TextDelta, if the client requested ``echo``."""
 
     index: int
     text: str
@@ -51,7 +52,7 @@ class PromptEcho(Struct, frozen=True, tag=True):
 
 
 class TextDelta(Struct, frozen=True, gc=False, tag=True):
-    """A piece of a choice's text. ``tokens`` is how many tokens it stands for."""
+    """A piece of a choice's text, made of ``tokens`` tokens."""
 
     text: str
     index: int = 0
@@ -76,7 +77,7 @@ class RefusalDelta(Struct, frozen=True, gc=False, tag=True):
 
 
 class ToolCallStart(Struct, frozen=True, gc=False, tag=True):
-    """The model calls a tool: its ``call``-th in this choice."""
+    """The model calls a tool; ``call_index`` counts the calls of the choice from 0."""
 
     index: int
     call_index: int
@@ -93,7 +94,7 @@ class ToolCallDelta(Struct, frozen=True, gc=False, tag=True):
 
 
 class ChoiceEnd(Struct, frozen=True, gc=False, tag=True):
-    """A choice is complete. ``stop`` is the string or token id that ended it, where known."""
+    """A choice is complete; ``matched_stop`` is the stop string or token id, if known."""
 
     finish_reason: FinishReason
     index: int = 0
@@ -108,10 +109,10 @@ class Embedding(Struct, frozen=True, gc=False, tag=True):
 
 
 class Usage(Struct, frozen=True, gc=False, tag=True):
-    """Tokens spent, and who says so.
+    """Token counts, and their source.
 
-    ``worker``: the worker's own figures; ``counted``: counted by us from what it sent;
-    ``estimated``: a guess.
+    ``worker``: reported by the worker; ``counted``: counted by the gateway from the worker's
+    events; ``estimated``: an estimate.
     """
 
     prompt_tokens: int
@@ -127,7 +128,7 @@ class Usage(Struct, frozen=True, gc=False, tag=True):
 
 
 class Timing(Struct, frozen=True, gc=False, tag=True):
-    """What the backend measured: seconds, and the batch it computed in."""
+    """Durations in seconds and the batch size, as measured by the backend."""
 
     queue: float | None = None
     prefill: float | None = None
@@ -136,7 +137,7 @@ class Timing(Struct, frozen=True, gc=False, tag=True):
 
 
 class ResponseMetadata(Struct, frozen=True, gc=False, tag=True):
-    """Who answers, in the worker's words."""
+    """The worker's own metadata of the response."""
 
     model: str | None = None
     fingerprint: str | None = None
@@ -145,7 +146,7 @@ class ResponseMetadata(Struct, frozen=True, gc=False, tag=True):
 
 
 class StreamEnd(Struct, frozen=True, gc=False, tag=True):
-    """Everything has been said."""
+    """The response is complete."""
 
 
 Event = (

@@ -1,22 +1,17 @@
-"""What a dialect and a backend must offer. A port is what its caller needs, and no more.
+"""Interfaces between the gateway, the protocols and their callers.
 
-Dialect        one wire protocol towards clients
-Tokenizing     a dialect whose clients may ask for the tokens of a text
-Described      a dialect that can tell what its endpoints take and answer
-Metering       a dialect that tells its clients what is left to them
-WorkerDialect  one wire protocol towards workers
-Renderer       makes one prompt of a conversation
-Learning       a worker dialect that asks a worker about a model first
-Cancelling     a worker dialect with a request that stops another
-Relaying       a worker dialect that takes a client's own bytes
-Backend        what answers a request
-Warming        a backend that takes a while until it is at its best
-Pouring        a backend that gives its events to who takes them at once, or all together
-Relayer        a backend whose workers take a client's own bytes
-Choosing       a backend that tells how it chooses one of its workers
-Tokenizer      a backend that knows the tokens of a text
+ClientAdapter        one wire protocol towards clients
+SupportsTokenize     a client adapter with endpoints that tokenize text
+OpenApiProvider      a client adapter that describes its endpoints
+RateLimitHeaders     a client adapter that reports rate limits in headers
+UpstreamAdapter      one wire protocol towards workers
+ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
+SupportsCancel       an upstream adapter with a request that cancels another
+SupportsPassthrough  an upstream adapter that forwards a client's own bytes
+PromptRenderer       renders a conversation as one prompt
 
-A module that speaks both ways registers one object that is a Dialect and a WorkerDialect.
+A class that serves both directions is a ClientAdapter and an UpstreamAdapter. The interfaces of
+backends are in ``backends.interfaces``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,17 +32,17 @@ Clock = Callable[[], float]
 
 Headers = tuple[tuple[str, str], ...]
 Token = tuple[int, str]
-"""A token's id, and the text that it completes: "" within a character of several tokens."""
+"""A token's id and its text: "" for all but the last token of a character."""
 
 
 class Endpoint(Struct, frozen=True):
-    """One row of a dialect's table of paths.
+    """One endpoint of a protocol.
 
-    ``path`` is absolute; ``{name}`` stands for one segment, given percent-decoded in
-    ``Call.params``. ``task`` says what the server does: ``generate`` answers a Request; ``inform``
-    asks the dialect to answer from the catalog; ``stop`` ends the running request whose
-    ``client_id`` the dialect's ``peek`` reads; ``tokenize`` is for a dialect that is Tokenizing.
-    ``variant`` is the dialect's own.
+    ``path`` is absolute; ``{name}`` matches one segment, percent-decoded in
+    ``ClientRequest.path_params``. ``task`` says what the gateway does: ``generate`` answers a
+    Request; ``inform`` answers from the catalog; ``stop`` cancels the running request whose
+    ``client_id`` is in the RoutingInfo; ``tokenize`` needs SupportsTokenize. ``operation`` is the
+    adapter's own name for what the endpoint does.
     """
 
     method: str
@@ -55,13 +50,16 @@ class Endpoint(Struct, frozen=True):
     task: Literal["generate", "inform", "stop", "tokenize"] = "generate"
     operation: str = ""
     public: bool = False
-    """No key is asked for."""
+    """No API key is required."""
     strict_slash: bool = False
-    """A slash at the end makes it another path."""
+    """A trailing slash makes it another path."""
 
 
 class ClientRequest(Struct, frozen=True, dict=True):
-    """What a client sent, and what a dialect keeps of it. Header names are lower case."""
+    """One HTTP request of a client, with the decoded forms that adapters cache on it.
+
+    Header names are lower case.
+    """
 
     endpoint: Endpoint
     path_params: Mapping[str, str]
@@ -69,15 +67,15 @@ class ClientRequest(Struct, frozen=True, dict=True):
     query: str
     body: bytes
     path: str
-    """As it was sent, not decoded."""
+    """As the client sent it, not percent-decoded."""
     id: str = ""
-    """The gateway's name for the exchange."""
+    """The gateway's id of the request."""
     started_at: float = 0.0
-    """In Unix seconds."""
+    """Unix time in seconds."""
 
 
 class RoutingInfo(Struct, frozen=True, gc=False):
-    """The little that routing needs; everything else stays bytes."""
+    """The fields that routing needs; the rest of the body is not decoded."""
 
     model: str
     version: str | None = None
@@ -86,11 +84,11 @@ class RoutingInfo(Struct, frozen=True, gc=False):
 
 
 class ResponseContext(Struct, frozen=True):
-    """What an answer says of itself beside the events.
+    """Metadata of a response that is not in its events.
 
-    ``created`` is in Unix seconds. ``model`` is the name the client asked for, ``served`` the
-    version's name and ``served_model`` the backend's name for the model. ``clock`` gives monotonic
-    seconds.
+    ``created`` is Unix time in seconds. ``model`` is the name that the client requested,
+    ``version`` the name of the version and ``backend_model`` the backend's name of the model.
+    ``clock`` returns monotonic seconds.
     """
 
     id: str
@@ -102,7 +100,7 @@ class ResponseContext(Struct, frozen=True):
 
 
 class HttpResponse(Struct, frozen=True):
-    """A whole answer."""
+    """A complete, non-streaming HTTP response."""
 
     status: int
     body: bytes = b""
@@ -110,75 +108,75 @@ class HttpResponse(Struct, frozen=True):
 
 
 class ResponseEncoder(Protocol):
-    """Writes one answer, either as a stream or whole. Stateful, since most dialects are."""
+    """Encodes one response, streaming or unary. It has state: use one for each response."""
 
     content_type: str
-    """Of a stream."""
+    """Content type of a stream."""
 
     def headers(self) -> Headers:
-        """What this dialect adds to an answer's headers, once the first events are written."""
+        """The protocol's response headers, valid once the first events are encoded."""
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """The bytes of these events in a stream. Done writes the dialect's end."""
+        """These events as bytes of a stream. StreamEnd writes the protocol's end marker."""
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """The bytes that tell of an error in a stream that has begun; no normal end follows."""
+        """The error as bytes of a stream that has started; no end marker follows."""
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
-        """The answer in one piece."""
+        """The complete response."""
 
 
 class ClientAdapter(Protocol):
-    """One wire protocol towards clients, with no I/O. Its errors are ClientErrors."""
+    """One wire protocol towards clients. It does no I/O and raises ClientErrors."""
 
     name: str
     path_prefixes: tuple[str, ...]
-    """Path prefixes under which an unknown path is answered in this dialect's words."""
+    """An unknown path under one of these prefixes gets this protocol's error body."""
     endpoints: tuple[Endpoint, ...]
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
-        """Which model, and whether streamed."""
+        """Read the requested model, whether to stream, and the client's request id."""
 
     def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
-        """The whole request, checked after this dialect's rules.
+        """Decode and validate the complete request.
 
-        ``model`` is the one that it goes to; without it, the rules that are a model's are left out.
+        ``model`` is the target model; without it, rules that depend on the model are skipped.
         """
 
     def create_encoder(
         self, call: ClientRequest, request: Request, about: ResponseContext
     ) -> ResponseEncoder:
-        """What writes the answer to this request."""
+        """Create the encoder of the response to this request."""
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
-        """The answer that tells of an error, before anything was sent.
+        """The error as a response, if none has been started.
 
-        ``call`` is None when the path is unknown or the body could not be had.
+        ``call`` is None if the path is unknown or the body could not be read.
         """
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """The answer of an ``inform`` endpoint."""
+        """Answer a request to an ``inform`` endpoint."""
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
-        """The wire name of each field path of the internal request, for reports of loss."""
+        """Wire name by field path of the internal request, for translation loss reports."""
 
 
 @runtime_checkable
 class SupportsTokenize(Protocol):
-    """What a dialect with ``tokenize`` endpoints has beside. The model is the one it peeks."""
+    """A client adapter with ``tokenize`` endpoints. RoutingInfo names the model."""
 
     def read_text(self, call: ClientRequest) -> str:
-        """The text to be cut into tokens. Raises ClientError."""
+        """The text to tokenize. Raises ClientError."""
 
     def encode_tokens(self, call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
-        """The answer."""
+        """The tokens as a response."""
 
 
 class OpenApiFragment(Struct, frozen=True):
-    """Endpoints in the words of OpenAPI 3.1.
+    """The OpenAPI 3.1 description of one adapter's endpoints.
 
-    ``operations`` holds an operation, without its path's parameters, for each ``Endpoint.variant``
-    that is told of. ``schemas`` are what these refer to as ``#/components/schemas/NAME``.
+    ``operations`` has an operation object, without path parameters, by ``Endpoint.operation``.
+    ``schemas`` are the components that these reference as ``#/components/schemas/NAME``.
     """
 
     operations: Mapping[str, Mapping[str, Any]]
@@ -187,14 +185,14 @@ class OpenApiFragment(Struct, frozen=True):
 
 @runtime_checkable
 class OpenApiProvider(Protocol):
-    """What a dialect has beside that tells of itself."""
+    """A client adapter that describes its endpoints."""
 
     def openapi_fragment(self) -> OpenApiFragment:
-        """What its endpoints take and answer. Names no model."""
+        """Requests and responses of its endpoints, independent of the models."""
 
 
 class RateLimitStatus(Struct, frozen=True):
-    """What is left of a limit; in ``reset`` seconds all of it will be."""
+    """What remains of a rate limit; it is full again after ``reset_after`` seconds."""
 
     limit: int
     remaining: int
@@ -203,16 +201,16 @@ class RateLimitStatus(Struct, frozen=True):
 
 @runtime_checkable
 class RateLimitHeaders(Protocol):
-    """What a dialect has beside that tells its clients what is left to them."""
+    """A client adapter that reports rate limits in response headers."""
 
     def rate_limit_headers(
         self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None
     ) -> Headers:
-        """What it adds to the headers of every answer; None where there is no such limit."""
+        """Headers for every response; an argument is None if there is no such limit."""
 
 
 class UpstreamRequest(Struct, frozen=True):
-    """A request as it will be sent to a worker; ``path`` follows the worker's base URL."""
+    """An HTTP request to a worker; ``path`` is relative to the worker's base URL."""
 
     path: str
     body: bytes
@@ -221,94 +219,97 @@ class UpstreamRequest(Struct, frozen=True):
 
 
 class ResponseDecoder(Protocol):
-    """Reads one worker's answer, fed with whatever the socket gave."""
+    """Decodes one response of a worker incrementally. It has state."""
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """The events that are complete. Raises WorkerError."""
+        """Decode more bytes of the body into events. Raises WorkerError."""
 
     def close(self) -> Sequence[Event]:
-        """The rest, at the end of the body. Raises StreamBroken if the answer is not at its end."""
+        """The last events, at the end of the body. Raises StreamBroken if it is incomplete."""
 
 
 @runtime_checkable
 class UpstreamAdapter(Protocol):
-    """One wire protocol towards workers, with no I/O."""
+    """One wire protocol towards workers. It does no I/O."""
 
     name: str
     health_request: UpstreamRequest
-    """Answered with 200 by a worker that can take requests."""
+    """Health check: a worker that is ready answers with status 200."""
 
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """What this dialect can't carry of the request; ``names`` as from ``Dialect.names``."""
+        """Parameters that this protocol cannot carry.
+
+        ``names`` is the result of ``ClientAdapter.field_names``.
+        """
 
     def encode_request(self, request: Request) -> UpstreamRequest:
-        """The request in this dialect, without what ``losses`` reports."""
+        """Encode the request, without its unsupported parameters."""
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
-        """What reads the answer to ``encode(request)``, when its status is 200."""
+        """Create the decoder of a response with status 200 to this request."""
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """What an answer of another status means. No worker's text is passed on unfiltered."""
+        """Map a response of another status to an error. Worker texts are always filtered."""
 
 
 class PromptRenderer(Protocol):
-    """Makes one prompt of a conversation, as a model's template has it."""
+    """Renders a conversation as one prompt, by the model's chat template."""
 
     def render_prompt(self, request: GenerationRequest) -> str:
-        """The prompt for ``request.messages``. Raises ClientError when the template refuses it."""
+        """The prompt for ``request.messages``. Raises ClientError if the template rejects them."""
 
 
 @runtime_checkable
 class ModelMetadataReader(Protocol):
-    """What a WorkerDialect may also be: one that asks about a model before it is sent requests."""
+    """An upstream adapter that needs a model's metadata before it sends requests."""
 
     def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """What to ask a worker about ``model``."""
+        """The requests for the metadata of ``model``."""
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """Remember what the answers tell: a body for each question, None if it was not had.
+        """Store the metadata: one body for each metadata request, None if that failed.
 
-        Gives how many requests the worker takes at a time, where it told. Never raises: what can't
-        be read leaves the profile's own rules.
+        Returns how many requests the worker accepts at a time, None if unknown. Never raises: if
+        metadata cannot be read, the rules of the profile hold.
         """
 
 
 @runtime_checkable
 class SupportsCancel(Protocol):
-    """What a WorkerDialect may also be: one with a request that stops another.
+    """An upstream adapter with a request that cancels another.
 
-    A request to its workers carries a ``client_id`` that is the gateway's own.
+    The gateway sets the ``client_id`` of requests to its workers.
     """
 
     def encode_cancel(self, request: Request) -> UpstreamRequest:
-        """What stops ``request``."""
+        """The request that cancels ``request``."""
 
 
 class PassthroughReader(Protocol):
-    """Reads a worker's answer that is passed on as it is, fed like a Decoder.
+    """Reads a worker's response that is forwarded unchanged.
 
-    It gives what may be passed on now (whole events of a stream, never a piece of one; an answer in
-    one piece as one piece), and what that means. None stands for bytes that are not what the client
-    waits for: its dialect's encoder writes the events instead.
+    It returns the bytes to forward now (complete events of a stream, or a complete unary response)
+    and the events that they hold. None instead of bytes means that they must not be forwarded: the
+    encoder of the client's protocol encodes the events.
     """
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``Decoder.feed``. The pieces are those that the worker sent, as far as is known."""
+        """See ``ResponseDecoder.feed``. ``pieces`` are consecutive pieces of the body."""
 
     def close(self) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``Decoder.close``."""
+        """See ``ResponseDecoder.close``."""
 
 
 class PassthroughRequest(Struct, frozen=True):
-    """A client's own bytes on their way to a worker.
+    """A client's own bytes, to be forwarded to a worker.
 
-    ``request`` is what they ask, as far as choosing a worker and counting need it.
-    ``headers`` gives those of the answer, as its encoder would have them, when the first is there.
-    ``passage`` makes a new one for each try. ``encoder`` makes what writes an error into a stream,
-    where the call may be one that can't be translated. ``read_error`` is in the place of
-    ``WorkerDialect.read_error``, where a client of this dialect hears more.
+    ``request`` has the fields that load balancing and metrics need. ``build_headers`` returns the
+    response headers, once the first event is there. ``create_reader`` makes a new reader for each
+    attempt. ``create_encoder`` makes the encoder of errors in a stream, if the request may be one
+    that cannot be translated. ``read_error`` replaces ``UpstreamAdapter.read_error`` if clients of
+    the same protocol get more details.
     """
 
     request: Request
@@ -321,13 +322,13 @@ class PassthroughRequest(Struct, frozen=True):
 
 @runtime_checkable
 class SupportsPassthrough(Protocol):
-    """What a WorkerDialect may also be: one that takes a client's own bytes."""
+    """An upstream adapter that forwards a client's own bytes."""
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
-        """A call in ``client``'s dialect as a worker takes it, under the model's name there.
+        """A client's request for a worker, with the backend's model name.
 
-        None where the call has to be translated: the dialect is another, the body is not plainly
-        right, or it asks for what a worker is not to be told.
+        None if the request must be translated: the protocols differ, the body may be invalid, or
+        it has fields that must not reach a worker.
         """

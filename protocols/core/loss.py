@@ -1,8 +1,8 @@
-"""What a translation could not carry. A loss is never silent.
+"""Unsupported parameters, which the gateway reports as translation loss.
 
-A target declares what it carries as a mapping from a field's path in the internal request (such as
-``sampling.top_k``) to a ``Carry``. ``losses`` holds a request against it: what the client set and
-the target does not carry is a loss.
+A target declares its parameters as a mapping from field path in the internal request (such as
+``sampling.top_k``) to a ``ParameterSupport``. ``find_unsupported_parameters`` compares a request
+with it: a field that the client set and the target does not support is a loss.
 """
 
 import re
@@ -14,13 +14,13 @@ from msgspec import Struct
 from protocols.core.request import Request, ResponseOptions
 
 LossReason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
-"""``emulated``: the gateway did it in the target's stead; only ``renamed`` loses nothing."""
+"""``emulated``: the gateway does it for the target; only ``renamed`` loses nothing."""
 
 
 class UnsupportedParameter(Struct, frozen=True):
-    """One thing that did not come through as it was sent.
+    """One parameter that the target does not get as the client sent it.
 
-    ``field`` is the client's wire name, ``path`` the one in the internal request, where it has one.
+    ``field`` is the client's wire name, ``path`` that in the internal request, "" if it has none.
     """
 
     field: str
@@ -30,13 +30,13 @@ class UnsupportedParameter(Struct, frozen=True):
 
 
 class ParameterSupport(Struct, frozen=True):
-    """How a target takes one field: its wire name there, and the range it takes."""
+    """How a target supports one field: its wire name there, and the accepted range."""
 
     wire: str
     minimum: float | None = None
     maximum: float | None = None
     reason: LossReason | None = None
-    """Set where the target takes the field only in part."""
+    """Set if the target supports the field only partly."""
 
 
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
@@ -45,7 +45,7 @@ _ALWAYS_SUPPORTED = frozenset(
      "labels", "extra", "source", "timeout", "encoding", "templating.mode", "legacy_functions",
      "tool_choice", *(f"response_options.{name}" for name in ResponseOptions.__struct_fields__)}
 )  # fmt: skip
-"""What every target carries in some way, what is ours alone, and what is judged on its own."""
+"""Fields that every target gets, that only the gateway uses, or that are checked elsewhere."""
 _NUMBER_TYPES: Final = (int, float)
 _NOT_SUPPORTED: Final = ParameterSupport("", reason="dropped")
 
@@ -57,10 +57,10 @@ def find_unsupported_parameters(
     *,
     extra: bool = False,
 ) -> tuple[UnsupportedParameter, ...]:
-    """What ``request`` asks that a target of these ``carries`` does not do.
+    """The parameters set in ``request`` that are not in ``carries`` or outside their ranges.
 
-    ``names`` gives the client's wire name of a path, for the report. ``extra``: the target is given
-    the fields that the gateway does not know.
+    ``names`` maps paths to the client's wire names, for the report. ``extra``: the target gets the
+    fields that the gateway does not know.
     """
     found = [] if extra else [UnsupportedParameter(name, "dropped") for name in request.extra]
     for path, value in request.set_fields.items():
@@ -88,7 +88,7 @@ def find_unsupported_parameters(
 def format_loss_header(found: tuple[UnsupportedParameter, ...]) -> str:
     """The value of ``x-interlingua-loss``: ``name=reason,name=reason``, at most 2,000 characters.
 
-    A name may be a client's own invention: what a header may not hold becomes ``_``.
+    Names may come from the client: characters that are unsafe in a header become ``_``.
     """
     shown = (f"{_UNSAFE_CHARACTERS.sub('_', loss.field[:64])}={loss.reason}" for loss in found)
     return ",".join(shown)[:2000]

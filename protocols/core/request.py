@@ -1,8 +1,8 @@
-"""What is asked: the one internal request.
+"""The internal request, one for all protocols.
 
-``None`` (or an empty tuple) means that the client did not say: a default is the target's own, and
-is written down here only where the client's dialect promises another. What no field here stands for
-is kept in ``extra`` as the client wrote it, for a worker of the same mind.
+``None`` (or an empty tuple) means that the client did not set the field: the target's default
+holds, unless the client's protocol promises another, which is then set here. Fields that have no
+place here are kept in ``extra`` as the client sent them, for workers of the same protocol.
 """
 
 from collections.abc import Mapping
@@ -50,13 +50,13 @@ class FilePart(Struct, frozen=True, tag="file"):
 
 
 class RefusalPart(Struct, frozen=True, tag="refusal"):
-    """What an assistant said when it declined."""
+    """An assistant's refusal."""
 
     text: str
 
 
 class ReasoningPart(Struct, frozen=True, tag="reasoning"):
-    """What an assistant thought; ``signature`` lets its author recognise it."""
+    """An assistant's reasoning; ``signature`` lets the worker verify it."""
 
     text: str
     signature: str | None = None
@@ -154,7 +154,7 @@ OutputFormat = JsonObjectFormat | JsonSchemaFormat | RegexFormat | ChoiceFormat 
 
 
 class SamplingParams(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
-    """How a token is picked. The canonical forms: greedy is temperature 0; "all" is top_k None."""
+    """How tokens are sampled. Canonical forms: greedy is temperature 0; "all" is top_k None."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -163,7 +163,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, repr_omit_defaults
     typical_p: float | None = None
     do_sample: bool | None = None
     seed: int | None = None
-    """0 to 2**64 - 1; dialects that allow negative seeds map them by two's complement."""
+    """0 to 2**64 - 1; protocols that allow negative seeds map them by two's complement."""
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -178,7 +178,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, repr_omit_defaults
 
 
 class StopConditions(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
-    """When a choice ends, and what its end leaves in the text."""
+    """When a choice ends, and whether the stop string stays in the text."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -194,9 +194,9 @@ class StopConditions(Struct, frozen=True, omit_defaults=True, repr_omit_defaults
 
 
 class LogprobsOptions(Struct, frozen=True):
-    """``top`` alternatives beside each token (0: the token alone); ``prompt``: for the prompt too.
+    """``top`` alternatives of each token (0: only the token); ``prompt``: of prompt tokens, too.
 
-    ``top`` -1 asks for the whole vocabulary. Of this section alone the defaults are told.
+    ``top`` -1 requests the whole vocabulary. Defaults of this section count as set by the client.
     """
 
     top: int = 0
@@ -204,7 +204,7 @@ class LogprobsOptions(Struct, frozen=True):
 
 
 class ReasoningOptions(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
-    """How much to think, and whether to show it. ``budget`` is in tokens."""
+    """How much to reason, and whether to return it. ``budget`` is in tokens."""
 
     effort: str | None = None
     budget: int | None = None
@@ -228,10 +228,10 @@ class PromptOptions(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
 
 
 class ResponseOptions(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
-    """What the client wants told besides the text. A backend that knows it may say more."""
+    """What the client wants in the response besides text. A backend may add more."""
 
     usage: Literal["none", "final", "each"] = "final"
-    """``none``: the answer has no place for usage; ``each``: running usage in every event."""
+    """``none``: the response has no usage field; ``each``: running usage in every event."""
     details: bool = False
     timing: bool = False
     token_ids: bool = False
@@ -248,17 +248,17 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
     "logprobs": LogprobsOptions,
     "response_options": ResponseOptions,
 }
-"""The fields of a request that hold fields of their own."""
+"""The sections of a request: its fields that are structs."""
 
 
 class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
-    """What every request has."""
+    """What all requests share."""
 
     @cached_property
     def set_fields(self) -> Mapping[str, Any]:
-        """Every value that is not as it is for a client that says nothing of it.
+        """Every value that differs from its default, by its path such as ``sampling.top_k``.
 
-        By its path, such as ``sampling.top_k``; None and what is empty say nothing, either.
+        None and empty values count as not set.
         """
         found = {}
         unsaid = _UNSET_VALUES[type(self)]
@@ -274,7 +274,7 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
         return found
 
     def without_fields(self, **silent: bool) -> Self:
-        """A copy that says nothing of the fields that are ``silent``: each is None by default."""
+        """A copy without the fields whose argument is true; their default must be None."""
         said = dict(self.set_fields)
         silenced: dict[str, None] = {}
         for name, is_silent in silent.items():
@@ -284,7 +284,7 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
         return replace(self, **silenced).with_set_fields(said)
 
     def bind_target(self, model: str, source: str) -> Self:
-        """A copy for the target that calls it ``model``, from the dialect ``source``."""
+        """A copy with the target's model name, from the client's protocol ``source``."""
         copy = replace(self, model=model, source=source)
         said = self.__dict__.get("set_fields")
         return (
@@ -294,7 +294,7 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
         )
 
     def with_set_fields(self, said: Mapping[str, Any]) -> Self:
-        """The same, of which its maker knows what is ``said``."""
+        """This request, with ``set_fields`` already known."""
         self.__dict__["set_fields"] = said
         return self
 
@@ -302,7 +302,7 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
 class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     """A request for text: a conversation (``messages``), or one or more ``prompts``.
 
-    The answer has ``n`` choices for a conversation, and ``n`` for each prompt: choice ``i`` of
+    The response has ``n`` choices for a conversation, and ``n`` for each prompt: choice ``i`` of
     prompt ``p`` has the index ``p * n + i``.
     """
 
@@ -315,19 +315,19 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     stopping: StopConditions = StopConditions()
     n: int | None = None
     best_of: int | None = None
-    """Make so many by sampling and return the ``n`` likeliest."""
+    """Sample this many and return the ``n`` most likely."""
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     parallel_tools: bool | None = None
     legacy_functions: bool = False
-    """The client speaks of functions and expects ``function_call`` back."""
+    """The client sent ``functions`` and expects ``function_call`` in the response."""
     output: OutputFormat | None = None
     reasoning: ReasoningOptions | None = None
     logprobs: LogprobsOptions | None = None
     echo: bool | None = None
-    """Return the prompt in front of the text."""
+    """Return the prompt before the text."""
     suffix: str | None = None
-    """Put this behind the text."""
+    """Append this to the text."""
     insert_before: str | None = None
     """Generate what comes between the prompt and this text."""
     stream: bool = False
@@ -336,20 +336,20 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     priority: int | None = None
     """0 to 255, lower first."""
     timeout: float | None = None
-    """Seconds the client is willing to wait."""
+    """The client's timeout in seconds."""
     client_id: str | None = None
-    """The client's own name for this request."""
+    """The client's own id of this request."""
     labels: Mapping[str, str] = {}
-    """user, metadata and the like: for routing, logs and like-minded workers."""
+    """user, metadata and the like: for routing, logs and workers of the same protocol."""
     provided_fields: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = {}
     source: str = ""
-    """The name of the dialect that it came in."""
+    """The name of the client's protocol."""
 
     @property
     def choice_count(self) -> int:
-        """How many choices the answer has."""
+        """The number of choices in the response."""
         return (len(self.prompts) or 1) * (self.n or 1)
 
 
@@ -379,7 +379,7 @@ Request = GenerationRequest | EmbeddingRequest
 
 
 def _unset_values(kind: type[Struct]) -> Mapping[str, Any]:
-    """The value of each field, where it is not None, for a client that says nothing of it."""
+    """The default of each field; () instead of None."""
     defaults = {
         one.name: one.default if one.default_factory is NODEFAULT else one.default_factory()
         for one in fields(kind)
@@ -395,7 +395,7 @@ _SECTION_PATHS: Final[Mapping[str, Mapping[str, tuple[str, Any]]]] = {
     }
     for name, kind in SECTIONS.items()
 }
-"""The paths of a section's fields, and what these are while they say nothing.
+"""By section and field: the field's path, and the value that counts as not set.
 
-A section that shows its defaults says something by each of them.
+In a section that shows its defaults in its repr, defaults count as set.
 """

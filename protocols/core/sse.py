@@ -1,8 +1,8 @@
-"""Server-sent events, as bytes in and bytes out.
+"""Server-sent events: a parser and a writer, on bytes.
 
-Written: one ``data:`` line an event. Read: everything real servers send: CRLF, a missing blank
-after the colon, comments, ``event:`` lines, data over several lines, a byte order mark, any cut of
-the bytes.
+The writer sends one ``data:`` line for each event. The parser accepts what real servers send: CRLF,
+no blank after the colon, comments, ``event:`` lines, data over several lines, a byte order mark,
+and any split into pieces.
 """
 
 import re
@@ -16,14 +16,14 @@ from protocols.core.events import Event
 
 DONE_EVENT = b"data: [DONE]\n\n"
 MAX_UNARY_BYTES = 1 << 28
-"""Bytes of an answer in one piece."""
+"""Largest unary response body, in bytes."""
 match_plain_event: Final = re.compile(rb"data: (.*+)(?<!\r)\n\n").match
-"""Finds the whole event at a place, if it is one line ``data: ...``; its group is the data."""
+"""Matches a complete event at a position, if it is one line ``data: ...``; group 1 is the data."""
 _BOM = b"\xef\xbb\xbf"
 
 
 def format_event(data: bytes) -> bytes:
-    """``data``, which holds no newline, as one event."""
+    """``data``, which must hold no newline, as one event."""
     return b"data: " + data + b"\n\n"
 
 
@@ -32,7 +32,7 @@ def collect_events(
 ) -> tuple[list[Event], GatewayError | None]:
     """The events that ``read`` adds for each payload, up to the error that ends them.
 
-    The error is to be told when the events before it are passed on. Raises it where there are none.
+    The caller raises the error after it forwarded the events. Raises it at once without events.
     """
     events: list[Event] = []
     try:
@@ -46,9 +46,9 @@ def collect_events(
 
 
 def split_plain_events(data: bytes) -> list[bytes] | None:
-    """The data of whole events that are each one line ``data: ...``, as nearly all are.
+    """The data of complete events that are each one line ``data: ...``, as nearly all are.
 
-    None where ``data`` holds anything else, or a piece of one.
+    None if ``data`` holds anything else, or an incomplete event.
     """
     if not data.startswith(b"data: ") or not data.endswith(b"\n\n"):
         return None
@@ -62,22 +62,25 @@ def split_plain_events(data: bytes) -> list[bytes] | None:
 
 
 class ResponseBodyReader(Struct, eq=False):
-    """An answer as it comes: one piece of JSON, or a stream.
+    """The body of a response: one JSON document, or an event stream.
 
-    Which of the two it is shows in its first byte, behind a byte order mark and blanks: some
-    servers answer in one piece when a stream was asked for, and the other way round.
+    The first byte after a byte order mark and blanks decides which: some servers send a document
+    when the request was for a stream, and the other way round.
     """
 
     json_prefixes: tuple[bytes, ...] = (b"{",)
-    """What a piece of JSON begins with."""
+    """The first byte of a JSON document."""
     is_detected: bool = False
-    """Which of the two it is was seen, here or elsewhere."""
+    """Whether the kind of body is known."""
     unary_body: bytearray | None = None
-    """The piece, as far as it is there; None while it is, or may be, a stream."""
+    """The document as far as it was received; None while the body is, or may be, a stream."""
     _prefix: bytes = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The stream's share of ``data``. Raises WorkerFailed for a piece past the size limit."""
+        """Feed ``data``; returns the part that belongs to a stream.
+
+        Raises WorkerFailed if a document exceeds the size limit.
+        """
         if not self.is_detected:
             if (
                 not self._prefix
@@ -103,16 +106,16 @@ class ResponseBodyReader(Struct, eq=False):
 
 
 class SseParser(Struct, eq=False):
-    """Cuts a byte stream into the data of its events, wherever the reads fall.
+    """Splits a byte stream into the data of its events, independent of read boundaries.
 
-    A line that is no field of an event (a bare JSON object, which some servers write when they
-    fail) is kept in ``stray`` for the caller to read.
+    A line that is no field of an event (a bare JSON object, which some servers send on failure) is
+    kept in ``stray`` for the caller.
     """
 
     limit: int = 1 << 20
-    """Bytes of one event."""
+    """Largest event, in bytes."""
     stray_line: bytes | None = None
-    """The last line that was no field."""
+    """The last line that was no field of an event."""
     _buffer: bytearray = field(default_factory=bytearray)
     _scanned: int = 0
     _data_lines: list[bytes] = []
@@ -120,7 +123,7 @@ class SseParser(Struct, eq=False):
     _at_start: bool = True
 
     def feed(self, data: bytes) -> Iterable[bytes]:
-        """The data of each event that is complete. Raises WorkerFailed past the size limit."""
+        """The data of each complete event. Raises WorkerFailed if one exceeds the size limit."""
         if not self._buffer and not self._data_lines and len(data) <= self.limit:
             if not data:
                 return ()
@@ -151,7 +154,7 @@ class SseParser(Struct, eq=False):
             raise WorkerFailed(f"the worker sent an event of more than {self.limit} bytes")
 
     def close(self) -> None:
-        """The end of the stream. Raises StreamBroken inside an event, keeping a stray line."""
+        """End the stream. Raises StreamBroken inside an event; a stray line is kept."""
         rest = bytes(self._buffer).strip()
         if rest and not rest.startswith((b"data", b":", b"event", b"id", b"retry")):
             self.stray_line = rest

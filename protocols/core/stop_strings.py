@@ -1,10 +1,10 @@
-"""Stop strings in a stream of text: no character that belongs to one is ever sent."""
+"""Stop strings in streamed text: no character of a stop string is ever sent."""
 
 from collections.abc import Sequence
 
 
 class StopStringFilter:
-    """Holds back the end of a text while it could still be the beginning of a stop string."""
+    """Holds back the end of the text while it may be the start of a stop string."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -13,7 +13,7 @@ class StopStringFilter:
         self._buffer = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """What may be sent now, and the stop string that ended the text, if one did."""
+        """The text that may be sent now, and the stop string that ended the text, if any."""
         if not self._stops:
             return text, None
         held = self._buffer + text
@@ -30,12 +30,12 @@ class StopStringFilter:
         return held[: len(held) - keep], None
 
     def flush(self) -> str:
-        """What was held back, when the text ends without a stop string."""
+        """The text held back, at the end of a text without a stop string."""
         held, self._buffer = self._buffer, ""
         return held
 
     def _partial_match_length(self, text: str) -> int:
-        """How many characters at the end of ``text`` could begin a stop string."""
+        """The number of characters at the end of ``text`` that may start a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self._stops):

@@ -1,13 +1,13 @@
 """Databricks: Foundation Model APIs and model serving.
 
-dialect    the paths
-requests   a client's body into the internal request; who may speak when in ``roles``
-tables     the scalar parameters
-answers    whole answers and streams
-worker     requests for workers, and their errors; what endpoints take in ``profiles``
-relay      a client's own bytes for an endpoint
-listing    the workspace API's view of the catalog
-errors     statuses and error codes
+endpoints   what clients call: routes and the adapter
+requests    client bodies to the internal request; the order of roles
+params      parameter tables
+responses   the style of unary and streaming responses
+upstream    requests to workers, their parameters and errors; pass-through
+listing     the workspace API's view of the catalog
+errors      statuses and error codes
+openapi     schemas of requests and responses
 """
 
 from protocols.databricks.endpoints import Databricks

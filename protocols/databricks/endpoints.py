@@ -1,4 +1,4 @@
-"""The dialect itself: which paths, and what happens on each."""
+"""Databricks' endpoints and the adapter for clients and workers."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
@@ -63,15 +63,15 @@ _ENDPOINTS = (
 class Databricks:
     """Foundation Model APIs and model serving.
 
-    ``stream_default`` is what a request means that does not say ``stream``: the reference prints
-    true, and the service's own SDK counts on false. ``role_rules`` says whether the order of roles
-    is checked. ``completion_index`` is what numbers the choices of several prompts with several
-    choices each: ``prompt`` gives a prompt's choices its own index, as the reference has it, and
-    ``flat`` each choice one of its own, which OpenAI's clients sort by.
+    ``stream_default`` is the default of ``stream``: the reference says true, the service's own SDK
+    expects false. ``role_rules`` says whether the order of roles is checked. ``completion_index``
+    numbers the choices if there are several prompts and several choices each: ``prompt`` gives all
+    choices of a prompt the same index, as in the reference, and ``flat`` gives each its own, by
+    which OpenAI's clients sort.
 
-    Of workers, ``pay_per_token`` says that their endpoints are such: they give one answer at a
-    time, and take ``error_behavior``. ``extra_params``: what the reference does not name is sent
-    in the field of that name, also for clients of other dialects.
+    For workers, ``pay_per_token`` marks endpoints that return one choice at a time and accept
+    ``error_behavior``. With ``extra_params``, fields that the reference lacks are sent in the field
+    of that name, also for clients of other protocols.
     """
 
     name = "databricks"
@@ -117,15 +117,15 @@ class Databricks:
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """The endpoint's name, from the path or from ``model``, and ``stream``.
 
-        A path that names a served entity pins that version. Source: Databricks' documentation,
-        "Query individual models behind an endpoint".
+        A path with the name of a served entity pins that version. Source: Databricks'
+        documentation, "Query individual models behind an endpoint".
         """
         fields = read_object(call.body)
         name, served = _read_endpoint_name(call, fields), call.path_params.get("served")
         return RoutingInfo(name, served, self._is_stream(call, fields))
 
     def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
-        """The request, checked."""
+        """Decode and check the request."""
         fields = read_object(call.body)
         task = _read_task(call, fields)
         strict = call.endpoint.operation == "invocations"
@@ -142,7 +142,7 @@ class Databricks:
     def create_encoder(
         self, call: ClientRequest, request: Request, about: ResponseContext
     ) -> ResponseEncoder:
-        """What writes the answer."""
+        """Create the encoder of the response."""
         del call
         if isinstance(request, EmbeddingRequest):
             return responses.create_embedding_encoder(request, about)
@@ -151,7 +151,7 @@ class Databricks:
         )
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
-        """The answer that tells of an error."""
+        """Encode the error as a response."""
         del call
         return errors.build_error_response(error)
 
@@ -175,16 +175,16 @@ class Databricks:
                 return HttpResponse(200, b"{}")
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
-        """The wire name of each field."""
+        """The wire name of each field path."""
         del call
         return requests.FIELD_NAMES
 
     def openapi_fragment(self) -> OpenApiFragment:
-        """What the endpoints take and answer."""
+        """The OpenAPI description of the endpoints."""
         return openapi.describe_api()
 
     def _is_stream(self, call: ClientRequest, fields: Mapping[str, Raw]) -> bool:
-        """Whether to stream: vectors never are. Raises InvalidParameter."""
+        """Whether to stream; embeddings never do. Raises InvalidParameter."""
         raw = null_to_none(fields.get("stream"))
         got = self._stream_default if raw is None else decode_value(raw)
         if not isinstance(got, bool):
@@ -231,7 +231,7 @@ class Databricks:
 
 
 def _read_endpoint_name(call: ClientRequest, fields: Mapping[str, Raw]) -> str:
-    """On the path of one endpoint a ``model`` in the body says nothing."""
+    """The endpoint's name; one in the path overrides ``model`` in the body."""
     return call.path_params.get("name") or read_model(fields)
 
 

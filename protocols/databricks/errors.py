@@ -1,9 +1,8 @@
-"""Refusals: ``{"error_code", "message"}``, and nothing else beside them.
+"""Error bodies: ``{"error_code", "message"}`` and no other key.
 
-Clients judge by ``error_code`` and not by the status, take a body with ``error`` for something
-else, and try 429 and 503 again for minutes, after as many whole seconds as ``Retry-After`` says;
-500 and 504 they do not. In a stream the error is an event in the manner of OpenAI: this dialect's
-own shape would be passed over in silence there.
+Clients look at ``error_code`` instead of the status, misread a body with ``error``, and retry 429
+and 503 for minutes, after the whole seconds of ``Retry-After``; they do not retry 500 and 504. In a
+stream the error is an event in OpenAI's format: clients would silently ignore the other one.
 """
 
 from collections.abc import Mapping
@@ -46,7 +45,7 @@ _ENDPOINT_NOT_FOUND = (
 
 
 class DatabricksErrorBody(Struct, frozen=True):
-    """Every refusal's body: exactly these keys."""
+    """The body of every error: exactly these keys."""
 
     error_code: str
     message: str
@@ -77,11 +76,11 @@ _ERROR_CODES: Mapping[type[GatewayError], tuple[int, str]] = {
 
 
 ERROR_STATUSES = tuple((cls, status) for cls, (status, _) in _ERROR_CODES.items())
-"""The status of each class of errors."""
+"""The status of each error class."""
 
 
 def build_error_response(error: GatewayError) -> HttpResponse:
-    """The answer that tells of ``error``."""
+    """The error as a response."""
     status, code = next(row for kind in type(error).__mro__ if (row := _ERROR_CODES.get(kind)))
     body = _encode(DatabricksErrorBody(code, _build_message(error)))
     return HttpResponse(status, body, (_JSON_HEADER, *_build_headers(error, status)))

@@ -1,7 +1,7 @@
 """Serving endpoints as the workspace API lists them.
 
-A public model is an endpoint, and each of its versions a served entity of it. Times are in
-milliseconds, shares in whole percent that add up to 100.
+A public model is an endpoint, and each of its versions a served entity. Times are in milliseconds,
+shares in whole percent that add up to 100.
 
 Source: databricks-sdk 0.156, service/serving.py.
 """
@@ -60,7 +60,7 @@ class _Config(Struct):
 
 
 class ServingEndpoint(Struct):
-    """One endpoint; the later fields only when it is asked for by name."""
+    """One endpoint; the later fields are only set if it is requested by name."""
 
     name: str
     id: str
@@ -75,7 +75,7 @@ class ServingEndpoint(Struct):
 
 
 class ServingEndpointList(Struct):
-    """The list; its key must be there even when it is empty."""
+    """The list of endpoints; its key is present even if it is empty."""
 
     endpoints: list[ServingEndpoint]
 
@@ -90,24 +90,24 @@ class DatabricksModel(Struct):
 
 
 class DatabricksModelList(Struct):
-    """Their list."""
+    """The list of endpoints for OpenAI's clients."""
 
     object: str
     data: list[DatabricksModel]
 
 
 def is_pay_per_token(info: ModelInfo) -> bool:
-    """Whether the endpoint is one of the service's own, paid by the token, or a provisioned one."""
+    """Whether the endpoint is one of the service's own, paid per token, or provisioned."""
     return bool(info.protocol_options.get(_ENTITY_FAMILY, {}).get("pay_per_token"))
 
 
 def build_endpoint_list(models: Sequence[ModelInfo]) -> ServingEndpointList:
-    """Every endpoint, without the details."""
+    """Every endpoint, without details."""
     return ServingEndpointList([_build_endpoint(info, whole=False) for info in models])
 
 
 def build_endpoint_details(info: ModelInfo) -> ServingEndpoint:
-    """One endpoint, with its traffic."""
+    """One endpoint, with its traffic split."""
     return _build_endpoint(info, whole=True)
 
 

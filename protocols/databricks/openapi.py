@@ -1,4 +1,4 @@
-"""What the dialect tells of itself."""
+"""OpenAPI description of the endpoints."""
 
 from collections.abc import Mapping
 
@@ -83,7 +83,7 @@ def describe_api() -> OpenApiFragment:
     chunk: Schema = {"anyOf": [ref("ChatChunk"), ref("TextChunk"), failed]}
     whole: Schema = {"anyOf": [ref(name) for name in _RESPONSE_NAMES.values()]}
     operations["invocations"] = {
-        "summary": "Ask one endpoint: a conversation, a completion or vectors, by the fields.",
+        "summary": "Query one endpoint; the fields decide: chat, completion or embeddings.",
         "requestBody": build_request_body(
             {"anyOf": [_restrict_properties(bodies[task], task) for task in bodies]}
         ),
@@ -110,16 +110,19 @@ def describe_api() -> OpenApiFragment:
 
 _LISTING_OPERATIONS: Mapping[str, tuple[str, Schema]] = {
     "endpoints": ("List the endpoints.", ref("ServingEndpointList")),
-    "endpoint": ("Tell of one endpoint.", ref("ServingEndpoint")),
+    "endpoint": ("Describe one endpoint.", ref("ServingEndpoint")),
     "models": ("List the endpoints as models.", ref("DatabricksModelList")),
-    "config": ("Tell of the host; every field is optional, and a gateway has none.", object_of({})),
+    "config": (
+        "Describe the host; all fields are optional, and a gateway has none.",
+        object_of({}),
+    ),
 }
 
 
 def _restrict_properties(schema: Schema, task: RequestTask) -> Schema:
-    """The body where the path names the model and no other field is taken."""
+    """The body where the path names the model and other fields are rejected."""
     known = STRICT_FIELDS[task]
     properties = {name: one for name, one in schema["properties"].items() if name in known}
-    properties["model"] = {"description": "Says nothing here: the path names the endpoint."}
+    properties["model"] = {"description": "Ignored: the path names the endpoint."}
     needed = [name for name in schema["required"] if name != "model"]
     return object_of(properties, *needed, more=False)

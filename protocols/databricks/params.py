@@ -1,7 +1,7 @@
-"""The scalar parameters of each task.
+"""Parameter tables of each task.
 
-Source: the reference of the Foundation Model REST API, for the ranges; what its page does not name
-and OpenAI's clients send is taken too, so that they can move.
+Source of the ranges: the reference of the Foundation Model REST API. Parameters of OpenAI's clients
+that it lacks are accepted, too, so that these clients work.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ _BASE_CHAT_PARAMS = replace_params(
     **_SHARED_CHANGES,
 )
 CHAT_PARAMS: tuple[Param, ...] = (*_BASE_CHAT_PARAMS, _TOP_K, _REQUEST_ID)
-"""What a chat request may name on the strict path."""
+"""Fields of a chat request on the strict path."""
 
 USE_RAW_PROMPT = Param(
     wire="use_raw_prompt",
@@ -65,7 +65,7 @@ COMPLETION_PARAMS: tuple[Param, ...] = (
     USE_RAW_PROMPT,
     _REQUEST_ID,
 )
-"""What a completion request may name on the strict path."""
+"""Fields of a completion request on the strict path."""
 
 EMBEDDING_PARAMS: tuple[Param, ...] = (
     *params.EMBEDDING_PARAMS,
@@ -84,7 +84,7 @@ LENIENT_COMPLETION_PARAMS = (
     params.find_param(params.COMPLETION_PARAMS, "logprobs"),
     *_EXTENSION_PARAMS,
 )
-"""What may also come in ``extra_params``, and on the paths of OpenAI's clients."""
+"""Fields allowed in ``extra_params`` and on the paths of OpenAI's clients."""
 
 PARAM_TABLES: Mapping[str, tuple[Param, ...]] = {
     "invocations, of a conversation": CHAT_PARAMS,
@@ -104,4 +104,4 @@ STRICT_COMPLETION_FIELDS = (
     _OTHER_FIELDS | {param.wire for param in COMPLETION_PARAMS} | {"prompt", "stream_options"}
 )
 STRICT_EMBEDDING_FIELDS = _OTHER_FIELDS | {param.wire for param in EMBEDDING_PARAMS} | {"input"}
-"""Every field that the strict path knows."""
+"""All fields of the strict path."""

@@ -1,8 +1,7 @@
-"""A client's request into the internal one.
+"""Client requests to internal requests.
 
-One path takes three tasks and knows them by their fields: ``messages``, ``prompt`` or ``input``. It
-is strict, and names the first field that it does not know. The paths of OpenAI's clients take what
-those send.
+One path takes three tasks, identified by a field: ``messages``, ``prompt`` or ``input``. It is
+strict and rejects unknown fields. The paths for OpenAI's clients accept what those send.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,12 +30,12 @@ from protocols.databricks import params as databricks_params
 from protocols.json_body import decode_value
 from protocols.params import Param, ParamTable
 
-# Who may speak when.
+# --- order of roles -------------------------------------------------------------------------------
 #
 # Source: the reference of the Foundation Model REST API. After an optional system message, user and
-# assistant alternate, and the user has the last word; newer editions of the page no longer say so.
-# Hence two rules: what contradicts itself is always refused, and the order only where it is asked
-# for. Answers of tools belong to the assistant's turn, and a conversation may end with one.
+# assistant alternate, and the user is last; newer editions of the page no longer say so. Hence
+# contradictions are always rejected, and a wrong order only if the configuration says so. Tool
+# messages belong to the assistant's turn, and may be last.
 
 RoleRules = Literal["strict", "lenient"]
 
@@ -48,11 +47,11 @@ _NEXT_ROLES: Mapping[str, tuple[str, ...]] = {
     "calling": ("tool",),
     "tool": ("tool", "assistant", "user"),
 }
-"""Which roles may follow; ``calling`` is an assistant that calls tools, "" the beginning."""
+"""The roles that may follow each role; ``calling``: an assistant with tool calls, "": the start."""
 
 
 def normalize_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """The conversation with ``developer`` as ``system``, and blank text beside calls left out."""
+    """The messages, with ``developer`` as ``system`` and without blank text beside tool calls."""
     return tuple(_normalize_message(message) for message in messages)
 
 
@@ -66,7 +65,7 @@ def _normalize_message(message: Message) -> Message:
 
 
 def check_tool_call_ids(wire: Sequence[Any]) -> None:
-    """``tool_call_id`` is for tools; ``wire`` is the conversation as it was sent."""
+    """Check ``tool_call_id``; ``wire`` are the messages as the client sent them."""
     for i, message in enumerate(wire):
         if message.get("role") != "tool" and message.get("tool_call_id"):
             at = f"messages[{i}].tool_call_id"
@@ -74,7 +73,7 @@ def check_tool_call_ids(wire: Sequence[Any]) -> None:
 
 
 def check_role_order(messages: Sequence[Message]) -> None:
-    """The strict rules. Raises InvalidParameter."""
+    """Check the strict order of roles. Raises InvalidParameter."""
     before = ""
     for i, message in enumerate(messages):
         at = f"messages[{i}].role"
@@ -131,7 +130,7 @@ _RAW_PROMPT_TABLE = ParamTable(databricks_params.USE_RAW_PROMPT)
 
 
 def find_task(fields: RawFields) -> RequestTask:
-    """The task that the fields name. Raises UnknownParameter, InvalidParameter."""
+    """The task that the fields identify. Raises UnknownParameter, InvalidParameter."""
     for name, task in _TASK_BY_FIELD.items():
         if name in fields:
             return task
@@ -143,7 +142,7 @@ def find_task(fields: RawFields) -> RequestTask:
 
 
 def check_known_fields(fields: RawFields, task: RequestTask) -> None:
-    """Every field must be one of the task's. Raises UnknownParameter."""
+    """Check that every field belongs to the task. Raises UnknownParameter."""
     for name in fields:
         if name not in STRICT_FIELDS[task]:
             raise UnknownParameter(f"unknown field {name[:64]!r}", param=name[:64])
@@ -152,7 +151,7 @@ def check_known_fields(fields: RawFields, task: RequestTask) -> None:
 def read_request(
     fields: RawFields, task: RequestTask, model: str, *, order: RoleRules, wrapped: bool
 ) -> Request:
-    """The request. ``wrapped``: prompts go through the server's template unless they say otherwise.
+    """Decode the request. ``wrapped``: prompts use the server's template unless they say otherwise.
 
     Raises ClientError.
     """
@@ -171,7 +170,7 @@ def read_request(
 
 
 def check_endpoint_rules(request: Request, *, pay_per_token: bool) -> None:
-    """The rules that are the endpoint's. Raises InvalidParameter."""
+    """Check the rules of the endpoint. Raises InvalidParameter."""
     if pay_per_token and isinstance(request, GenerationRequest) and (request.n or 1) > 1:
         text = f"n must be 1 on a pay-per-token endpoint, got {request.n}"
         raise InvalidParameter(text, param="n", problem="above", got=request.n)
@@ -218,7 +217,7 @@ def _read_embedding(fields: RawFields, model: str) -> EmbeddingRequest:
 
 
 def _enable_usage(request: GenerationRequest) -> GenerationRequest:
-    """A stream tells usage in its last chunk unless the client says how it wants it."""
+    """A stream has usage in its last chunk, unless the client requests another position."""
     if request.stream and "stream_options" not in request.provided_fields:
         return replace(request, response_options=replace(request.response_options, usage="final"))
     return request
@@ -276,7 +275,7 @@ def _read_usage_context(raw: Raw | None) -> dict[str, str]:
 
 
 def _merge_extra_params(fields: RawFields, raw: Raw | None, task: RequestTask) -> None:
-    """Put ``extra_params`` among the fields. A field of the request's own wins."""
+    """Merge ``extra_params`` into the fields. A field of the request itself wins."""
     raw = null_to_none(raw)
     if raw is None:
         return
@@ -286,7 +285,7 @@ def _merge_extra_params(fields: RawFields, raw: Raw | None, task: RequestTask) -
 
 
 def _convert_string(raw: Raw, row: Param | None) -> Raw:
-    """A value that came as a string, as the type that its parameter wants."""
+    """A value sent as a string, with the type of its parameter."""
     got = decode_value(raw)
     if not isinstance(got, str) or (row is not None and row.type == "str"):
         return raw

@@ -1,7 +1,7 @@
-"""Answers. Their model is the one that served, and so is the header that tells the arm of a split.
+"""The response style: the model is the one that served, as is the header with the version.
 
-A stream is nothing but ``data:`` lines: some clients fail on any other. It tells usage in the chunk
-that ends the last choice, or in a chunk of its own where the client asked by ``stream_options``.
+A stream only has ``data:`` lines, because some clients fail on others. Usage is in the chunk that
+ends the last choice, or in a chunk of its own if the client requests it with ``stream_options``.
 """
 
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ _DEFAULT_USAGE_STYLE = replace(RESPONSE_STYLE, usage_position="finish")
 def create_generation_encoder(
     request: GenerationRequest, about: ResponseContext, *, by_prompt: bool
 ) -> ResponseEncoder:
-    """What writes a conversation or a completion; ``by_prompt``: an index is the prompt's."""
+    """The encoder of a chat or completion response; ``by_prompt``: an index per prompt."""
     style = RESPONSE_STYLE if "stream_options" in request.provided_fields else _DEFAULT_USAGE_STYLE
     if request.kind == "chat":
         return ChatEncoder(style, request, about, model=about.backend_model)
@@ -38,6 +38,6 @@ def create_generation_encoder(
 
 
 def create_embedding_encoder(request: EmbeddingRequest, about: ResponseContext) -> ResponseEncoder:
-    """What writes embeddings."""
+    """The encoder of an embeddings response."""
     name = f"embd-{about.id}"
     return EmbeddingEncoder(RESPONSE_STYLE, request, about, id=name, model=about.backend_model)

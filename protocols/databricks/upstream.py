@@ -1,6 +1,6 @@
-"""The dialect towards workers: requests, losses, and what their errors mean.
+"""Requests to Databricks workers, their unsupported parameters and errors.
 
-Everything goes to one path, on which an endpoint knows its task by the body's fields.
+All requests go to one path; an endpoint knows its task from the fields of the body.
 """
 
 import re
@@ -77,7 +77,7 @@ from protocols.params import Param
 # ``stream_options`` among them; other fields of a client go into ``extra_params``.
 
 EFFORT_MAPPING = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""The nearest of those that are known, for the others."""
+"""The nearest supported effort, for the others."""
 
 _MAX_TOKENS = Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=1)
 _TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
@@ -118,11 +118,11 @@ _EXTRA_COMPLETION_PARAMS = (
 _EXTRA_CHAT_PARAMS = (*_EXTRA_COMPLETION_PARAMS, find_param(CHAT_PARAMS, "parallel_tool_calls"))
 
 EXTRA_PARAM_NAMES = frozenset(param.wire for param in _EXTRA_CHAT_PARAMS)
-"""The rows that go into ``extra_params``."""
+"""Parameters that go into ``extra_params``."""
 
 
 def build_profile(*, pay_per_token: bool, extra: bool) -> WorkerProfile:
-    """What an endpoint takes; ``extra``: with the rows that go into ``extra_params``."""
+    """The support of an endpoint; ``extra`` adds the parameters of ``extra_params``."""
     behavior = (_ERROR_BEHAVIOR,) if pay_per_token else ()
     chat, completion = (_EXTRA_CHAT_PARAMS, _EXTRA_COMPLETION_PARAMS) if extra else ((), ())
     return WorkerProfile(
@@ -149,11 +149,11 @@ _USAGE_CONTEXT_PREFIX: Final = "usage_context."
 
 
 class DatabricksUpstream:
-    """Writes requests for serving endpoints, and reads what they answer.
+    """Encodes requests for serving endpoints.
 
-    ``source`` is the dialect's name: what its own clients send beside the reference goes along in
-    ``extra_params``, and with ``extra_params`` what any client does. ``pay_per_token``: endpoints
-    that give one answer at a time, and can truncate.
+    ``source`` is the protocol's name: fields of its clients that the reference lacks are sent in
+    ``extra_params``; with ``extra_params``, those of any client are. ``pay_per_token``: the
+    endpoints return one choice at a time and can truncate.
     """
 
     def __init__(self, source: str, *, pay_per_token: bool, extra_params: bool) -> None:
@@ -215,13 +215,11 @@ class DatabricksUpstream:
     # --- requests ---------------------------------------------------------------------------------
 
     def _reduce_request(self, request: Request, names: Mapping[str, str]) -> RequestReducer[Any]:
-        """What of the request an endpoint can be asked."""
+        """The request, reduced to what an endpoint supports."""
         if isinstance(request, EmbeddingRequest):
             vectors = RequestReducer(request, names)
             vectors.drop_foreign_extra(self._source)
-            vectors.set_field(
-                "encoding", "float"
-            )  # base64 is a form of the answer, which is ours to give
+            vectors.set_field("encoding", "float")  # the gateway encodes base64 itself
             return vectors
         return self._reduce_generation(request, names)
 
@@ -242,9 +240,7 @@ class DatabricksUpstream:
             if (request.n or 1) > 1:
                 narrow.drop_fields("n", detail="those of one prompt have one index")
             narrow.set_field("n", None)
-            narrow.set_field(
-                "templating.mode", "raw"
-            )  # an endpoint wraps a prompt, and stays at its task
+            narrow.set_field("templating.mode", "raw")  # an endpoint wraps prompts itself
             remove_logprobs(narrow)
         return narrow
 
@@ -259,7 +255,7 @@ def _reduce_messages(narrow: RequestReducer[GenerationRequest]) -> None:
 
 
 def _reduce_message(message: Message) -> Message:
-    """The message as an endpoint takes it: no name but a user's, no blank text beside calls."""
+    """The message for an endpoint: only users have names, and no blank text beside tool calls."""
     name = message.name if message.role == "user" else None
     blank = bool(message.tool_calls) and not message.text.strip()
     kept = tuple(part for part in message.parts if not (blank and isinstance(part, TextPart)))
@@ -267,7 +263,7 @@ def _reduce_message(message: Message) -> Message:
 
 
 def _reduce_tools(narrow: RequestReducer[GenerationRequest]) -> None:
-    """No more than may be; the one that must be called is among them."""
+    """At most the allowed number of tools; one that must be called is among them."""
     choice, tools = restrict_tools(narrow.request.tool_choice, narrow.request.tools)
     if len(tools) > MAX_TOOLS:
         narrow.report("tools", "clamped", f"{len(tools)} to {MAX_TOOLS}")
@@ -278,7 +274,7 @@ def _reduce_tools(narrow: RequestReducer[GenerationRequest]) -> None:
 
 
 def _reduce_reasoning(narrow: RequestReducer[GenerationRequest], *, own: bool) -> None:
-    """``thinking`` tells what is left out here without a loss."""
+    """``thinking`` replaces fields that are dropped here without a loss."""
     asked = narrow.request.reasoning
     if asked is None:
         return
@@ -294,7 +290,7 @@ def _reduce_reasoning(narrow: RequestReducer[GenerationRequest], *, own: bool) -
 
 
 def _finish_body(body: dict[str, Any], request: GenerationRequest) -> None:
-    """What no table can say."""
+    """Change the body in ways that no table can describe."""
     body.pop("stream_options", None)
     body["stream"] = request.stream  # the reference and the service differ in what silence means
     if request.kind != "chat":
@@ -314,7 +310,7 @@ def _check_texts(texts: tuple[Prompt, ...], param: str) -> None:
 
 
 def _as_text(got: Any) -> str:
-    """A value in ``extra_params``, where each is a string."""
+    """A value in ``extra_params``, where all values are strings."""
     return got if isinstance(got, str) else _encode(got).decode()
 
 
@@ -327,7 +323,7 @@ def _build_usage_context(request: Request) -> dict[str, str]:
 
 
 def _build_path(model: str) -> str:
-    """Where an endpoint answers. Its name is one segment, whatever is in it."""
+    """The path of an endpoint. Its name is one segment, percent-encoded."""
     if model in ("", ".", ".."):
         raise ModelNotFound("No serving endpoint can have this name.", model=model)
     return f"/serving-endpoints/{quote(model, safe='')}/invocations"
@@ -353,14 +349,14 @@ _STATUS_BY_CODE: Final[Mapping[str, int]] = {
     "TEMPORARILY_UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-"""What a code stands for, which says more than the status. Source: mlflow 3.17, exceptions.py."""
+"""The status for a code, which is more specific. Source: mlflow 3.17, exceptions.py."""
 _PROMPT_TOO_LONG: Final = re.compile(r"the prompt has (\d+) tokens, the model's limit is (\d+)")
 
 
 def map_worker_error(
     status: int, fault: WorkerErrorBody, retry_after: float | None
 ) -> GatewayError:
-    """A ``protocols.chat.errors.WorkerErrorMapper`` that goes by the error's code."""
+    """A ``protocols.chat.errors.WorkerErrorMapper`` that uses the error's code."""
     status = _STATUS_BY_CODE.get(str(fault.code), status)
     if found := _PROMPT_TOO_LONG.search(fault.text):
         return ContextTooLong(fault.text, tokens=int(found[1]), limit=int(found[2]))
@@ -375,9 +371,9 @@ def map_worker_error(
 # service rejects ``stream_options``.
 
 _INVALID_NAMES: Final = ("", ".", "..")
-"""What no path can name."""
+"""Names that no path can hold."""
 _GATEWAY_FIELDS: Final = frozenset({"n", "echo", "suffix", "error_behavior"})
-"""What depends on the kind of endpoint, or is the gateway's to do."""
+"""Fields that depend on the kind of endpoint, or that the gateway handles."""
 
 
 class _ParametersSchema(Struct):
@@ -430,7 +426,7 @@ _OPENAI_PATHS: Final[Mapping[RequestTask, str]] = {
 
 
 def build_passthrough_rules() -> PassthroughRules:
-    """For every endpoint: what only some take goes the long way."""
+    """Rules for every endpoint: fields that only some support are translated."""
     taken = build_profile(pay_per_token=False, extra=False)
     form = partial(PassthroughRule, gateway_fields=_GATEWAY_FIELDS)
     forms: Mapping[RequestTask, PassthroughRule] = {

@@ -1,10 +1,8 @@
-"""OpenAI's API, towards clients and towards workers; and the pieces from which its kin are built.
+"""OpenAI's API, towards clients and towards workers.
 
-``dialect`` puts the rest together. From client to worker: ``requests`` reads with ``tables``,
-``messages`` and ``tools``; ``worker`` writes by ``profiles``, for lesser workers after a
-``narrowing``. And back: ``decoder`` reads what ``incoming`` describes; ``answers`` writes in a
-``style``. What needs no translation goes by ``relay`` and comes back by ``passage``. ``errors``
-refuses clients, ``faults`` understands workers' errors.
+endpoints    what clients call: routes, the adapter, rate limit headers, the list of models
+
+What its kin share with it is in ``protocols.chat``.
 """
 
 from protocols.openai.endpoints import OpenAI

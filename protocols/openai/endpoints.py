@@ -1,4 +1,4 @@
-"""The dialect itself: paths, and what answers each of them."""
+"""OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ from protocols.openapi import (
 def format_rate_limit_headers(
     requests: RateLimitStatus | None, tokens: RateLimitStatus | None
 ) -> Headers:
-    """The headers of each limit that there is."""
+    """The headers of each existing limit."""
     found: Headers = ()
     for name, one in (("requests", requests), ("tokens", tokens)):
         if one is not None:
@@ -80,7 +80,7 @@ def format_rate_limit_headers(
 
 
 def format_duration(seconds: float) -> str:
-    """Rounded up: to a thousandth of a second below one, and else to a whole one."""
+    """Rounded up, to a millisecond below one second and else to a second."""
     if 0 < seconds <= 0.999:  # noqa: PLR2004 - what is more rounds up to a whole one
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)
@@ -104,10 +104,10 @@ _FIELD_NAMES: Final[Mapping[str, str]] = {
     "logprobs.top": "top_logprobs",
     "logprobs.prompt": "logprobs",
 }
-"""What is no scalar of its own."""
+"""Fields that are no scalar parameters."""
 
 _VERSION_HEADERS: Final[Headers] = (("openai-version", "2020-10-01"),)
-"""On every answer and refusal, as clients' logs and proxies look for it."""
+"""On every response, including errors: client logs and proxies read it."""
 
 
 _TIMEOUT_HEADER: Final = "x-stainless-read-timeout"
@@ -127,7 +127,7 @@ _decode_optional_bool = msgspec.json.Decoder(bool | None).decode
 
 
 def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
-    """The paths under ``prefix``, such as ``/v1``."""
+    """The endpoints under ``prefix``, such as ``/v1``."""
     return (
         Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
@@ -138,7 +138,7 @@ def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
 
 
 def _read_any_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
-    """The same as ``OpenAI.peek``, of any body."""
+    """See ``OpenAI.read_routing_info``, for any body."""
     try:
         found = _decode_routing_fields(call.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -147,7 +147,7 @@ def _read_any_routing_info(call: ClientRequest, client_id: str | None) -> Routin
 
 
 def _read_checked_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
-    """The same, to find out what exactly is wrong."""
+    """The same, decoded field by field to find the exact error."""
     fields = read_fields(call)
     model = read_model(fields)
     raw = null_to_none(fields.get("stream"))
@@ -158,7 +158,7 @@ def _read_checked_routing_info(call: ClientRequest, client_id: str | None) -> Ro
 
 
 def read_timeout(headers: Mapping[str, str]) -> float | None:
-    """How many seconds the client will wait, as its library tells; a hint, so never wrong."""
+    """The client's timeout in seconds, from its library's header; a hint, never an error."""
     told = headers.get(_TIMEOUT_HEADER)
     if told is None:
         return None
@@ -170,11 +170,11 @@ def read_timeout(headers: Mapping[str, str]) -> float | None:
 
 
 class OpenAI:
-    """OpenAI's API: conversations, completions, embeddings and the list of models.
+    """OpenAI's API: chat, completions, embeddings and the list of models.
 
-    ``profile`` says what the workers are. ``prefix`` stands before every path. ``unknown``: what
-    becomes of fields that the dialect does not have. ``powers`` lets clients reach what steers a
-    worker itself: a chat template of their own, priorities, caches.
+    ``profile`` is the kind of worker. ``prefix`` starts every path. ``unknown`` says what happens
+    to fields that the protocol does not have. ``powers`` lets clients use fields that control a
+    worker: a chat template of their own, priorities, caches.
     """
 
     name: str = "openai"
@@ -198,7 +198,7 @@ class OpenAI:
         self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
         self._has_default_rules = chosen.request_rules is DEFAULT_REQUEST_RULES
         self._allows_passthrough = self._has_default_rules and unknown == "forward"
-        """Whether its clients' own bytes are for any worker: they mean what OpenAI's would."""
+        """Whether a client's bytes may go to any worker, with the meaning of OpenAI's API."""
         self._request_rules: RequestRules = msgspec.structs.replace(
             chosen.request_rules, unknown_fields=unknown
         )
@@ -308,7 +308,7 @@ class OpenAI:
                     "responses": {"200": build_response(object_of(models, *models)), **refused},
                 },
                 "model": {
-                    "summary": "Tell of one model.",
+                    "summary": "Describe one model.",
                     "responses": {"200": build_response(ref("ModelCard")), **refused},
                 },
             },
@@ -336,7 +336,7 @@ class OpenAI:
         return self._request_writer.encode_request(self._remove_foreign_extra(request))
 
     def _remove_foreign_extra(self, request: Request) -> Request:
-        """Without what only another dialect's workers may know."""
+        """The request without fields that only workers of another protocol may get."""
         if not request.extra or request.source in ("", self.name):
             return request
         return msgspec.structs.replace(request, extra={})
@@ -371,7 +371,7 @@ def _build_json_response(body: Any) -> HttpResponse:
 
 
 class ModelCard(Struct):
-    """A model in the list of models; the last key is vLLM's, and load generators read it."""
+    """A model in the list of models; the last key is vLLM's, which load generators read."""
 
     id: str
     created: int
@@ -381,6 +381,6 @@ class ModelCard(Struct):
 
 
 def build_model_card(model: ModelInfo, name: str) -> ModelCard:
-    """A model under the ``name`` by which it was asked for."""
+    """A model under the requested ``name``."""
     length = UNSET if model.context_length is None else model.context_length
     return ModelCard(name, model.created, max_model_len=length)
