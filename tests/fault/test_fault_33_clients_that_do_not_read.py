@@ -96,7 +96,7 @@ async def test_fault_33_a_client_that_does_not_read_holds_up_its_worker_and_is_c
     assert written < 24 << 20
     assert grown < 12 << 20
     assert flood.written < 24 << 20
-    assert (record.outcome, record.error, record.status) == ("cancelled", "ClientGone", 200)
+    assert (record.outcome, record.error, record.status) == ("cancelled", "ClientDisconnected", 200)
     [report] = reports(front)
     assert (report.state, report.error) == ("up", ""), "the worker is not to blame"
 
