@@ -225,9 +225,9 @@ def _beams(bench: Bench, width: int) -> Json:
     """What asks for so many beams."""
     if bench.way.has("sampling.beam_width"):
         return {"sampling__beam_width": width}
-    if bench.way.has("asked.beam_search"):
-        return {"asked__beam_search": True, "n": width}
-    return {"asked__beams": True, "n": width}
+    if bench.way.has("request.beam_search"):
+        return {"request__beam_search": True, "n": width}
+    return {"request__beams": True, "n": width}
 
 
 def beams(bench: Bench) -> None:
@@ -365,11 +365,11 @@ def logprobs(bench: Bench) -> None:
 
 
 def chat_logprobs(bench: Bench) -> None:
-    alone = {} if not bench.way.has("asked.logprobs") else {"asked__logprobs": True}
+    alone = {} if not bench.way.has("request.logprobs") else {"request__logprobs": True}
     if alone:
         _tops(bench, 0, **alone)
-    if bench.way.has("asked.top_logprobs"):
-        _tops(bench, 2, **alone, asked__top_logprobs=2)
+    if bench.way.has("request.top_logprobs"):
+        _tops(bench, 2, **alone, request__top_logprobs=2)
 
 
 def _tops(bench: Bench, wanted: int, **options: Any) -> None:
@@ -406,8 +406,8 @@ CASES: Final[Mapping[str, Callable[[Bench], None]]] = {
     "sampling.bad_words": bad_words,
     "sampling.watermark": watermark,
     "sampling.beam_width": beams,
-    "asked.beam_search": beams,
-    "asked.beams": beams,
+    "request.beam_search": beams,
+    "request.beams": beams,
     "sampling.length_penalty": length_penalty,
     "sampling.diversity_penalty": diversity_penalty,
     "n": n,
@@ -424,8 +424,8 @@ CASES: Final[Mapping[str, Callable[[Bench], None]]] = {
     "echo": echo,
     "logprobs.top": logprobs,
     "logprobs.prompt": prompt_logprobs,
-    "asked.logprobs": chat_logprobs,
-    "asked.top_logprobs": chat_logprobs,
+    "request.logprobs": chat_logprobs,
+    "request.top_logprobs": chat_logprobs,
     "response_options.token_ids": token_ids,
     "templating.add_special_tokens": add_special_tokens,
 }
@@ -447,11 +447,11 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "client_id": "a name",
     "parallel_tools": "calls: test_calls",
     "suffix": "put behind the text by the gateway: test_emulation",
-    "asked.raw_prompt": "how the prompt is made: test_engine",
-    "asked.details": "how an answer is framed: the tests of the dialect",
-    "asked.prefill": "how an answer is framed: the tests of the dialect",
-    "kept.batch_size": "MindIE reads it and makes nothing of it",
-    "kept.return_full_text": "MindIE reads it and makes nothing of it",
+    "request.raw_prompt": "how the prompt is made: test_engine",
+    "request.details": "how an answer is framed: the tests of the dialect",
+    "request.prefill": "how an answer is framed: the tests of the dialect",
+    "extra.batch_size": "MindIE reads it and makes nothing of it",
+    "extra.return_full_text": "MindIE reads it and makes nothing of it",
     "templating.add_generation_prompt": "how the prompt is made: test_engine",
     "templating.continue_final": "how the prompt is made: test_engine",
     **dict.fromkeys(
@@ -462,7 +462,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """What is no option of sampling, or of what is told of it."""
 
-SEARCHES: Final = ("sampling.beam_width", "asked.beam_search", "asked.beams")
+SEARCHES: Final = ("sampling.beam_width", "request.beam_search", "request.beams")
 ALL: Final = tuple(ways())
 
 
