@@ -168,7 +168,7 @@ class Scheduler:
     # --- who comes and goes ---------------------------------------------------------------------
 
     def check_capacity(self, choices: int) -> None:
-        """Raises Refused: the queue is full, or a request wants too much of one thing."""
+        """Raises RequestRejectedError: the queue is full, or the request is too large."""
         if len(self._queue) >= self._limits.max_waiting:
             raise RequestRejectedError("overloaded", "the queue of the local model is full")
         if choices > self._limits.max_batch_tokens:
@@ -176,7 +176,7 @@ class Scheduler:
             raise RequestRejectedError("invalid", f"at most {most} choices and prompts", param="n")
 
     def check_beam_capacity(self, width: int, prompt: int) -> None:
-        """Raises Refused: beams need places and memory for all of them at once."""
+        """Raises RequestRejectedError: beams need places and memory for all of them at once."""
         if width > self._limits.max_sequences:
             most = self._limits.max_sequences
             raise RequestRejectedError(

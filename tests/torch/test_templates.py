@@ -57,9 +57,7 @@ def test_a_requests_takes_the_place_of_both(noisy: Drive) -> None:
     own = "{{ tools[0].function.name }}: {{ messages[0].content }}, {{ mood }}"
     arguments = b'{"mood": "gay", "tools": [], "chat_template": "x"}'
     functions = (FunctionDefinition("f"),)
-    got = text(
-        noisy(), turns=HI, functions=functions, template=own, template_arguments=arguments
-    )
+    got = text(noisy(), turns=HI, functions=functions, template=own, template_arguments=arguments)
     assert got == "f: hi, gay"
 
 
