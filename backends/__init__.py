@@ -1,6 +1,6 @@
-"""Where requests are answered. To add a backend: one module, one line below.
+"""The backends, which answer requests. A new backend needs one module and one line below.
 
-A kind maps to ``module:class`` and not to the class, so that a gateway without a local model never
+A kind maps to ``module:class``, not to the class, so that a gateway without a local model never
 imports torch.
 """
 

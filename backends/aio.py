@@ -1,7 +1,4 @@
-"""Many limits of time, with one timer for all of them: one for each would cost a request much more.
-
-Pure: who makes a lookout hands it what finds the loop.
-"""
+"""Shared asyncio tools: one timer for many deadlines, write batching, calls in own threads."""
 
 import asyncio
 import math
@@ -15,35 +12,35 @@ from typing import Final, Generic, Protocol, TypeVar
 from protocols.core.interfaces import Clock
 
 _SORT_WINDOW: Final = 1.0
-"""Those that are due within so many seconds are put in order together."""
+"""Deadlines within so many seconds are sorted together."""
 
 
 class TimerHandle(Protocol):
-    """What was to be called later."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """Don't."""
+        """Cancel the call."""
 
 
 class SupportsCallLater(Protocol):
-    """What calls something later."""
+    """An event loop, as far as the timer uses it."""
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> TimerHandle:
-        """Call it in so many seconds."""
+        """Call ``callback`` in ``delay`` seconds."""
 
 
 class TimerTarget(Protocol):
-    """What is looked at."""
+    """Something with a deadline."""
 
     def on_deadline(self, now: float) -> None:
-        """What it waits for may be late by ``now``."""
+        """Called when a deadline has passed at ``now``."""
 
 
 class DeadlineTimer:
-    """Who looks whether any of many waits for too long.
+    """Watches many deadlines with one timer of the event loop.
 
-    Each is looked at once when the limit runs out that it told of last, and says then when it is
-    next. Nearly all are over long before that: only those whose time is near are put in order.
+    A target's ``on_deadline`` is called once when its latest deadline passes; it may add the next
+    one then. Most targets are removed long before their deadline, so only near ones are sorted.
     """
 
     __slots__ = (
@@ -60,17 +57,17 @@ class DeadlineTimer:
         self.clock = clock
         self._loop = loop
         self._deadlines: dict[TimerTarget, float] = {}
-        """When to look at each, by the clock."""
+        """The deadline of each target, by the clock."""
         self._upcoming: list[tuple[TimerTarget, float]] = []
-        """Those that were due before ``_until`` when that was set: the first comes last."""
+        """The targets due before ``_sorted_until`` when it was set, the first of them last."""
         self._sorted_until = math.inf
-        """When others may be due."""
+        """From when on other targets may be due."""
         self._fires_at = math.inf
         """When the timer fires, by the clock."""
         self._timer: TimerHandle | None = None
 
     def add(self, watched: TimerTarget, due: float) -> None:
-        """Look at it then, and not when it said before."""
+        """Set the target's deadline, replacing an earlier one."""
         self._deadlines[watched] = due
         if due < self._sorted_until:
             self._sorted_until = due
@@ -78,11 +75,11 @@ class DeadlineTimer:
                 self._schedule(due)
 
     def remove(self, watched: TimerTarget) -> None:
-        """It is over."""
+        """Remove the target."""
         self._deadlines.pop(watched, None)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._sorted_until, self._fires_at = None, math.inf, math.inf
@@ -100,7 +97,7 @@ class DeadlineTimer:
         dues, soon = self._deadlines, self._upcoming
         while soon and soon[-1][1] <= now:
             watched, due = soon.pop()
-            if dues.get(watched) == due:  # else it is over, or said another time since
+            if dues.get(watched) == due:  # else it was removed or has a new deadline
                 del dues[watched]
                 watched.on_deadline(now)
         self._timer, self._fires_at = None, math.inf
@@ -109,7 +106,7 @@ class DeadlineTimer:
             self._schedule(first)
 
     def _sort_upcoming(self, now: float) -> None:
-        """Put those in order that are due soon; where nobody is, the next is waited for."""
+        """Sort the targets that are due soon, or else the next one."""
         dues = self._deadlines
         self._sorted_until = until = max(now + _SORT_WINDOW, min(dues.values(), default=math.inf))
         self._upcoming = sorted(
@@ -124,48 +121,47 @@ class DeadlineTimer:
 # worker), batching wakes that process once.
 
 _MAX_BATCH: Final = 16
-"""Writes that wait at a time: the first waits for as long as the others are made."""
+"""The largest batch, since the first write waits for the others."""
 _UNBATCHED_WRITES: Final = 8
-"""Writes that are not held back after a turn that had only one: it would be another turn for each.
-"""
+"""Writes that are sent at once after a turn with a single write."""
 
 
 class Transport(Protocol):
-    """One connection's way out."""
+    """A transport, as far as the batcher uses it."""
 
     def is_closing(self) -> bool:
         """Whether nothing more can be written."""
 
     def write(self, data: bytes) -> None:
-        """Send it."""
+        """Send ``data``."""
 
 
 class SupportsCallSoon(Protocol):
-    """What has turns."""
+    """An event loop, as far as the batcher uses it."""
 
     def call_soon(self, callback: Callable[[], None], /) -> object:
-        """Call it in the next one."""
+        """Call ``callback`` in the next turn."""
 
 
 class WriteBatcher:
-    """Holds back what is written until the turn's end, and keeps its order.
+    """Buffers writes until the end of the loop's turn, in order.
 
-    Whoever does anything else with a transport that was written to calls ``flush`` before.
+    Call ``flush`` before any other operation on a transport that was written to.
     """
 
     __slots__ = ("_flush_scheduled", "_loop", "_pending", "_unbatched_left")
 
     def __init__(self, loop: Callable[[], SupportsCallSoon]) -> None:
-        """``loop`` gives the one that runs."""
+        """``loop`` returns the running event loop."""
         self._loop = loop
         self._pending: list[tuple[Transport, bytes]] = []
         self._unbatched_left = 0
-        """Writes that are sent at once, while none waits."""
+        """How many more writes are sent at once."""
         self._flush_scheduled = False
-        """The turn's end will be told."""
+        """Whether ``_end_turn`` is scheduled."""
 
     def send(self, transport: Transport, data: bytes) -> None:
-        """Write this. To one that is closing by then it is not sent."""
+        """Write ``data``; dropped if the transport is closing by then."""
         if self._unbatched_left:
             self._unbatched_left -= 1
             transport.write(data)
@@ -179,31 +175,30 @@ class WriteBatcher:
             self._loop().call_soon(self._end_turn)
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the buffered writes."""
         waiting, self._pending = self._pending, []
         for transport, data in waiting:
             if not transport.is_closing():
                 transport.write(data)
 
     def _end_turn(self) -> None:
-        """The turn is over."""
+        """Called at the end of the turn."""
         self._flush_scheduled = False
         if len(self._pending) == 1:
             self._unbatched_left = _UNBATCHED_WRITES
         self.flush()
 
 
-# Calls that may block for as long as they like.
+# Blocking calls in threads of their own.
 
 ResultT = TypeVar("ResultT")
 
 
 class BackgroundCall(Generic[ResultT]):
-    """One call, made again and again, each time in a thread of its own.
+    """A blocking call that is repeated, each time in a daemon thread of its own.
 
-    The loop's own threads are few, and its end waits for them: a name that nobody answers for
-    would take them all and then keep the gateway from stopping. Here a call that hangs is the only
-    one, and nobody waits for it at the end.
+    The loop's executor has few threads and shutdown waits for them: DNS lookups that hang would
+    take them all and delay the shutdown. Here at most one call hangs, and shutdown ignores it.
     """
 
     def __init__(self, call: Callable[[], ResultT]) -> None:
@@ -211,9 +206,9 @@ class BackgroundCall(Generic[ResultT]):
         self._pending_result: asyncio.Future[ResultT] | None = None
 
     async def wait_result(self) -> ResultT:
-        """What the call gives; what it raises.
+        """The result of the call, or its exception.
 
-        Who is cancelled leaves it running: it is waited for the next time, and not made once more.
+        If the waiting task is cancelled, the call goes on, and the next wait gets its result.
         """
         running = self._pending_result or self._start_thread()
         await asyncio.wait({running})
@@ -228,7 +223,7 @@ class BackgroundCall(Generic[ResultT]):
         def work() -> None:
             try:
                 settle = partial(future.set_result, self._call())
-            except Exception as error:  # noqa: BLE001 - it is raised where the result is wanted
+            except Exception as error:  # noqa: BLE001 - raised in wait_result
                 settle = partial(future.set_exception, error)
             with suppress(RuntimeError):  # the loop is over
                 loop.call_soon_threadsafe(settle)
@@ -238,4 +233,4 @@ class BackgroundCall(Generic[ResultT]):
 
 
 def _retrieve_exception(future: asyncio.Future[ResultT]) -> None:
-    future.exception()  # so that it counts as seen, also where nobody waits any more
+    future.exception()  # mark it as retrieved, even if nobody waits

@@ -1,4 +1,4 @@
-"""Who keeps connections for whom."""
+"""The HTTP client: request heads, connects, and a pool of idle connections per worker."""
 
 import asyncio
 import functools
@@ -21,29 +21,29 @@ from backends.http.interfaces import ConnectionCounts
 from protocols.core.errors import InternalError, WorkerUnreachable
 from protocols.core.interfaces import Headers, UpstreamRequest
 
-# A worker's URL, taken apart once, and the head of a request to it. Pure.
+# The parsed URL of a worker, and the heads of requests to it. Pure.
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _BODILESS_METHODS: Final = ("GET", "HEAD")
 _PATH_PATTERN: Final = re.compile(r"/[!-\"$-~]*")
 _MAX_CACHED_PATH: Final = 256
-"""Characters of a path that is remembered: who chooses a name in it must not fill the memory."""
+"""The longest path that is cached, so that long model names do not fill the memory."""
 
 
 class WorkerOrigin(Struct, frozen=True):
-    """Where a worker is. ``base`` stands before every path, without a slash at its end."""
+    """A worker's address. ``base_path`` precedes every path and has no trailing slash."""
 
     host: str
     port: int
     tls: bool
     host_header: str
-    """As the header Host has it."""
+    """The value of the Host header."""
     base_path: str
 
 
 @functools.lru_cache(maxsize=4096)
 def parse_origin(url: str) -> WorkerOrigin:
-    """The parts of a URL that ``Worker`` has checked."""
+    """Parse a URL that ``WorkerConfig`` has validated."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or _DEFAULT_PORTS[parts.scheme]
@@ -56,7 +56,7 @@ def parse_origin(url: str) -> WorkerOrigin:
 def build_request_head(url: str, request: UpstreamRequest, own: Headers = ()) -> bytes:
     """The request line and the headers; see ``backends.http.interfaces.HttpClient`` for ``own``.
 
-    Raises InternalError for what would be another request.
+    Raises InternalError for a path or header that would change the request's structure.
     """
     path, size = request.path, len(request.body)
     make_top = _build_common_lines_cached if len(path) <= _MAX_CACHED_PATH else _build_common_lines
@@ -67,20 +67,20 @@ def build_request_head(url: str, request: UpstreamRequest, own: Headers = ()) ->
 
 
 def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> str:
-    """The lines before a request's own headers. Raises InternalError."""
+    """The request line and the headers common to requests. Raises InternalError."""
     if not _PATH_PATTERN.fullmatch(path):
-        raise InternalError("a worker's path is not one")
+        raise InternalError(f"invalid request path {path[:100]!r}")
     target = parse_origin(url)
     asked = _end_line(f"{method} {target.base_path}{path} HTTP/1.1")
     return asked + _format_headers((("Host", target.host_header), *headers))
 
 
 _build_common_lines_cached = functools.lru_cache(maxsize=1024)(_build_common_lines)
-"""Most requests to a worker share them."""
+"""Most requests to a worker have these lines in common."""
 
 
 def _format_headers(headers: Headers) -> str:
-    """A line for each. Raises InternalError where one would be more."""
+    """One line for each header. Raises InternalError for a line break in one."""
     text = ""
     for name, value in headers:
         text += _end_line(f"{name}: {value}")
@@ -88,21 +88,21 @@ def _format_headers(headers: Headers) -> str:
 
 
 def _end_line(text: str) -> str:
-    """It with its end. Raises InternalError where it holds one."""
+    """The line with CRLF. Raises InternalError if it holds a line break."""
     if "\r" in text or "\n" in text or "\0" in text:
-        raise InternalError("a line of a request's head holds a line's end")
+        raise InternalError("a request header contains a line break")
     return f"{text}\r\n"
 
 
-# A connection to a worker: its name, its socket, its certificate, all within one time.
+# Connecting to a worker: DNS, TCP and TLS within one timeout.
 
 _TCP_KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds of silence, then between questions, and how many: a line that broke is found out in 30 s.
+"""TCP keepalive: seconds of silence, seconds between probes, probes. A dead peer shows in 30 s.
 
-The system would wait two hours, and before a whole answer nothing else notices.
+The system's default is two hours, and nothing else detects it during a long unary response.
 """
 _HAPPY_EYEBALLS_DELAY: Final = 0.25
-"""Seconds that one of a name's addresses has before the next is tried beside it (RFC 8305)."""
+"""Seconds until the next address is tried in parallel (RFC 8305)."""
 
 
 async def connect(
@@ -117,8 +117,8 @@ async def connect(
         async with asyncio.timeout(seconds):
             found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
             return await _connect_any(_filter_addresses(found), target, tls, make)
-    except (OSError, UnicodeError) as error:  # a time that is over is an OSError, too
-        raise WorkerUnreachable("the worker can't be reached") from error
+    except (OSError, UnicodeError) as error:  # TimeoutError is an OSError, too
+        raise WorkerUnreachable("the worker is unreachable") from error
 
 
 async def _connect_any(
@@ -127,11 +127,11 @@ async def _connect_any(
     tls: ssl.SSLContext | None,
     make: Callable[[], HttpConnection],
 ) -> HttpConnection:
-    """A connection to the first of these that answers. Raises OSError."""
+    """A connection to the first address that answers. Raises OSError."""
     loop = asyncio.get_running_loop()
     name = target.host if tls is not None else None
     if len(addresses) == 1:
-        # The loop's own way has one turn of it less, and no socket of Python's.
+        # create_connection takes one turn of the loop less.
         host, port = addresses[0][4][:2]
         transport, connection = await loop.create_connection(
             make, str(host), int(port), ssl=tls, server_hostname=name
@@ -154,14 +154,14 @@ async def _connect_any(
 
 
 def _filter_addresses(found: Sequence[AddrInfoType]) -> Sequence[AddrInfoType]:
-    """Those that a worker may have. Raises OSError where there is none.
+    """The allowed addresses. Raises OSError if there is none.
 
-    None is on the link, where clouds tell machines their secrets, whatever a name leads to today.
+    Link-local addresses are refused: cloud metadata services use them.
     """
     left = [one for one in found if not _is_link_local(str(one[4][0]))]
     if not left:
         raise OSError(
-            "it leads to an address that is no worker's (link-local, multicast or unspecified)"
+            "the host resolves to a forbidden address (link-local, multicast or unspecified)"
         )
     return left
 
@@ -174,25 +174,25 @@ def _is_link_local(address: str) -> bool:
 
 
 def _enable_keepalive(line: socket.socket) -> None:
-    """Have a connection end where its line breaks."""
-    with suppress(OSError):  # it has ended already
+    """Enable TCP keepalive."""
+    with suppress(OSError):  # already closed
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _TCP_KEEPALIVE.items():
-            if (option := getattr(socket, name, None)) is not None:  # not on every system
+            if (option := getattr(socket, name, None)) is not None:  # not on every platform
                 line.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 _MAX_CONCURRENT_CONNECTS: Final = 64
-"""Connections to one worker that are made at a time: more would only wait in its queue."""
+"""Concurrent connects to one worker: more would only wait in its accept queue."""
 
 
 class AsyncioHttpClient:
-    """An ``Upstream`` (see ``backends.http.interfaces``) on asyncio's own transports.
+    """An ``HttpClient`` (see ``backends.http.interfaces``) on asyncio transports.
 
-    ``ca`` is a PEM file of those whose signature on a worker's certificate is trusted, in place of
-    the system's. ``idle`` (seconds) is how long an unused connection may serve again: less than the
-    five seconds after which common servers close it, since a request that meets that end is lost.
-    Of each worker ``keep`` connections are kept at most, and the one used last serves first.
+    ``ca`` is a PEM file of trusted certificate authorities; None: the system's. ``idle`` is the
+    idle timeout of connections in seconds, shorter than the five seconds of common servers, since
+    a request that meets their close is lost. At most ``keep`` idle connections are kept per worker;
+    the last used one is reused first.
     """
 
     def __init__(self, *, ca: str | None = None, idle: float = 4.0, keep: int = 256) -> None:
@@ -203,18 +203,18 @@ class AsyncioHttpClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._write_batcher = WriteBatcher(asyncio.get_running_loop)
         self._host_pools: dict[str, _HostConnectionPool] = {}
-        """By their worker's URL."""
+        """By the worker's URL."""
         self._created = self._failed_connects = 0
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """See Upstream."""
+        """See HttpClient."""
         self._loop = asyncio.get_running_loop()
 
     def try_send(
         self, url: str, request: UpstreamRequest, own: Headers = ()
     ) -> Http1Response | None:
-        """See Upstream."""
+        """See HttpClient."""
         home = self._host_pools.get(url)
         if home is None:
             return None
@@ -225,7 +225,7 @@ class AsyncioHttpClient:
     async def send_on_new_connection(
         self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
     ) -> Http1Response:
-        """See Upstream."""
+        """See HttpClient."""
         if self._loop is None:
             raise InternalError("the HTTP client was not started")
         data = build_request_head(url, request, own) + request.body
@@ -244,7 +244,7 @@ class AsyncioHttpClient:
     async def send(
         self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
     ) -> Http1Response:
-        """See Upstream."""
+        """See HttpClient."""
         answer = self.try_send(url, request, own)
         if answer is not None and await _wait_headers(answer):
             return answer
@@ -252,13 +252,13 @@ class AsyncioHttpClient:
 
     @property
     def connections(self) -> ConnectionCounts:
-        """See Connected."""
+        """See SupportsConnectionCounts."""
         counts = [home.counts for home in self._host_pools.values()]
         every, resting = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
         return ConnectionCounts(every, resting, self._created, self._failed_connects)
 
     async def aclose(self) -> None:
-        """See Upstream. Those in use are cut."""
+        """See HttpClient. Connections in use are aborted."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         homes = list(self._host_pools.values())
@@ -281,7 +281,7 @@ class AsyncioHttpClient:
         return self._tls
 
     def _close_idle(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let go of what rested too long, and of workers that nobody asks any more."""
+        """Close connections that were idle too long, and drop unused workers."""
         self._idle_timer = None
         before = loop.time() - self._idle_timeout
         for url, home in list(self._host_pools.items()):
@@ -293,7 +293,7 @@ class AsyncioHttpClient:
 
 
 async def _wait_headers(answer: Http1Response) -> bool:
-    """Wait for its head; what is cancelled is cut."""
+    """Wait for the headers; on cancellation the response is aborted."""
     try:
         return await answer.wait_headers()
     except BaseException:
@@ -319,16 +319,16 @@ class _HostConnectionPool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has connections, or is making some."""
+        """Whether there are open connections or connects."""
         return bool(self._connections or self._connecting)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many connections there are, and how many of them rest."""
+        """The numbers of open and of idle connections."""
         return len(self._connections), len(self._idle)
 
     def pop_idle(self, idle: float) -> HttpConnection | None:
-        """The connection used last, unless it rested for ``idle`` seconds."""
+        """The last used connection, unless it was idle for ``idle`` seconds."""
         resting = self._idle
         if resting and resting[-1].idle_since + idle > self._loop.time():
             return resting.pop()
@@ -347,7 +347,7 @@ class _HostConnectionPool:
         return made
 
     async def aclose(self) -> None:
-        """End them all; those in use are cut."""
+        """Abort all connections and wait for their end."""
         while self._connections:
             self._all_closed.clear()
             for connection in list(self._connections):
@@ -355,7 +355,7 @@ class _HostConnectionPool:
             await self._all_closed.wait()
 
     def close_idle(self, before: float) -> None:
-        """End what has rested since ``before``."""
+        """Close connections that have been idle since ``before``."""
         while self._idle and self._idle[0].idle_since <= before:
             self._idle.popleft().abort()
 

@@ -1,4 +1,4 @@
-"""One connection to a worker: its requests, and their answers, one after the other."""
+"""One HTTP/1.1 connection to a worker: requests and responses, one after another."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from backends.aio import WriteBatcher
 from backends.http.interfaces import BodyConsumer
 from protocols.core.errors import StreamBroken, WorkerError, WorkerFailed
 
-# An answer of a worker, as far as it has come.
+# A response that is being received.
 
 
 class ConnectionFault(NamedTuple):
@@ -26,12 +26,10 @@ class ConnectionFault(NamedTuple):
 _NO_HEADERS: Final[dict[str, str]] = {}
 """The headers of an answer that has not begun. Nobody writes into it."""
 _CLOSED_EARLY: Final = ConnectionFault(
-    StreamBroken, "the worker closed the connection before its answer"
+    StreamBroken, "the worker closed the connection before its response"
 )
-RESPONSE_CUT_OFF: Final = ConnectionFault(
-    StreamBroken, "the worker's answer stopped before its end"
-)
-NOT_HTTP: Final = ConnectionFault(WorkerFailed, "the worker's answer is not HTTP")
+RESPONSE_CUT_OFF: Final = ConnectionFault(StreamBroken, "the worker's response ended early")
+NOT_HTTP: Final = ConnectionFault(WorkerFailed, "the worker's response is not HTTP")
 
 
 class ResponseTransport(Protocol):

@@ -1,10 +1,10 @@
-"""The data path's HTTP client, behind a seam: the pool knows ``Upstream`` and ``Reading`` only.
+"""Interfaces of the HTTP client: the pool uses ``HttpClient`` and ``UpstreamResponse`` only.
 
-What goes wrong is told in the tree's words, and never with a worker's address or text:
+Errors never hold a worker's address or text:
 
-WorkerUnreachable   no connection: refused, no such name, no TLS, not in time; nothing was sent
-StreamBroken        the connection ended before the answer did, even if that was at its first byte
-WorkerFailed        what came is not HTTP
+WorkerUnreachable   no connection: refused, DNS, TLS or timeout; nothing was sent
+StreamBroken        the connection ended before the response did, even at its first byte
+WorkerFailed        the response is not HTTP
 """
 
 import re
@@ -20,15 +20,15 @@ _API_KEY_PATTERN: Final = re.compile(r"[!-~]+")
 
 
 class WorkerConfig(Struct, frozen=True):
-    """One process behind a URL, which is its base, without the dialect's path.
+    """A worker. ``url`` is its base URL, without the protocol's path.
 
-    Raises ValueError for a URL that is not plainly that, and for a key that no header can hold.
+    Raises ValueError for an invalid URL or API key.
     """
 
     url: str
     weight: int = 1
     max_concurrency: int | None = None
-    """Requests at a time; None means that the worker takes what comes."""
+    """Concurrent requests; None: no limit."""
     bearer: str | None = None
 
     def __post_init__(self) -> None:
@@ -39,128 +39,129 @@ class WorkerConfig(Struct, frozen=True):
             raise ValueError(f"{self.url!r} is not a URL") from None
         if not plain or parts.username is not None or set("?#\\") & set(self.url):
             raise ValueError(
-                f"{self.url!r} is not a worker's URL: http or https, host, port, and a path"
+                f"{self.url!r} is not a worker URL: expected http(s)://HOST[:PORT][/PATH]"
             )
 
         if self.bearer is not None and not _API_KEY_PATTERN.fullmatch(self.bearer):
-            raise ValueError(f"the key for {self.url!r} is not printable ASCII without spaces")
+            raise ValueError(f"the API key for {self.url!r} must be printable ASCII without spaces")
 
     def __repr__(self) -> str:
         return f"Worker({self.url!r})"
 
 
 class QueueSettings(Struct, frozen=True):
-    """How many requests may wait for a place at a worker, and for how many seconds."""
+    """How many requests may wait for a slot at a worker, and for how many seconds."""
 
     max: int = 200
     wait: float = 10.0
 
 
 BodyConsumer = Callable[[list[bytes]], bool]
-"""Takes pieces of a body as they come; whether it takes more at once."""
+"""Receives chunks of a body; returns whether it accepts more at once."""
 
 
 class UpstreamResponse(Protocol):
-    """An answer on its way. Before its head has come it has no status, and no headers."""
+    """A response that is being received. Status and headers are empty until the head arrives."""
 
     @property
     def status(self) -> int:
-        """As the worker sent it."""
+        """The HTTP status; 0 before the head has arrived."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Names in lower case."""
+        """The headers, with names in lower case."""
 
     @property
     def complete(self) -> bool:
-        """Whether all of it has come, though some may still be to be read."""
+        """Whether all of it has been received; some of the body may still be unread."""
 
     def wait_headers(self) -> Awaitable[bool]:
-        """Wait for the head; False where the connection had ended while it rested.
+        """Wait for the headers; False if the idle connection had been closed by the worker.
 
-        Then nothing came, and it may be asked for anew. Raises StreamBroken or WorkerFailed. What
-        fails is cut.
+        In that case nothing was received, and the request may be sent again. Raises StreamBroken or
+        WorkerFailed, after which the response is aborted.
         """
 
     def read_available(self) -> list[bytes]:
-        """All of the body that has come and was not taken yet, in the pieces that it was sent in.
+        """The unread part of the body received so far, in the chunks that were sent.
 
-        None of them is empty.
+        No chunk is empty.
         """
 
     async def read(self) -> list[bytes]:
-        """The same, as soon as something has come; [] at a clean end. Raises StreamBroken."""
+        """The next chunks, as soon as there are any; [] at the end. Raises StreamBroken."""
 
     async def forward_to(self, take: BodyConsumer) -> bool:
-        """Give ``take`` what comes, at once, for as long as it says so; True once all has come.
+        """Pass chunks to ``take`` until it declines (False) or the body ends (True).
 
-        It is called while the connection reads, so that no task is woken for each piece. Raises
-        StreamBroken, and what ``take`` raises.
+        ``take`` is called while the connection reads, so that no task is woken for each chunk.
+        Raises StreamBroken, and what ``take`` raises.
         """
 
     def abort(self) -> None:
-        """Close the connection at once, whatever is still on its way. May be called again."""
+        """Close the connection at once. May be called again."""
 
     def release(self) -> None:
-        """Nobody reads any more: the connection may serve again, if it brought the whole answer.
+        """Stop reading: the connection can be reused if the response is complete.
 
-        Otherwise the same as ``abort``. One of the two is called for every reading.
+        Otherwise as ``abort``. One of the two must be called for every response.
         """
 
 
 class ConnectionCounts(Struct, frozen=True):
-    """Those to all workers: how many there are, how many of these rest, and what was made."""
+    """Connections to all workers: open, idle of these, created and failed so far."""
 
     open: int = 0
     idle: int = 0
     created: int = 0
     failed: int = 0
-    """Tries to make one that failed."""
+    """Failed connects."""
 
 
 @runtime_checkable
 class SupportsConnectionCounts(Protocol):
-    """What an Upstream may also be: one that tells of its connections."""
+    """An HttpClient that counts its connections."""
 
     @property
     def connections(self) -> ConnectionCounts:
-        """As they are now."""
+        """The current counts."""
 
 
 class HttpClient(Protocol):
-    """Sends requests to workers, each at a ``url``.
+    """Sends requests to workers, by URL.
 
-    A request's headers are those that many have in common: how they are written is remembered.
-    ``own`` are those of this request alone, which come after them, and are not.
+    A request's headers are those common to many requests; their encoding is cached. ``own`` are the
+    headers of this request alone, which follow them.
     """
 
     def try_send(
         self, url: str, request: UpstreamRequest, own: Headers = ()
     ) -> UpstreamResponse | None:
-        """Send ``request`` at once, over a connection that rests; None where there is none.
+        """Send ``request`` over an idle connection; None if there is none.
 
-        Its head is still to come.
+        Does not wait for the headers.
         """
 
     async def send_on_new_connection(
         self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
     ) -> UpstreamResponse:
-        """Send it over a new connection, and wait for the head.
+        """Send ``request`` over a new connection and wait for the headers.
 
-        ``connect_timeout`` (seconds) covers name, connection and TLS. Cancelling closes the
+        ``connect_timeout`` (seconds) covers DNS, TCP and TLS. Cancelling closes the
         connection at once. Raises WorkerUnreachable, StreamBroken or WorkerFailed.
         """
 
     async def send(
         self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
     ) -> UpstreamResponse:
-        """Send it over a connection that rests or else over a new one, and wait for the head.
+        """Send ``request`` over an idle or a new connection and wait for the headers.
 
-        One that ended while it rested is replaced once, unnoticed. Otherwise as ``dial``.
+        If the worker had closed the idle connection, a new one is used. Otherwise as
+        ``send_on_new_connection``.
         """
 
     async def start(self) -> None:
-        """Get ready; called once, in the event loop that will be used."""
+        """Start; called once, in the event loop that will be used."""
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close all connections."""

@@ -1,4 +1,4 @@
-"""Workers that DNS tells of: the addresses of a name, or the places of a service."""
+"""Worker discovery by DNS: A and AAAA records of a host, or SRV records of a service."""
 
 import asyncio
 import ipaddress
@@ -125,7 +125,7 @@ def encode_query(number: int, name: str, kind: RecordType, *, extended: bool = T
 
 
 def decode_answer(data: bytes, number: int, name: str, kind: RecordType) -> DnsAnswer:
-    """What ``data`` answers to the question with this ``number``. Raises Stray or Malformed."""
+    """What ``data`` answers to the question with this ``number``. Raises DnsError."""
     if len(data) < _HEADER_SIZE:
         raise MismatchedResponse("it is too short for an answer")
     reader = _MessageReader(data)
@@ -312,7 +312,7 @@ class StubResolver:
         self._resolv_conf = system
 
     async def query(self, name: str, kind: RecordType) -> DnsAnswer:
-        """The first answer that settles it, be it that there is none. Raises DiscoveryFailed."""
+        """The first answer that settles it, be it that there is none. Raises DiscoveryError."""
         why = "there is no nameserver to ask"
         for server in list(self._list_servers()) * _ROUNDS:
             try:
@@ -423,7 +423,7 @@ class DnsResolver(Protocol):
     """Asks the DNS, as Nameservers do."""
 
     async def query(self, name: str, kind: RecordType) -> DnsAnswer:
-        """An answer, be it that there is none. Raises DiscoveryFailed."""
+        """An answer, be it that there is none. Raises DiscoveryError."""
 
 
 class WorkerTemplate(Struct, frozen=True):
@@ -508,7 +508,7 @@ class DnsSource:
         return self._every
 
     async def list_workers(self) -> Sequence[WorkerConfig]:
-        """See Source."""
+        """See WorkerSource."""
         self._every = self._settings.refresh_interval
         within = self._settings.within
         try:

@@ -1,35 +1,28 @@
-"""The local engine: a model in a process of its own, through torch and transformers.
+"""The local engine: a model in a process of its own, on torch and transformers.
 
-client      the gateway's side: starts the process, is the Backend; imports no torch
-mapping     core requests to messages, messages to core events
-spec        the messages between the two processes, and their frames
-process     one life of the engine's process, from the gateway's side
-settings    what the configuration may say
-worker      the process's main: reads frames, steps the engine, dies with the gateway
-engine      prefill and decode of many rows together, one step at a time
-scheduler   who waits, is read, has a row: places, memory, order
-queueing    the line of those that wait, in fair turns between tenants
-choosing    from logits to what is told
-rows        what one request, one prompt and one choice are to the engine
-counting    what the engine has done so far, in figures
-assembly    a forward pass, a tokenizer and a reader, made one model
-forward     one packed pass of transformers' model over many rows
-kv          the memory of keys and values: blocks, shared, kept and forgotten
-attention   each row over its own past, the same whatever is beside it
-linear      linear layers whose rows do not depend on how many there are
-capped      attention written out, for families with soft caps or sinks
-sampler     which token comes next, for each row by its own rules
-text        tokens to text: never half a character, never a stop string
-reading     what a request means to this model: token ids and rules
-offers      the form of an answer and what it may call, from a core request
-families    how families of models write calls, and are told of functions
-forms       the grammar of an answer: its form, and the calls it may make
-grammar     what may come next after a grammar; compiled aside and kept
-guiding     jobs whose answers have a form, and what it leaves their rows
-speech      text as it comes, taken apart into what is said and what is called
-embed       vectors of texts
-recipe      how a model's vectors are made, by the files beside it
-models      where a model lies: a folder, a package, the hub
-conversion  a GGUF file made a folder, once
-loading     weights and tokenizers loaded; what does not fit is told before
+In the gateway's process (imports no torch):
+
+backend            the Backend: starts and supervises the engine process
+settings           the settings of a local model
+ipc                messages between the two processes; core requests to commands, events to core
+
+In the engine process:
+
+engine_process     its main: reads commands, runs the engine's loop, ends with the gateway
+engine             prefill and decode of many sequences together, one step at a time
+scheduler          the queue, slots, memory and preemption; fair turns between tenants
+sequence           the engine's state of one request, one prompt and one choice
+token_selection    from logits to events: sampling, beam search, grammars
+sampling           the next token of each row by its own parameters; watermarks
+beam_search        beam search over one group of beams
+structured_output  grammars of the output: JSON Schema, regex, choices, tool calls
+tool_calls         tool call formats of model families; parsing of the output
+kv_cache           blocks of keys and values: shared, cached, evicted
+attention          attention of each row over its own past, independent of the batch
+model              a packed forward pass over many rows; fused and 8-bit layers
+loader             finds, downloads, converts and loads models
+loaded_model       a forward pass, a tokenizer and an input processor
+tokenization       prompts to token ids; checks of parameters
+detokenizer        tokens to text: whole characters, stop strings
+embeddings         vectors of texts
 """

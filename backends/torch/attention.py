@@ -1,14 +1,13 @@
-"""Attention of a packed pass: each row over its own past, the same whatever is beside it.
+"""Attention of a packed pass: each row over its own past, independent of the rest of the batch.
 
-A sum of floating point numbers depends on how it is cut up, and kernels cut by the shape of what
-they are given. So that a token's result does not depend on how a prompt was cut into chunks, what
-was found in the cache, or whether a row was computed twice, the shapes are fixed by a token's place
-in its row alone: a prompt is attended in whole blocks, what was generated token by token.
+A floating point sum depends on its order, and kernels choose the order by the shape of their
+inputs. So that a token's result does not depend on chunking, prefix cache hits or recomputation,
+the shapes depend only on a token's position in its row: prompts are attended in whole blocks,
+generated tokens one by one.
 
-Tokens that were generated go through the kernel together where their pasts have equally many
-blocks, as far as ``SHORT``: each of them is a batch's entry of its own, which the kernel computes
-by itself. They are attended over whole blocks, with what lies behind their places masked, also
-where one is alone.
+Generated tokens whose pasts have equally many blocks, up to a limit, go through the kernel as one
+batch, in which each entry is computed by itself. They attend to whole blocks with later positions
+masked, even if there is only one of them.
 """
 
 from collections.abc import Sequence

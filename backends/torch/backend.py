@@ -1,7 +1,7 @@
-"""The local model as a backend: its engine runs in a process of its own, kept alive from here.
+"""The torch backend: supervises the engine process and streams its events.
 
-A process that dies is started anew, after a pause that grows while it keeps dying; the requests it
-had fail. A model that can't be served at all (not found, not understood) is not tried again.
+If the process dies, its requests fail and it is restarted with exponential backoff. A model that
+can't be loaded (not found, not supported) is not tried again.
 """
 
 import asyncio
@@ -45,19 +45,19 @@ from protocols.core.interfaces import Token
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
 
-# One life of the engine's process, from the gateway's side: start, orders, news, end.
+# The engine process, seen from the gateway: start, commands, events, end.
 
 MAX_SILENCE = 15.0
-"""Seconds without a sign of life after which a process that was ready is given up: it tells of
-itself each second, from a thread of its own."""
+"""Seconds without a heartbeat after which a ready process is killed. A thread of the process sends
+one each second."""
 MAX_STEP_SECONDS = 300.0
-"""Seconds after which a step is held to be stuck. A large model on a slow machine takes many."""
+"""Seconds after which a step counts as stuck. A large model on a slow machine takes long."""
 _EXIT_TIMEOUT = 5.0
-"""Seconds it has to end by itself."""
+"""Seconds until a process that does not exit is killed."""
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = {
-    # Threads that spin while they wait for each other take the cores from the gateway: twice the
-    # CPU time of a token with one row, and far fewer tokens beside a busy neighbour.
+    # OpenMP threads that spin while they wait take the cores from the gateway: twice the CPU time
+    # of a token with one row, and far fewer tokens on a busy machine.
     "GOMP_SPINCOUNT": "1000",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -66,11 +66,11 @@ _ENVIRONMENT = {
 }
 
 EngineEventQueue = asyncio.Queue[Sequence[EngineEvent] | None]
-"""What is told of one job, in the batches in which it came; None: the process has ended."""
+"""Events of one request, in batches; None: the process has ended."""
 
 
 class EngineProcess:
-    """A process that is started once and ends once."""
+    """One run of the engine process."""
 
     def __init__(self, settings: TorchSettings) -> None:
         self._settings = settings
@@ -81,7 +81,7 @@ class EngineProcess:
         self._request_ids = itertools.count(1)
         self.ready: ReadyEvent | None = None
         self.load_error: str | None = None
-        """Why another start would not help."""
+        """Why the model can't be loaded; a restart would not help."""
         self.active = 0
         self.waiting = 0
         self.stats = EngineStats()
@@ -89,11 +89,11 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, once it is started."""
+        """The process id, once started."""
         return None if self._subprocess is None else self._subprocess.pid
 
     async def start(self) -> None:
-        """Start it. It has only this socket in common with us, and ends when our end closes."""
+        """Start the process. It ends when the gateway's end of the socket closes."""
         ours, theirs = socket.socketpair()
         try:
             path = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
@@ -117,7 +117,7 @@ class EngineProcess:
             theirs.close()
 
     async def read_events(self, ready: asyncio.Event) -> None:
-        """Hand out what it tells, until it ends. Sets ``ready`` when it is."""
+        """Dispatch events until the process ends. Sets ``ready`` when the model is loaded."""
         if self._reader is None:
             return
         try:
@@ -132,10 +132,10 @@ class EngineProcess:
             return
         except (TimeoutError, ValueError, msgspec.MsgspecError):
             self._unresponsive = True
-            _log.exception("the process of %s is given up", self._settings.path)
+            _log.exception("engine process of %s does not respond", self._settings.path)
 
     def _dispatch_events(self, news: Sequence[EngineEvent]) -> None:
-        """Neighbours of one job stay together: they become one batch of events."""
+        """Dispatch events; consecutive events of one request form one batch."""
         for job, told in itertools.groupby(news, key=lambda one: getattr(one, "request_id", None)):
             if job is None:
                 for one in told:
@@ -149,11 +149,11 @@ class EngineProcess:
                 _log.info("%s", text)
             case ReadyEvent(task, protocol, context, device, cache_bytes=memory):
                 if protocol != IPC_VERSION:
-                    self.load_error = "the engine is of another version than the gateway"
+                    self.load_error = "the engine process has another version than the gateway"
                     return
                 self.ready = news
                 _log.info(
-                    "%s is ready: %s on %s, %d tokens, %d MB for keys and values",
+                    "%s is ready: %s on %s, context of %d tokens, KV cache of %d MB",
                     self._settings.path,
                     task,
                     device,
@@ -165,29 +165,29 @@ class EngineProcess:
             case HeartbeatEvent(rows, waiting, busy, figures):
                 self.active, self.waiting, self.stats = rows, waiting, figures
                 if busy > MAX_STEP_SECONDS:
-                    raise TimeoutError(f"a step has taken {busy:.0f} s")
+                    raise TimeoutError(f"a step of the engine takes {busy:.0f} s")
             case _:
                 pass
 
     def open_request(self) -> tuple[int, EngineEventQueue]:
-        """A number for a new job, and where news of it will lie."""
+        """An id for a new request, and the queue of its events."""
         number = next(self._request_ids)
         inbox: EngineEventQueue = asyncio.Queue()
         self._queues[number] = inbox
         return number, inbox
 
     def close_request(self, number: int, *, cancel: bool) -> None:
-        """Nobody asks for this job any more."""
+        """End a request; ``cancel`` stops its generation."""
         if self._queues.pop(number, None) is not None and cancel:
             self.send(CancelCommand(number))
 
     def send(self, order: EngineCommand) -> None:
-        """Give an order. One to a process that has ended is lost, as the process's news tell."""
+        """Send a command. It is dropped if the process has ended."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode_frame([order]))
 
     async def stop_process(self) -> None:
-        """See to it that it ends, and tell all who wait."""
+        """End the process, and all its requests."""
         for inbox in self._queues.values():
             inbox.put_nowait(None)
         self._queues.clear()
@@ -204,7 +204,7 @@ class EngineProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """As the system gave it; negative is a signal."""
+        """The exit code; negative: a signal."""
         return None if self._subprocess is None else self._subprocess.returncode
 
 
@@ -213,19 +213,19 @@ _log = logging.getLogger(__name__)
 _RESTART_DELAY = 0.5
 _MAX_RESTART_DELAY = 30.0
 _CREDIT_BATCH = 128
-"""Credit is given back in lumps of so many tokens."""
+"""Tokens per credit message."""
 _LOWEST_PRIORITY = 255
-"""The priority of a request for whose answer nobody waits."""
+"""The priority of shadow traffic."""
 
 
 class TorchBackend:
-    """One local model. Its settings are those of ``settings.Settings``."""
+    """One local model; takes the fields of ``TorchSettings``."""
 
     def __init__(self, **settings: Any) -> None:
         self._settings = msgspec.convert(settings, TorchSettings)
         self._process: EngineProcess | None = None
         self._ready = asyncio.Event()
-        """Set while there is a process that takes requests, or there never will be."""
+        """Set while the process accepts requests, or when loading has failed for good."""
         self._load_error: str | None = None
         self._supervisor_task: asyncio.Task[None] | None = None
         self._restarts = 0
@@ -237,7 +237,7 @@ class TorchBackend:
 
     @property
     def process(self) -> EngineProcess | None:
-        """The process as it is now, for the status page."""
+        """The current process, for the status page."""
         return self._process
 
     def read_stats(self) -> Mapping[str, float]:
@@ -250,13 +250,13 @@ class TorchBackend:
     def unsupported_parameters(
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
-        """What the engine will not do of the request."""
+        """The parameters that the engine does not support."""
         return ipc.find_unsupported_params(
             request, names, templates=self._settings.trust_request_chat_template
         )
 
     async def start(self) -> None:
-        """Begin to load the model; requests that come before it is loaded wait for it."""
+        """Start to load the model; earlier requests wait for it."""
         self._supervisor_task = asyncio.get_running_loop().create_task(self._supervise_process())
 
     async def warm_up(self) -> None:
@@ -266,11 +266,11 @@ class TorchBackend:
             raise WorkerUnreachable(self._load_error)
 
     async def aclose(self) -> None:
-        """End the process."""
+        """Stop the process."""
         if self._supervisor_task is not None:
             self._supervisor_task.cancel()
             await asyncio.gather(self._supervisor_task, return_exceptions=True)
-        self._load_error = self._load_error or "the local model is shut down"
+        self._load_error = self._load_error or "the local model has been shut down"
         self._ready.set()
 
     # --- the process ----------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class TorchBackend:
                 await process.start()
                 await process.read_events(self._ready)
             except OSError:
-                _log.exception("the process of %s can't be started", self._settings.path)
+                _log.exception("engine process of %s can't be started", self._settings.path)
             finally:
                 self._ready.clear()
                 await process.stop_process()
@@ -294,7 +294,7 @@ class TorchBackend:
                 return
             pause = _RESTART_DELAY if process.ready else min(pause * 2, _MAX_RESTART_DELAY)
             _log.error(
-                "the process of %s ended (%s); starting it again in %.1f s",
+                "engine process of %s ended (%s); restarting in %.1f s",
                 self._settings.path,
                 process.exit_code,
                 pause,
@@ -303,16 +303,16 @@ class TorchBackend:
             self._restarts += 1
 
     async def _get_process(self, context: RequestContext) -> EngineProcess:
-        """The process, when it takes requests. Raises Overloaded, WorkerUnreachable."""
+        """The ready process. Raises Overloaded or WorkerUnreachable."""
         try:
             async with asyncio.timeout(context.deadline.remaining(context.timeouts.first_token)):
                 await self._ready.wait()
         except TimeoutError:
-            raise Overloaded("the local model is still being loaded", retry_after=5.0) from None
+            raise Overloaded("the local model is still loading", retry_after=5.0) from None
         if self._load_error is not None:
             raise WorkerUnreachable(self._load_error)
         if self._process is None:
-            raise WorkerUnreachable("the local model is not started")
+            raise WorkerUnreachable("the local model has not been started")
         return self._process
 
     # --- requests -------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class TorchBackend:
     async def stream(
         self, request: Request, context: RequestContext
     ) -> AsyncGenerator[Sequence[Event], None]:
-        """The events of the answer. Closing the generator frees the request's rows."""
+        """The events of the response. Closing the generator cancels the request."""
         if context.preempt is not None:
             request = msgspec.structs.replace(request, priority=_LOWEST_PRIORITY)
         process = await self._get_process(context)
@@ -341,7 +341,7 @@ class TorchBackend:
             process.close_request(job, cancel=not over)
 
     async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
-        """The model's tokens; a special token has no text."""
+        """Tokenize ``text``; a special token has no text."""
         process = await self._get_process(context)
         job, inbox = process.open_request()
         try:
@@ -355,7 +355,7 @@ class TorchBackend:
             case [ipc.RequestFailedEvent() as failed]:
                 raise ipc.build_engine_error(failed)
             case _:
-                raise WorkerFailed("the local model's process ended")
+                raise WorkerFailed("the engine process ended")
 
     def _build_command(
         self, request: Request, job: int, timeout: float, tenant: str | None
@@ -374,7 +374,7 @@ class TorchBackend:
 
 
 class _ResponseStream:
-    """News of one job, made events."""
+    """Maps the engine's events of one request to core events."""
 
     def __init__(self, request: Request, context: RequestContext, inbox: EngineEventQueue) -> None:
         self._context = context
@@ -392,13 +392,13 @@ class _ResponseStream:
         self.finished = False
 
     async def next_batch(self) -> list[Event]:
-        """The next events. Raises what the failure of the job means."""
+        """The next events. Raises the request's failure."""
         while True:
             news = await self._next_engine_events()
             if news is None:
                 if self._started:
-                    raise StreamBroken("the local model's process ended before its answer did")
-                raise WorkerFailed("the local model's process ended")
+                    raise StreamBroken("the engine process ended before its response was complete")
+                raise WorkerFailed("the engine process ended")
             found: list[Event] = []
             for one in news:
                 found.extend(self._map_event(one))
@@ -410,15 +410,15 @@ class _ResponseStream:
         times = self._context.timeouts
         limit = times.idle if self._started else times.first_token
         try:
-            # The best of several come only after the last of them.
+            # With best_of, nothing arrives before the last sample ends.
             async with asyncio.timeout(
                 self._context.deadline.remaining(None if self._at_end_only else limit)
             ):
                 return await self._events_queue.get()
         except TimeoutError:
-            self._context.deadline.remaining()  # raises, if that was it
+            self._context.deadline.remaining()  # raises if the deadline has passed
             which = "idle" if self._started else "first_token"
-            raise DeadlineExceeded("the local model took too long", which=which) from None
+            raise DeadlineExceeded("the local model did not answer in time", which=which) from None
 
     def _map_event(self, news: ipc.EngineEvent) -> list[Event]:
         match news:
@@ -448,13 +448,13 @@ class _ResponseStream:
                 return ipc.map_engine_event(news)
 
     def _count_tokens(self, tokens: int) -> list[Event]:
-        """Tokens came; tells of them where running usage is wanted."""
+        """Count tokens; returns a usage event if the client wants running usage."""
         self._completion_tokens += tokens
         self._uncredited_tokens += tokens
         return [Usage(self._prompt_tokens, self._completion_tokens)] if self._running_usage else []
 
     def take_credit(self) -> int:
-        """Tokens that may be credited to the engine, once there are enough of them."""
+        """The tokens to credit to the engine, once there are enough."""
         if self._uncredited_tokens < _CREDIT_BATCH or self._at_end_only or self.finished:
             return 0
         tokens, self._uncredited_tokens = self._uncredited_tokens, 0

@@ -1,8 +1,8 @@
-"""Beam search: of all continuations of some texts, the likeliest go on.
+"""Beam search.
 
-The search is transformers': of each step's candidates, those among the first ``size`` that end are
-kept as finished, as many as ``size``, and the best that do not end go on. It is over when no text
-that goes on is better, by its score at its present length, than the worst finished one.
+The algorithm is transformers': of each step's candidates, the finished ones among the best ``size``
+are collected, up to ``size``, and the best unfinished ones continue. The search ends when no
+unfinished beam has a better score, at its current length, than the worst finished one.
 
 Source: transformers 5.23, ``GenerationMixin._beam_search`` with ``early_stopping=False``.
 """

@@ -1,7 +1,7 @@
-"""Tokens to text: never half a character, never a stop string.
+"""Incremental detokenization: whole characters only, stop strings removed.
 
-A token may be a part of a character, and a stop string may begin in one token and end in another.
-So text is held back until it is sure, and a token is passed on with the text that it completes.
+A token may be a part of a character, and a stop string may span tokens. Text is therefore held back
+until it is certain, and a token is emitted with the text that it completes.
 """
 
 import codecs

@@ -1,7 +1,7 @@
-"""Vectors of texts, by an encoder and the recipe that its sentence-transformers files give.
+"""Embeddings: an encoder with the pooling recipe of its sentence-transformers files.
 
-Texts are sorted by length and taken together up to a budget of tokens: that wastes little on
-padding and keeps each pass short. Between two passes other requests and cancellations are seen.
+Texts are sorted by length and batched up to a token budget, which wastes little on padding and
+keeps each pass short. Between passes, other requests and cancellations are handled.
 """
 
 import logging

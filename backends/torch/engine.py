@@ -1,8 +1,8 @@
-"""The loop's one step: admit, read prompts, make one token for every row, tell what came of it.
+"""The engine: continuous batching of prefill and decode, one step at a time.
 
-New requests join between two steps and a cancelled one leaves at the next. Every step is one packed
-pass: a token of each row that goes on, and chunks of the prompts that are being read. A request
-whose client does not take its tokens (no credit) rests; it keeps its place and holds up no other.
+Requests join and leave between steps. Each step is one packed forward pass: one token of each
+running sequence, and chunks of prompts in prefill. A request whose client does not read its tokens
+(no credit) pauses; it keeps its slot and delays no other.
 """
 
 import logging
@@ -33,12 +33,12 @@ from backends.torch.structured_output import GrammarCompiler
 from backends.torch.token_selection import GrammarManager, TokenSelector
 from backends.torch.tokenization import RequestRejectedError
 
-# What the engine has done so far, in figures.
+# Counters of the engine.
 
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Counted as it happens; see ``spec.Figures``."""
+    """Running totals; see ``ipc.EngineStats``."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class EngineCounters:
     decode_seconds: float = 0.0
 
     def record_step(self, seconds: float, *, read: int, made: int, batch: int) -> None:
-        """A step was made, with so many tokens read and made for ``batch`` rows and prompts."""
+        """Record a step: prompt tokens read, tokens generated, sequences in the batch."""
         self.steps += 1
         self.seconds += seconds
         self.prompt_tokens += read
@@ -59,14 +59,14 @@ class EngineCounters:
         self.batched_sequences = batch
 
     def record_finished(self, told: RequestFinishedEvent) -> None:
-        """A request is done."""
+        """Record a finished request."""
         self.cached_tokens += told.cached_tokens
         self.queue_seconds += told.queue_seconds
         self.prefill_seconds += told.prefill_seconds
         self.decode_seconds += told.decode_seconds
 
     def make_stats(self, pool: BlockPool, preempted: int) -> EngineStats:
-        """As they are told."""
+        """The totals as a message."""
         return EngineStats(
             pool.blocks,
             pool.used_blocks,
@@ -87,7 +87,7 @@ _log = logging.getLogger(__name__)
 
 
 class TorchEngine:
-    """Answers many requests with one model, a step at a time."""
+    """Runs many requests on one model, a step at a time."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class TorchEngine:
         clock: Callable[[], float],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """``wake`` is called from another thread when a step may find something to do."""
+        """``wake`` is called from another thread when a compiled grammar is ready."""
         self._runner = model.runner
         self._tokenizer = model.tokenizer
         self._input_processor = model.input_processor
@@ -117,32 +117,32 @@ class TorchEngine:
 
     @property
     def active_count(self) -> int:
-        """Rows and prompts in work."""
+        """Running sequences and prompts in prefill."""
         return self._scheduler.active_count
 
     @property
     def waiting_count(self) -> int:
-        """Prompts that have no place yet."""
+        """Waiting prompts."""
         return self._scheduler.waiting_count + len(self._grammar_manager)
 
     @property
     def stats(self) -> EngineStats:
-        """What it holds and has done."""
+        """The current statistics."""
         return self._counters.make_stats(self.block_pool, self._scheduler.preemption_count)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that keys and values may take."""
+        """The size of the KV cache in bytes."""
         return self.block_pool.tokens * self._runner.cache_bytes_per_token
 
     def warm_up(self) -> None:
-        """Do at once what the first request of a kind would have to wait for."""
+        """Load what the first request would otherwise wait for."""
         self._grammar_compiler.load_vocabulary()
 
-    # --- what comes in --------------------------------------------------------------------------
+    # --- commands -------------------------------------------------------------------------------
 
     def submit(self, spec: GenerateCommand) -> None:
-        """A new request; it is told if it can't be done."""
+        """Accept a request; emits a RequestFailedEvent if it is invalid."""
         try:
             job = self._build_request(spec)
             held = self._grammar_manager.start_compilation(job)
@@ -154,7 +154,7 @@ class TorchEngine:
             self._scheduler.add_request(job)
 
     def _build_request(self, spec: GenerateCommand) -> EngineRequest:
-        """What a request comes to. Raises Refused."""
+        """Build the state of a request. Raises RequestRejectedError."""
         self._scheduler.check_capacity(max(spec.n, spec.best_of, len(spec.input.prompts)))
         rules = self._input_processor.build_sampling_rules(spec.sampling)
         prompts = self._input_processor.tokenize_prompts(spec.input, spec.stopping)
@@ -175,7 +175,7 @@ class TorchEngine:
         return job
 
     def tokenize(self, order: TokenizeCommand) -> None:
-        """Cut a text, at once: it takes no row."""
+        """Tokenize a text at once; needs no slot."""
         self._emit(
             TokensEvent(
                 order.request_id,
@@ -184,20 +184,20 @@ class TorchEngine:
         )
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for this request any more."""
+        """Cancel a request."""
         if job := self._requests.pop(number, None):
             self._grammar_manager.remove(job)
             self._scheduler.remove_request(job)
 
     def credit(self, number: int, tokens: int) -> None:
-        """So many tokens of a request were taken."""
+        """The client has read so many tokens of a request."""
         if job := self._requests.get(number):
             job.credit += tokens
 
     # --- the step -------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One step. False: there is nothing to do now."""
+        """Run one step; returns False if there is nothing to do."""
         self._expire_requests()
         self._admit_compiled()
         before = self._scheduler.preemption_count
@@ -231,7 +231,7 @@ class TorchEngine:
             )
 
     def _admit_compiled(self) -> None:
-        """Requests whose answers have a form go on when that is understood."""
+        """Admit requests whose grammar has been compiled."""
         for job, refused in self._grammar_manager.pop_finished(self._clock()):
             if refused is None:
                 self._scheduler.add_request(job)
@@ -250,10 +250,10 @@ class TorchEngine:
     def _run_pass(
         self, going: list[TokenSequence], reading: list[PrefillChunk]
     ) -> tuple[torch.Tensor | None, list[TokenSequence], list[PrefillChunk]]:
-        """The logits, and whose they are.
+        """Run the forward pass; returns the logits and the sequences and chunks they belong to.
 
-        A pass that fails, be it for want of memory, is tried again with less, the largest chunk
-        left out first and then the youngest row; the request without which it goes through fails.
+        If a pass fails (out of memory, for instance), it is repeated without the largest chunk,
+        then without the youngest sequence, and so on; the request that was left out last fails.
         """
         left: list[TokenSequence | PrefillChunk] = [*going, *sorted(reading, key=_get_chunk_order)]
         suspect: EngineRequest | None = None
@@ -263,7 +263,7 @@ class TorchEngine:
             try:
                 logits = self._runner([_make_segment(one) for one in left])
             except (RuntimeError, MemoryError) as error:
-                _log.exception("a pass of the model failed")
+                _log.exception("a forward pass failed")
                 suspect, failure = _get_request(left[-1]), error
                 left = [one for one in left if _get_request(one) is not suspect]
         if suspect is not None and failure is not None:
@@ -281,7 +281,7 @@ class TorchEngine:
             # The copy that this makes is changed on the way.
             ended = self._token_selector.select_tokens(torch.cat(lines), rows)
         except (RuntimeError, MemoryError):
-            _log.exception("the draw of %d tokens failed", len(rows))
+            _log.exception("sampling for %d sequences failed", len(rows))
             left = [at for at, row in enumerate(rows) if len(row.output) == before[at]]
             ended = self._select_tokens_one_by_one(lines, rows, left)
         for row in ended:
@@ -385,7 +385,7 @@ def _make_block_pool(model: LoadedModel, limits: SchedulerConfig) -> BlockPool:
         model.runner([BatchSegment(kv, (0,), 0)])
     except (RuntimeError, MemoryError) as error:
         size = pool.tokens * model.runner.cache_bytes_per_token >> 20
-        raise ModelError(f"memory: {size} MB for keys and values can't be had") from error
+        raise ModelError(f"memory: can't allocate {size} MB for the KV cache") from error
     kv.free()
     return pool
 

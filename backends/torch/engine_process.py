@@ -1,7 +1,7 @@
-"""The engine's process: reads frames, steps the engine, and dies with the gateway.
+"""Main of the engine process: reads commands, steps the engine, ends with the gateway.
 
-It is started by ``client`` with one end of a socket pair, whose number and the settings are its
-arguments. When the gateway's end closes, however the gateway came to its end, this process ends.
+``backends.torch.backend`` starts it with one end of a socket pair; its file descriptor and the
+settings are the arguments. The process ends when the gateway's end closes, even after a crash.
 """
 
 import logging
@@ -40,11 +40,11 @@ from backends.torch.settings import TorchSettings
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL = 1.0
-"""Seconds between signs of life."""
+"""Seconds between heartbeats."""
 
 
 class EngineLoop(Protocol):
-    """What Engine and Embedder have in common."""
+    """The common interface of TorchEngine and EmbeddingEngine."""
 
     @property
     def active_count(self) -> int: ...
@@ -109,7 +109,7 @@ class EngineChannel:
         except (OSError, EOFError):
             pass
         except (ValueError, msgspec.MsgspecError):
-            _log.exception("the gateway sent what can't be read")
+            _log.exception("invalid frame from the gateway")
         # Even in the middle of a step: nobody is left to read its outcome.
         os._exit(0)
 
@@ -183,7 +183,7 @@ def _submit_request(
         else:
             loop.submit(order)
     except Exception as error:  # noqa: BLE001 - one request must not take the others with it
-        _log.exception("a request could not be taken")
+        _log.exception("a request could not be accepted")
         link.queue_event(
             RequestFailedEvent(
                 order.request_id, "failed", f"the local model failed: {type(error).__name__}"
@@ -192,7 +192,7 @@ def _submit_request(
 
 
 def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
-    """The model, loaded; tells Ready. Imports torch, which takes seconds, now that we listen."""
+    """Load the model and queue ReadyEvent. Imports torch, which takes seconds."""
     import torch  # noqa: PLC0415
 
     from backends.torch.embeddings import EmbeddingEngine, load_encoder  # noqa: PLC0415

@@ -1,9 +1,9 @@
-"""The messages between the gateway's process and the engine's, and their frames.
+"""Messages between the gateway and the engine process, and their translation from core types.
 
 A frame is four bytes of length (big-endian) and a msgpack array of messages. The gateway sends
-Generate, Embed, Tokenize, Cancel and Credit; the engine sends the others. A job is named by a
-number that the gateway gives; each job ends in exactly one Finished, Tokens or Failed, unless it
-was cancelled.
+commands (``…Command``), the engine sends events (``…Event``). The gateway assigns the request ids;
+each request ends in exactly one RequestFinishedEvent, TokensEvent or RequestFailedEvent, unless it
+is cancelled.
 
 ``None`` means: the model's own default.
 """
@@ -61,26 +61,24 @@ from protocols.core.request import (
     VideoPart,
 )
 
-# What a request for text asks: the parts of ``spec.Generate``.
-#
-# ``None`` means: the model's own default.
+# The parts of GenerateCommand.
 
 
 class WatermarkSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How a text is marked; a detector must be told the same. See ``watermark``."""
+    """Watermark parameters; a detector needs the same. See ``sampling``."""
 
     key: int = 15485863
     ratio: float = 0.25
     """The share of the vocabulary that is green."""
     bias: float = 2.0
-    """What is added to the logits of green tokens."""
+    """Added to the logits of green tokens."""
     scheme: Literal["lefthash", "selfhash"] = "lefthash"
     width: int = 1
-    """So many tokens seed the next one's green list; lefthash waits for so many, and uses one."""
+    """How many tokens seed the next one's green list; lefthash uses only the last of them."""
 
 
 class EngineSamplingParams(Struct, frozen=True, omit_defaults=True):
-    """How a token is picked."""
+    """Sampling parameters."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -98,11 +96,11 @@ class EngineSamplingParams(Struct, frozen=True, omit_defaults=True):
 
 
 class BeamSearchParams(Struct, frozen=True, omit_defaults=True):
-    """Search for the likeliest texts, ``width`` at a time, instead of drawing some.
+    """Beam search with ``width`` beams.
 
-    ``groups`` search each for themselves with an equal share of the width; ``diversity_penalty`` is
-    taken from the log probability of a token for each earlier group that has just taken it. A text
-    is as good as its log probability over its length to the power of ``length_penalty``.
+    ``groups`` search separately with equal shares of the width; ``diversity_penalty`` is subtracted
+    from a token's log probability for each earlier group that chose it in the same step. The score
+    of a text is its log probability divided by its length to the power of ``length_penalty``.
     """
 
     width: int
@@ -112,7 +110,7 @@ class BeamSearchParams(Struct, frozen=True, omit_defaults=True):
 
 
 class StopParams(Struct, frozen=True, omit_defaults=True):
-    """When a choice ends."""
+    """Stop conditions of a choice."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -124,16 +122,16 @@ class StopParams(Struct, frozen=True, omit_defaults=True):
 
 
 class OutputFormat(Struct, frozen=True, omit_defaults=True):
-    """What a text has to be.
+    """A constraint on the output.
 
-    ``text`` is a JSON Schema, a regular expression, a JSON array of the texts to choose from, or a
-    grammar in the notation of Lark or GBNF. ``param`` is the client's name for it.
+    ``text`` is a JSON Schema, a regular expression, a JSON array of choices, or a grammar in Lark
+    or GBNF notation. ``param`` is the client's name of the parameter, for errors.
     """
 
     kind: Literal["json", "regex", "choice", "grammar"]
     text: str
     lenient: bool = False
-    """Of a schema, the keys that can't be held to are left aside."""
+    """Unsupported keys of a schema are ignored."""
     param: str = "response_format"
 
 
@@ -144,11 +142,11 @@ class FunctionDefinition(Struct, frozen=True, omit_defaults=True):
     description: str | None = None
     parameters: bytes = b'{"type":"object","properties":{},"additionalProperties":false}'
     strict: bool = False
-    """Its schema must be held to in everything."""
+    """All keys of its schema must be enforced."""
 
 
 class FunctionChoice(Struct, frozen=True, omit_defaults=True):
-    """Which functions may be called (``names``), whether one must be, and whether several may."""
+    """Which functions may be called, whether one must be, and whether several may."""
 
     names: tuple[str, ...]
     required: bool = False
@@ -156,7 +154,7 @@ class FunctionChoice(Struct, frozen=True, omit_defaults=True):
 
 
 class FunctionCall(Struct, frozen=True, omit_defaults=True):
-    """A call that an assistant made; ``arguments`` is JSON text."""
+    """A tool call in the conversation; ``arguments`` is JSON text."""
 
     id: str
     name: str
@@ -164,7 +162,7 @@ class FunctionCall(Struct, frozen=True, omit_defaults=True):
 
 
 class ChatTurn(Struct, frozen=True, omit_defaults=True):
-    """One message of a conversation. ``call_id`` names the call whose result it is."""
+    """One message of a conversation. ``call_id``: the call whose result it is."""
 
     role: str
     content: str
@@ -176,22 +174,23 @@ class ChatTurn(Struct, frozen=True, omit_defaults=True):
 class PromptInput(Struct, frozen=True, omit_defaults=True):
     """A conversation (``turns``), or prompts of text or token ids.
 
-    ``wrap`` gives each prompt to the chat template as a user's only message. ``keep`` is how many
-    of the last prompt tokens stay (-1: as many as fit); without it a prompt that is too long fails.
+    ``as_user_message`` renders each prompt with the chat template as the only user message.
+    ``truncate_to`` keeps so many of the last prompt tokens (-1: as many as fit); without it a
+    prompt that is too long fails.
     """
 
     turns: tuple[ChatTurn, ...] = ()
     functions: tuple[FunctionDefinition, ...] = ()
-    """Told to the model."""
+    """The functions offered to the model."""
     prompts: tuple[str | tuple[int, ...], ...] = ()
     as_user_message: bool = False
     template: str | None = None
     template_arguments: bytes = b"{}"
-    """The template's further variables: a JSON object."""
+    """Further variables of the template: a JSON object."""
     continue_final: bool = False
     generation_prompt: bool = True
     special_tokens: bool | None = None
-    """Those of the tokenizer around a text; None: around prompts, not around conversations."""
+    """Whether to add the tokenizer's special tokens; None: to prompts, not to conversations."""
     truncate_to: int | None = None
 
 
@@ -216,10 +215,9 @@ FailureKind = Literal["invalid", "unsupported", "too_long", "overloaded", "deadl
 
 
 class GenerateCommand(Struct, frozen=True, omit_defaults=True, tag="generate"):
-    """Make ``n`` choices for each prompt, the likeliest of ``best_of`` where that is more.
+    """Generate ``n`` choices for each prompt: the likeliest of ``best_of`` if that is more.
 
-    With ``beams`` they are the best that the search finds, told at its end, and ``best_of`` is not
-    looked at.
+    With ``beams`` they are the best beams, returned at the end, and ``best_of`` is ignored.
     """
 
     request_id: int
@@ -229,17 +227,17 @@ class GenerateCommand(Struct, frozen=True, omit_defaults=True, tag="generate"):
     n: int = 1
     best_of: int = 1
     logprobs: int | None = None
-    """How many alternatives beside each token; -1 is all; None is no logprobs."""
+    """Alternatives per token; -1: all; None: no logprobs."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens, told in Echo."""
+    """The same for the prompt's tokens, in PromptEchoEvent."""
     token_ids: bool = False
     echo: bool = False
     priority: int = 128
     timeout: float | None = None
     initial_credit: int = 512
-    """So many tokens may be on their way; Credit adds to it."""
+    """How many tokens may be sent unread; CreditCommand adds to it."""
     tenant: str | None = None
-    """Who asks: waiting requests take turns between tenants."""
+    """The caller: waiting requests take turns between tenants."""
     beams: BeamSearchParams | None = None
     output_format: OutputFormat | None = None
     function_choice: FunctionChoice | None = None
@@ -254,7 +252,7 @@ class EmbedCommand(Struct, frozen=True, omit_defaults=True, tag="embed"):
     dimensions: int | None = None
     normalize: bool | None = None
     max_tokens: int | None = None
-    """So many of the first tokens stay (-1: as many as fit); without it too long a text fails."""
+    """Keep so many of the first tokens (-1: as many as fit); None: a longer text fails."""
     timeout: float | None = None
 
 
@@ -266,20 +264,20 @@ class TokenizeCommand(Struct, frozen=True, tag="tokenize"):
 
 
 class CancelCommand(Struct, frozen=True, tag="cancel"):
-    """Nobody waits for this job any more."""
+    """Cancel the request."""
 
     request_id: int
 
 
 class CreditCommand(Struct, frozen=True, tag="credit"):
-    """So many tokens of the job were taken."""
+    """The client has read so many tokens."""
 
     request_id: int
     tokens: int
 
 
 class ReadyEvent(Struct, frozen=True, tag="ready"):
-    """The model is loaded. ``context`` is its longest prompt and answer together, in tokens."""
+    """The model is loaded. ``context_length`` covers prompt and output, in tokens."""
 
     task: Literal["generate", "embed"]
     ipc_version: int
@@ -287,49 +285,49 @@ class ReadyEvent(Struct, frozen=True, tag="ready"):
     device: str
     dimensions: int | None = None
     cache_bytes: int = 0
-    """Bytes that keys and values may take."""
+    """The size of the KV cache."""
 
 
 class ProgressEvent(Struct, frozen=True, tag="progress"):
-    """What the process is at, for the log."""
+    """Progress of loading, for the log."""
 
     text: str
 
 
 class LoadFailedEvent(Struct, frozen=True, tag="broken"):
-    """The model can't be served, and a restart would not help."""
+    """The model can't be loaded, and a restart would not help."""
 
     text: str
 
 
 class EngineStats(Struct, frozen=True, gc=False, array_like=True):
-    """What the engine holds, and what it has done since it began. Times are in seconds."""
+    """The engine's state and its totals since the start. Times are in seconds."""
 
     blocks: int = 0
-    """Blocks of keys and values."""
+    """Blocks of the KV cache."""
     used_blocks: int = 0
-    """Those that rows hold."""
+    """Blocks in use by sequences."""
     preemptions: int = 0
-    """How often a row or prompt gave its blocks up, to be read again later."""
+    """Preemptions of sequences and prompts."""
     steps: int = 0
     seconds: float = 0.0
-    """In steps."""
+    """Time spent in steps."""
     batched_sequences: int = 0
-    """Rows and prompts in the last step."""
+    """Sequences and prompts in the last step."""
     prompt_tokens: int = 0
-    """Prompt tokens that went through the model."""
+    """Prompt tokens computed by the model."""
     completion_tokens: int = 0
-    """Tokens that were given to rows."""
+    """Generated tokens."""
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were known, so that they were not read."""
+    """Prompt tokens found in the prefix cache."""
     queue_seconds: float = 0.0
-    """Of all finished requests: how long they waited, were read, and were answered."""
+    """Sums over finished requests: queue, prefill and decode time."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
 
 class HeartbeatEvent(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
-    """The process lives. ``busy`` is how many seconds the present step has taken so far."""
+    """Sent each second. ``step_seconds``: duration of the current step so far."""
 
     active: int
     waiting: int
@@ -338,14 +336,14 @@ class HeartbeatEvent(Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
 
 
 class PrefillDoneEvent(Struct, frozen=True, tag="started"):
-    """The first prompt is read; no piece came before. The count is of all prompts."""
+    """The first prompt's prefill is done. The count covers all prompts."""
 
     request_id: int
     prompt_tokens: int
 
 
 class TokenAlternative(Struct, frozen=True, gc=False, array_like=True):
-    """A token the model might have taken."""
+    """An alternative of a generated token."""
 
     id: int
     data: bytes
@@ -365,7 +363,7 @@ class EngineToken(Struct, frozen=True, gc=False, array_like=True):
 
 
 class PromptEchoEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="prompt"):
-    """The prompt of a choice; with its logprobs where asked for."""
+    """The prompt of a choice, with logprobs if requested."""
 
     request_id: int
     choice: int
@@ -374,7 +372,7 @@ class PromptEchoEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="pr
 
 
 class TextEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="piece"):
-    """Text of a choice, and how many tokens it took; ids and logprobs where asked for."""
+    """Text of a choice and its number of tokens; ids and logprobs if requested."""
 
     request_id: int
     choice: int
@@ -385,7 +383,7 @@ class TextEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="piece"):
 
 
 class ToolCallEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="called"):
-    """The model calls a function: its ``call``-th in this choice."""
+    """The start of a tool call, the ``call``-th of this choice."""
 
     request_id: int
     choice: int
@@ -393,11 +391,11 @@ class ToolCallEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="call
     id: str
     name: str
     token_count: int = 0
-    """How many tokens it took."""
+    """The number of tokens."""
 
 
 class ToolArgumentsEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="argued"):
-    """A piece of a call's arguments, which are JSON text, and how many tokens it took."""
+    """A delta of a call's arguments (JSON text) and its number of tokens."""
 
     request_id: int
     choice: int
@@ -407,7 +405,7 @@ class ToolArgumentsEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag=
 
 
 class ReasoningEvent(Struct, frozen=True, gc=False, omit_defaults=True, tag="thinking"):
-    """A piece of what the model thinks before it answers, and how many tokens it took."""
+    """A delta of the reasoning and its number of tokens."""
 
     request_id: int
     choice: int

@@ -1,15 +1,14 @@
-"""The memory of keys and values: blocks of a pool, tables of rows, and beginnings kept for reuse.
+"""The KV cache: a pool of blocks, block tables of sequences, and the prefix cache.
 
-A block holds ``BLOCK`` tokens of every layer. A row has a table of blocks; rows that begin alike
-share them, and a shared block is copied when one of them writes to it. Blocks that a prompt filled
-are known by a hash of all tokens up to their end: a later prompt that begins the same takes them
-over. What nobody uses any more stays until its place is needed, the longest unused first.
+A block holds ``BLOCK_SIZE`` tokens of every layer. A sequence has a table of blocks; sequences with
+a common prefix share blocks, which are copied on write. Full blocks of a prompt are found by a hash
+of all tokens up to their end, so that a later prompt with the same prefix reuses them. Unused
+blocks stay cached until their memory is needed; the least recently used are evicted first.
 
-Attention wants a row's past in one piece. Blocks are therefore given out one behind another, and a
-row that comes to lie in several pieces is moved to where it lies in one, while there is plenty of
-room. Only where there is not are pieces shared for long, and copied together for each pass. Short
-pasts of several rows are copied together anyhow, whole blocks of them: what a row has not written
-of its blocks is therefore zero.
+Attention needs a sequence's past in contiguous memory. Blocks are therefore allocated one after
+another, and a fragmented sequence is moved while there is plenty of room; otherwise its pieces are
+copied together for each pass. Short pasts of several rows are always copied together in whole
+blocks, so the unwritten part of a block must be zero.
 """
 
 import hashlib
@@ -268,7 +267,7 @@ class SequenceCache:
         )
 
     def reserve(self, tokens: int) -> None:
-        """Room for so many more tokens. Raises Full."""
+        """Room for so many more tokens. Raises OutOfBlocksError."""
         if self.count_needed_blocks(tokens) > self.pool.available:
             raise OutOfBlocksError
         before = self._blocks[-1:], len(self._blocks)

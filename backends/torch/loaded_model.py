@@ -1,4 +1,4 @@
-"""A forward pass, a tokenizer and a reader, made one model."""
+"""A loaded model: forward pass, tokenizer and input processor."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from backends.torch.tokenization import InputProcessor
 
 
 class LoadedModel(NamedTuple):
-    """A model with all that belongs to it. ``ends`` are the tokens with which it ends."""
+    """A model with its tokenizer. ``end_tokens``: the tokens that end a text."""
 
     runner: ModelRunner
     tokenizer: Any
@@ -19,7 +19,7 @@ class LoadedModel(NamedTuple):
 
 
 def collect_end_tokens(tokenizer: Any, *configs: Any) -> frozenset[int]:
-    """The tokens with which the model ends, from its tokenizer and its configurations."""
+    """The end tokens of the tokenizer and the configurations."""
     found: set[int] = set()
     for value in (tokenizer.eos_token_id, *(getattr(c, "eos_token_id", None) for c in configs)):
         if isinstance(value, int):
@@ -32,7 +32,7 @@ def collect_end_tokens(tokenizer: Any, *configs: Any) -> frozenset[int]:
 def load_model(
     found: ModelLocation, device: str, dtype: str, context: int | None, template: str | None = None
 ) -> LoadedModel:
-    """The model of a folder or hub name, with its tokenizer and its own defaults."""
+    """Load a model with its tokenizer and default sampling parameters."""
     forward = load_forward(found, device, dtype, context)
     tokenizer = load_pretrained(AutoTokenizer, found)
     if template is not None:
@@ -41,7 +41,7 @@ def load_model(
 
 
 def assemble_model(forward: ModelRunner, tokenizer: Any) -> LoadedModel:
-    """A forward and a tokenizer, made one."""
+    """Combine a forward pass and a tokenizer."""
     own = forward.generation_config
     defaults = {}
     if getattr(own, "do_sample", False):

@@ -1,9 +1,9 @@
-"""One packed pass of transformers' model over many rows.
+"""A packed forward pass of a transformers model over many rows, with fused and 8-bit layers.
 
-The tokens of all rows lie one behind another in a batch of one, so that every linear layer sees
-them together, whether a row brings one new token or a chunk of its prompt. Only attention looks at
-each row by itself, over its own keys and values, so that it does not depend on its neighbours.
-Works for every family whose attention goes through transformers' attention interface.
+The tokens of all rows are concatenated in a batch of one, so that each linear layer processes them
+together, whether a row has one new token or a chunk of its prompt. Only attention is computed per
+row, over its own keys and values. Works for every model family whose attention uses transformers'
+attention interface.
 """
 
 import functools
@@ -416,7 +416,7 @@ def _attend_packed(
     """What transformers calls in each layer; the pass's segments come through its keywords."""
     packed: PackedBatch | None = options.get("packed")
     if packed is None:
-        raise ModelError("this family does not hand keywords on to its attention")
+        raise ModelError("this model family does not pass keyword arguments to its attention")
     layer: int = module.layer_idx  # type: ignore[assignment]
     manner = AttentionParams(
         options.get("scaling"),
@@ -455,9 +455,11 @@ class ModelRunner:
         try:
             self([BatchSegment(SequenceCache(pool, 2), (0, 0))])
         except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
-            raise ModelError(f"this family of models is not served here yet: {error}") from error
+            raise ModelError(f"this model family is not supported: {error}") from error
         if pool.layer_count != layers:
-            raise ModelError("this family keeps a past that is not keys and values; not served yet")
+            raise ModelError(
+                "this model family has a cache that is not keys and values; it is not supported"
+            )
         return pool.size_bytes // pool.tokens
 
     def __call__(self, segments: Sequence[BatchSegment]) -> torch.Tensor:
@@ -487,7 +489,7 @@ def load_forward(found: ModelLocation, device: str, dtype: str, context: int | N
     place = pick_device(device)
     made = quantize_linear if dtype == "int8" else None
     if made is not None and place.type != "cpu":
-        raise ModelError(f"dtype int8 is for processors; for {place} choose auto or bfloat16")
+        raise ModelError(f"dtype int8 needs a CPU; for {place} choose auto or bfloat16")
     wanted = pick_dtype("float32" if made else dtype, place)
     model = load_weights(
         AutoModelForCausalLM, found, place, wanted, attn_implementation=ATTENTION_NAME

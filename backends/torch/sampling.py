@@ -1,4 +1,4 @@
-"""Which token comes next, for each row by its own rules.
+"""Sampling: the next token of each row by its own parameters; watermarks.
 
 The order is that of transformers: logit_bias, repetition penalty, presence and frequency penalties,
 forbidden tokens; then temperature, top_k, top_p, min_p, typical_p; the watermark; then the draw.

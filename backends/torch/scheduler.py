@@ -1,8 +1,8 @@
-"""Who waits, whose prompt is read, who has a row: places, memory, order.
+"""The scheduler: queue, prefill, slots, KV cache memory and preemption.
 
-Everything has a rank: priority, then arrival, then number. When memory runs out, whoever ranks last
-gives up his blocks, and is read again later as if nothing had been; nobody notices but the clock.
-Whose client takes no tokens gives way first: his place too, when others wait for one.
+The order of sequences is priority, then arrival, then number. If memory runs out, the last sequence
+in that order is preempted: its blocks are freed, and it is recomputed later with the same result.
+Sequences whose client does not read are preempted first, and lose their slot if others wait.
 """
 
 from collections import deque
@@ -15,18 +15,18 @@ from backends.torch.kv_cache import BLOCK_SIZE, BlockPool
 from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence
 from backends.torch.tokenization import RequestRejectedError, make_too_long_error
 
-# The line of prompts that wait for a place: by priority, and in fair turns between tenants.
+# The queue of waiting prompts: by priority, and fair between tenants.
 #
-# Within a priority each tenant has a line of its own. The lines take turns by deficit round robin
-# over prompt tokens: a turn adds ``TURN`` tokens to what a tenant may have read, and what is left
-# over stays for its next turn. Who asks for much waits for himself only.
+# Within a priority each tenant has a queue of its own. Tenants take turns by deficit round robin
+# over prompt tokens: each turn adds ``TURN_TOKENS`` to the tenant's budget, and the rest is kept
+# for its next turn. A tenant with many requests delays only itself.
 
 TURN_TOKENS = 256
-"""Prompt tokens."""
+"""Prompt tokens per turn."""
 
 
 class _TenantQueues:
-    """The tenants' lines of one priority."""
+    """The tenants' queues of one priority."""
 
     def __init__(self) -> None:
         self._queues: dict[str | None, deque[SequenceGroup]] = {}
@@ -34,12 +34,12 @@ class _TenantQueues:
 
     def add(self, group: SequenceGroup) -> None:
         tenant = group.request.command.tenant
-        # Who comes to an empty line has his turn at once; the others when theirs begins.
+        # The first tenant gets its turn at once, others when theirs begins.
         self._deficits.setdefault(tenant, 0 if self._queues else TURN_TOKENS)
         self._queues.setdefault(tenant, deque()).append(group)
 
     def head(self) -> SequenceGroup:
-        """Whose turn it is."""
+        """The next prompt."""
         while True:
             tenant, line = next(iter(self._queues.items()))
             if len(line[0].prompt) <= self._deficits[tenant]:
@@ -75,7 +75,7 @@ class _TenantQueues:
 
 
 class FairQueue:
-    """All prompts that wait."""
+    """All waiting prompts."""
 
     def __init__(self) -> None:
         self._by_priority: dict[int, _TenantQueues] = {}
@@ -85,23 +85,23 @@ class FairQueue:
         return self._count
 
     def add(self, group: SequenceGroup) -> None:
-        """It waits from now on."""
+        """Add a prompt."""
         self._by_priority.setdefault(group.request.command.priority, _TenantQueues()).add(group)
         self._count += 1
 
     def head(self) -> SequenceGroup | None:
-        """Whose turn it is."""
+        """The next prompt."""
         return self._by_priority[min(self._by_priority)].head() if self._count else None
 
     def pop(self) -> SequenceGroup:
-        """The same, and it waits no more."""
+        """Remove and return the next prompt."""
         group = self._by_priority[min(self._by_priority)].pop()
         self._count -= 1
         self._remove_empty()
         return group
 
     def remove(self, job: EngineRequest) -> None:
-        """Nothing of this request waits any more."""
+        """Remove the prompts of a request."""
         lines = self._by_priority.get(job.command.priority)
         if lines is not None:
             lines.filter_groups(lambda group: group.request is not job)
@@ -114,7 +114,7 @@ class FairQueue:
 
 
 class SchedulerConfig(Struct, frozen=True):
-    """How much at once."""
+    """The limits of the scheduler."""
 
     max_sequences: int = 16
     max_waiting: int = 256
@@ -168,7 +168,7 @@ class Scheduler:
     # --- who comes and goes ---------------------------------------------------------------------
 
     def check_capacity(self, choices: int) -> None:
-        """Raises Refused: the queue is full, or a request wants too much of one thing."""
+        """Raises RequestRejectedError: the queue is full, or the request is too large."""
         if len(self._queue) >= self._limits.max_waiting:
             raise RequestRejectedError("overloaded", "the queue of the local model is full")
         if choices > self._limits.max_batch_tokens:
@@ -176,7 +176,7 @@ class Scheduler:
             raise RequestRejectedError("invalid", f"at most {most} choices and prompts", param="n")
 
     def check_beam_capacity(self, width: int, prompt: int) -> None:
-        """Raises Refused: beams need places and memory for all of them at once."""
+        """Raises RequestRejectedError: beams need places and memory for all of them at once."""
         if width > self._limits.max_sequences:
             most = self._limits.max_sequences
             raise RequestRejectedError(

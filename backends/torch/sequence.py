@@ -1,4 +1,4 @@
-"""What one request, one prompt and one choice are to the engine."""
+"""The engine's state of one request, one prompt and one choice."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -35,12 +35,12 @@ from backends.torch.tool_calls import (
 
 StopReason = Literal["eos", "stop", "length", "tool_calls"]
 ChoiceEvent = TextEvent | ToolCallEvent | ToolArgumentsEvent | ReasoningEvent | ChoiceEndEvent
-"""What is sent of a choice."""
+"""The events of a choice."""
 
 
 @dataclass(slots=True, eq=False)
 class EngineRequest:
-    """One request. Its choices are spread over its prompts' groups."""
+    """One request, with one group of sequences for each prompt."""
 
     command: GenerateCommand
     sampling_rules: SamplingRules
@@ -54,26 +54,26 @@ class EngineRequest:
     prefilled_at: float | None = None
     max_batch: int = 1
     grammar_state: GrammarState | None = None
-    """The beginning of an answer after its form."""
+    """The initial state of the output's grammar."""
     parser_rules: ToolCallRules | ResponseTemplateRules | None = None
-    """What an answer may call."""
+    """How tool calls are parsed from the output."""
 
     @property
     def deadline(self) -> float:
-        """When it must be over."""
+        """The deadline, by the engine's clock."""
         limit = self.command.timeout
         return float("inf") if limit is None else self.arrived_at + limit
 
     @property
     def sample_count(self) -> int:
-        """How many samples, or beams, each prompt gets."""
+        """Samples or beams per prompt."""
         if self.command.beams is not None:
             return self.command.beams.width
         return max(self.command.n, self.command.best_of)
 
     @property
     def returns_best_only(self) -> bool:
-        """Whether it returns only the best of its samples, and so nothing before their end."""
+        """Whether only the best samples are returned, which is after all have ended."""
         return self.sample_count > self.command.n or self.command.beams is not None
 
     @property
@@ -84,51 +84,51 @@ class EngineRequest:
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """One prompt of a job: read once, however many samples start from it."""
+    """One prompt of a request: its prefill is shared by all samples."""
 
     request: EngineRequest
     number: int
     prompt: list[int]
     cache: SequenceCache
     block_hashes: Sequence[bytes] = ()
-    """Of the prompt's whole blocks."""
+    """Hashes of the prompt's full blocks."""
     arrival: int = 0
     cached_tokens: int | None = None
-    """So many of the prompt's tokens were known when it was first to be read."""
+    """Prompt tokens found in the prefix cache at the first prefill."""
     logits: torch.Tensor | None = None
-    """After the prompt's last token."""
+    """The logits after the prompt's last token."""
     prompt_logprobs: list[EngineToken] = field(default_factory=list)
     samples_started: int = 0
     finished: list["TokenSequence"] = field(default_factory=list)
     beam_searches: Sequence[BeamSearch["TokenSequence"]] = ()
-    """Of beams, one for each of their groups."""
+    """One for each group of beams."""
 
     needs_logits = True
-    """Somebody wants to know what comes after its last token."""
+    """The logits after its last token are needed."""
 
     @property
     def group(self) -> "SequenceGroup":
-        """Itself, as a row has one."""
+        """Itself, as for a TokenSequence."""
         return self
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """Its place in the order of all."""
+        """The sort key in scheduling order."""
         return self.request.command.priority, self.arrival
 
     @property
     def context_tokens(self) -> list[int]:
-        """The tokens whose keys and values it needs."""
+        """The tokens whose keys and values are needed."""
         return self.prompt
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log probabilities of the prompt are wanted, so that all of it must be read."""
+        """Whether prompt logprobs are requested, so that the prefix cache can't be used."""
         return self.request.command.prompt_logprobs is not None
 
     @property
     def slots_needed(self) -> int:
-        """How many must be free for its next sample: beams begin together."""
+        """Free slots needed for its next sample: beams start together."""
         return self.request.sample_count - self.samples_started if self.beam_searches else 1
 
     @property
@@ -144,7 +144,7 @@ class SequenceGroup:
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """One sample: a choice in the making."""
+    """One sample: a choice being generated."""
 
     group: SequenceGroup
     sample: int
@@ -152,37 +152,37 @@ class TokenSequence:
     cache: SequenceCache
     output_text: OutputText
     max_tokens: int
-    """At most so many tokens."""
+    """The limit of generated tokens."""
     min_length_forbidden: Sequence[int]
-    """What may not come before ``min_tokens``."""
+    """Tokens forbidden before ``min_tokens``."""
     output: list[int] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     reason: StopReason = "length"
     stop: str | int | None = None
     withheld_text: list[ReadyText] = field(default_factory=list)
-    """What is not sent before the best are known."""
+    """Text withheld until the best samples are known."""
     grammar_state: GrammarState | None = None
     output_parser: ToolCallParser | ResponseTemplateParser | None = None
     discouraged_tokens: Sequence[int] = ()
-    """What may come only where its form allows nothing else."""
+    """Tokens allowed only if the grammar permits no other."""
     rejection: RequestRejectedError | None = None
-    """Why it can't go on, which is why its whole job can't."""
+    """Why the sequence, and so its request, can't continue."""
 
     needs_logits = False
     scores_prompt = False
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """Its place in the order of all."""
+        """The sort key in scheduling order."""
         return (*self.group.rank, self.sample)
 
     @property
     def context_tokens(self) -> list[int]:
-        """The tokens whose keys and values it needs: the last one's come with the next pass."""
+        """The tokens whose keys and values are needed: all but the last."""
         return self.group.prompt + self.output[:-1]
 
     def fork(self) -> "TokenSequence":
-        """The same text, to go on otherwise; it has no past of its own."""
+        """A copy that continues separately; it has no KV cache of its own."""
         return replace(
             self,
             output=list(self.output),
@@ -193,7 +193,7 @@ class TokenSequence:
         )
 
     def take_over(self, other: "TokenSequence") -> None:
-        """Go on from another's text."""
+        """Continue from another sequence's text."""
         self.output, self.output_text, self.grammar_state = (
             other.output,
             other.output_text,
@@ -202,11 +202,11 @@ class TokenSequence:
 
     @property
     def choice_index(self) -> int:
-        """The index of its choice in the answer, unless the best are yet to be chosen."""
+        """The index of the choice, unless the best samples are selected later."""
         return self.group.number * self.group.request.command.n + self.sample
 
     def make_sampling_input(self) -> SamplingInput:
-        """Its part in the next draw."""
+        """The input of the next sampling step."""
         spec = self.group.request.command
         early = len(self.output) < spec.stopping.min_tokens
         held = (
@@ -218,12 +218,12 @@ class TokenSequence:
         return SamplingInput(self.group.request.sampling_rules, self.seed, past)
 
     def map_text(self, release: ReadyText, choice: int) -> Iterator[ChoiceEvent]:
-        """What is sent of a release: text, and the calls in it."""
+        """The events of released text, with tool calls parsed."""
         said = [release] if self.output_parser is None else self.output_parser.feed(release)
         return (self._map_output(one, choice) for one in said)
 
     def map_end(self, choice: int) -> Iterator[ChoiceEvent]:
-        """What is sent at the end: what was held back, and how it ended."""
+        """The final events: held back output and the end of the choice."""
         reason: StopReason = self.reason
         if self.output_parser is not None:
             yield from (self._map_output(one, choice) for one in self.output_parser.close())

@@ -1,4 +1,4 @@
-"""What a local model may be told in the configuration."""
+"""The settings of a local model."""
 
 from typing import Literal
 
@@ -8,28 +8,28 @@ from backends.torch.ipc import WatermarkSettings
 
 
 class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """A model and how it is served."""
+    """The settings of a local model."""
 
     path: str
     """``package:NAME``, a folder, a ``.gguf`` file, or a name on the hub."""
     task: Literal["generate", "embedding"] | None = None
-    """What the model is for, where its files would say something else."""
+    """The model's task; None: as its files say."""
     device: str = "auto"
     dtype: str = "auto"
     max_concurrency: int = 16
-    """Rows computed together; further requests wait."""
+    """Sequences computed together; further requests wait."""
     queue: int = 256
-    """Prompts that may wait; more are refused as overload."""
+    """Limit of waiting prompts; more are rejected as overload."""
     threads: int | None = None
     kv_cache_memory: int = 1 << 30
-    """Bytes for the keys and values of what is in work or may be wanted again."""
+    """Size of the KV cache in bytes, with its prefix cache."""
     context: int | None = None
-    """A shorter limit than the model's own on prompt and answer together, in tokens."""
+    """A context length below the model's own, in tokens of prompt and output."""
     chat_template: str | None = None
-    """A tokenizer's folder, or a chat template's file, in the place of the model's own."""
+    """A tokenizer's folder or a chat template file, instead of the model's own template."""
     trust_request_chat_template: bool = False
-    """Whether a request may bring a chat template: it is a program, and costs what it costs."""
+    """Whether requests may set a chat template, which is a program with unbounded cost."""
     matryoshka: tuple[int, ...] | None = None
-    """The sizes to which vectors may be cut; None is what the model's files say."""
+    """Allowed embedding dimensions; None: as the model's files say."""
     watermark: WatermarkSettings = WatermarkSettings()
-    """How texts are marked where a request asks for it."""
+    """The watermark of requests that ask for one."""

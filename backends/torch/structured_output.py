@@ -1,10 +1,10 @@
-"""What may come next where a text has a form: grammars, compiled aside and kept.
+"""Structured output: grammars that constrain the next token, compiled in threads and cached.
 
-To compile a grammar costs a millisecond, and a large one a third of a second: it is done in
-threads, so that no step waits for it. What it allows is told as one flag a token, before the draw.
+Compiling a grammar takes a millisecond, a large one a third of a second; threads keep it out of the
+engine's steps. Before sampling, a mask with one flag per token is computed from it.
 
-JSON is written in one way, ``{"a": 1, "b": [2]}``: left free, a weak model fills its answer with
-blanks.
+JSON is written in one style, ``{"a": 1, "b": [2]}``, since weak models otherwise generate endless
+white space.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ MAX_GRAMMAR_LENGTH: Final = 1 << 18
 """Characters of a grammar."""
 _MAX_QUOTED: Final = 200
 NO_CANDIDATES_ERROR: Final = (
-    "no token may come that both the form of the answer and the other fields allow"
+    "no token may come that both the output format and the other parameters allow"
 )
-_TOO_COMPLEX: Final = "the form of the answer is too complex to be held to"
+_TOO_COMPLEX: Final = "the output format is too complex to enforce"
 _JSON_OPTIONS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _UNKNOWN_KEYS_PATTERN: Final = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _UNKNOWN_FORMAT_PATTERN: Final = re.compile(r"Unknown format: (\S+)")
@@ -66,7 +66,7 @@ class GrammarState:
     def get_forbidden_tokens(self) -> NDArray[np.bool_]:
         """A flag for each token that may not come now.
 
-        Raises Refused when the grammar turns out too complex to follow.
+        Raises RequestRejectedError when the grammar turns out too complex to follow.
         """
         packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
@@ -74,7 +74,7 @@ class GrammarState:
         return np.unpackbits(~packed, count=self._vocabulary_size, bitorder="little").view(np.bool_)
 
     def accept_token(self, token: int) -> None:
-        """This token came. Raises Refused for one that may not."""
+        """This token came. Raises RequestRejectedError for one that may not."""
         if not self._matcher.consume_token(token):
             raise RequestRejectedError("invalid", NO_CANDIDATES_ERROR)
 
@@ -122,7 +122,7 @@ class GrammarCompiler:
     def _compile_grammar(self, source: GrammarSource) -> GrammarState:
         if sum(len(part.text) for part in source) > MAX_GRAMMAR_LENGTH:
             raise RequestRejectedError(
-                "invalid", f"the form of the answer has more than {MAX_GRAMMAR_LENGTH} characters"
+                "invalid", f"the output format has more than {MAX_GRAMMAR_LENGTH} characters"
             )
         words = self._get_token_table()
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - only this needs it
@@ -151,7 +151,7 @@ class GrammarCompiler:
 
 
 def _build_token_table(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
-    """What llguidance knows of a model's tokens. Raises Refused."""
+    """What llguidance knows of a model's tokens. Raises RequestRejectedError."""
     try:
         from llguidance.hf import from_tokenizer  # noqa: PLC0415 - see _compile
 
@@ -162,7 +162,7 @@ def _build_token_table(tokenizer: Any, vocabulary: int, ends: list[int]) -> Any:
         )
         raise RequestRejectedError("unsupported", text) from error
     except ValueError as error:
-        text = "this model's tokenizer does not let an answer be held to a form"
+        text = "this model's tokenizer does not support structured output"
         raise RequestRejectedError("unsupported", text) from error
 
 
@@ -207,7 +207,7 @@ def _make_grammar_error(said: str) -> RequestRejectedError:
     if "fuel" in said or "too " in said:
         return RequestRejectedError("unsupported", _TOO_COMPLEX)
     first = " ".join(said.split())[:_MAX_QUOTED]
-    return RequestRejectedError("invalid", f"the form of the answer can't be understood: {first}")
+    return RequestRejectedError("invalid", f"invalid output format: {first}")
 
 
 # The grammar of an answer: the form it was asked to have, and the calls it may make.
@@ -220,7 +220,7 @@ _NON_JSON_TEXT_RULE: Final = r"TEXT: /[ \n\r\t]*([^{ \n\r\t](.|\n)*)?/"
 
 
 def build_format_grammar(form: OutputFormat) -> GrammarSource:
-    """The grammar of a text of this form. Raises Refused."""
+    """The grammar of a text of this form. Raises RequestRejectedError."""
     match form.kind:
         case "json":
             if not form.text.lstrip().startswith("{"):
@@ -251,7 +251,7 @@ def build_calls_grammar(
     """The grammar of a text that may, or must, end in calls of ``functions``.
 
     Without calls it has ``form``, where one was asked for. ``special`` are the model's special
-    tokens, by their text. Raises Refused.
+    tokens, by their text. Raises RequestRejectedError.
     """
     literal = LarkLiterals(special)
     opens, rest = (
@@ -337,7 +337,7 @@ def _quote_literal(text: str) -> str:
 
 
 def _build_object_schema(function: FunctionDefinition) -> str:
-    """A function's schema, which is of an object whatever else it says. Raises Refused."""
+    """A function's schema, always of type object. Raises RequestRejectedError."""
     try:
         schema = msgspec.json.decode(function.parameters, type=dict[str, Any])
     except msgspec.ValidationError as error:

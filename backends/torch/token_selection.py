@@ -1,4 +1,4 @@
-"""From logits to what is told: the draw, log probabilities, ends of choices, released text."""
+"""From logits to events: sampling, beam search, grammars, logprobs and ends of choices."""
 
 import functools
 import logging
@@ -88,7 +88,7 @@ class GrammarManager:
         return len(self._waiting)
 
     def start_compilation(self, job: EngineRequest) -> bool:
-        """Whether the job has to wait until it is ``settled``. Raises Refused."""
+        """Whether the job has to wait until it is ``settled``. Raises RequestRejectedError."""
         spec = job.command
         if spec.output_format is None and spec.function_choice is None:
             return False
@@ -97,7 +97,7 @@ class GrammarManager:
             return False
         if len(self._waiting) >= MAX_PENDING_REQUESTS:
             raise RequestRejectedError(
-                "overloaded", "too many answers with a form are being prepared"
+                "overloaded", "too many requests with structured output are being prepared"
             )
         self._waiting[job] = self._compiler.compile_grammar(self._build_grammar(job))
         return True
@@ -239,7 +239,7 @@ AppendToken = Callable[[TokenSequence, int, SampledLogprob | None], bool]
 
 
 def make_beam_searches(beams: BeamSearchParams, ends: int) -> list[BeamSearch[TokenSequence]]:
-    """One for each group. ``ends`` is how many tokens end a text. Raises Refused."""
+    """One for each group. ``ends`` is how many tokens end a text. Raises RequestRejectedError."""
     for name, most in _PENALTY_RANGES:
         value = getattr(beams, name)
         if not abs(value) <= most:

@@ -1,6 +1,6 @@
-"""What a request means to this model: prompts to token ids, parameters to rules.
+"""Input processing: prompts to token ids, parameters to sampling rules.
 
-Whatever is wrong with a request comes to light here, before it takes a row.
+Invalid requests are rejected here, before they take a slot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class InputProcessor:
     # --- prompts --------------------------------------------------------------------------------
 
     def tokenize_prompts(self, asked: PromptInput, ending: StopParams) -> list[list[int]]:
-        """The token ids of each prompt. Raises Refused."""
+        """The token ids of each prompt. Raises RequestRejectedError."""
         if asked.turns:
             found = [self._tokenize_chat(asked, asked.turns)]
             param = "messages"
@@ -123,7 +123,7 @@ class InputProcessor:
         return ids
 
     def get_chat_template(self, asked: PromptInput) -> str:
-        """The chat template for this input. Raises Refused when there is none."""
+        """The chat template for this input. Raises RequestRejectedError when there is none."""
         if not asked.template and not self._tokenizer.chat_template:
             raise RequestRejectedError(
                 "unsupported", "this model has no chat template; it takes prompts", param="messages"
@@ -149,7 +149,7 @@ class InputProcessor:
     # --- parameters -----------------------------------------------------------------------------
 
     def build_sampling_rules(self, asked: EngineSamplingParams) -> SamplingRules:
-        """The rules of a row, every default resolved. Raises Refused."""
+        """The rules of a row, every default resolved. Raises RequestRejectedError."""
         self._check_token_ids(tuple(asked.logit_bias), "logit_bias")
         self._check_token_ids(asked.allowed_token_ids or (), "allowed_token_ids")
         if asked.allowed_token_ids == ():

@@ -1,7 +1,7 @@
-"""How families of models write the calls of functions, found out by their chat templates.
+"""Tool call formats of model families, detected from their chat templates, and their parsers.
 
-Where a template knows nothing of functions, they are told in the system's message, and calls and
-their results are written as text, in the way of Hermes.
+If a template does not support tools, the functions are listed in the system message, and calls and
+results are written as text in the Hermes format.
 """
 
 import logging
@@ -390,7 +390,7 @@ def get_response_template(tokenizer: Any) -> Any:
 
         return load_response_template(found)
     except (ImportError, *_PARSE_ERRORS) as error:
-        _log.warning("the tokenizer's response template is of no use: %s", error)
+        _log.warning("the tokenizer's response template can't be used: %s", error)
         return None
 
 

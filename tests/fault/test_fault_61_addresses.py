@@ -166,5 +166,5 @@ async def test_fault_61_a_name_that_leads_elsewhere_later_is_not_followed(
 
     assert answer.status_code in (502, 503)
     assert names.asked > asked
-    assert "leads to an address that is no worker's" in caplog.text
+    assert "resolves to a forbidden address" in caplog.text
     assert METADATA not in answer.text

@@ -127,7 +127,7 @@ def test_a_tokenizer_that_can_not_be_read(tokenizer: Any) -> None:
 
     found = grammars(Other())
     found.load_vocabulary()
-    with pytest.raises(RequestRejectedError, match="tokenizer does not let"):
+    with pytest.raises(RequestRejectedError, match="tokenizer does not support"):
         found.compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
 
 

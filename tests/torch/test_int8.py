@@ -115,5 +115,5 @@ def test_only_who_asks_has_it(dtype: str, tiny_folder: Any) -> None:
 def test_it_is_for_processors(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     place = pick_device("meta")
     monkeypatch.setattr("backends.torch.model.pick_device", lambda asked: place)
-    with pytest.raises(ModelError, match="int8 is for processors"):
+    with pytest.raises(ModelError, match="int8 needs a CPU"):
         load_forward(ModelLocation(str(tiny_folder), "generate"), "auto", "int8", None)

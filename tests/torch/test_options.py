@@ -226,8 +226,8 @@ def _beams(bench: Bench, width: int) -> Json:
     if bench.way.has("sampling.beam_width"):
         return {"sampling__beam_width": width}
     if bench.way.has("request.beam_search"):
-        return {"asked__beam_search": True, "n": width}
-    return {"asked__beams": True, "n": width}
+        return {"request__beam_search": True, "n": width}
+    return {"request__beams": True, "n": width}
 
 
 def beams(bench: Bench) -> None:
@@ -369,7 +369,7 @@ def chat_logprobs(bench: Bench) -> None:
     if alone:
         _tops(bench, 0, **alone)
     if bench.way.has("request.top_logprobs"):
-        _tops(bench, 2, **alone, asked__top_logprobs=2)
+        _tops(bench, 2, **alone, request__top_logprobs=2)
 
 
 def _tops(bench: Bench, wanted: int, **options: Any) -> None:

@@ -286,7 +286,7 @@ def test_a_draw_that_fails_costs_one_request(
 
 
 def test_memory_that_cannot_be_had_is_told_at_once(scripted: Play) -> None:
-    with pytest.raises(ModelError, match="keys and values"):
+    with pytest.raises(ModelError, match="KV cache"):
         scripted("abc", SchedulerConfig(), most=0)
 
 

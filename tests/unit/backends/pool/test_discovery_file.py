@@ -103,7 +103,7 @@ async def test_a_file_that_lists_what_is_no_worker_is_a_failure(tmp_path: Path) 
     path = tmp_path / "workers.json"
     path.write_bytes(b'["http://u:p@10.0.0.1:80"]')
 
-    with pytest.raises(DiscoveryError, match="not a worker's URL"):
+    with pytest.raises(DiscoveryError, match="not a worker URL"):
         await FileSource(path, read).list_workers()
 
 
