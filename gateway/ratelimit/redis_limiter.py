@@ -495,8 +495,8 @@ class LeaseRenewer:
             await asyncio.sleep(MIN_RENEW_INTERVAL)
 
 
-# The store in Redis. One Lua script reads and writes atomically. It uses the server's clock, so that
-# the gateways' clocks need not agree.
+# The store in Redis. One Lua script reads and writes atomically. It uses the clock of the server, so
+# that the clocks of the gateways need not agree.
 
 LEASE_SECONDS: Final = 2.0
 """Seconds that a lease lasts; then the leases of a process that died go to others."""
