@@ -495,8 +495,8 @@ class LeaseRenewer:
             await asyncio.sleep(MIN_RENEW_INTERVAL)
 
 
-# The store in Redis. One Lua script reads and writes atomically. It uses the clock of the server, so
-# that the clocks of the gateways need not agree.
+# The store in Redis. One Lua script reads and writes atomically. It uses the clock of the server,
+# so that the clocks of the gateways need not agree.
 
 LEASE_SECONDS: Final = 2.0
 """Seconds that a lease lasts; then the leases of a process that died go to others."""
@@ -570,7 +570,7 @@ class RedisLeaseStore:
             self._record_failure(error)
             raise LeaseStoreUnavailable from None
         if not self.up:
-            log.info("limits are shared again")
+            log.info("rate limits are shared again")
         self.up = True
         return grants
 
@@ -598,7 +598,7 @@ class RedisLeaseStore:
                 str(error)[:_MAX_ERROR_TEXT]
                 or f"it did not answer within {STORE_TIMEOUT * 1000:g} ms"
             )
-            log.warning("limits are not shared, since the Redis can't be asked: %s", why)
+            log.warning("rate limits are not shared, since Redis failed: %s", why)
         self.up = False
 
 

@@ -241,5 +241,5 @@ def test_a_part_without_its_end_is_no_answer() -> None:
 
 
 def test_a_choice_that_was_not_asked_for_is_the_worker_s_fault() -> None:
-    with pytest.raises(WorkerFailed, match="not asked for"):
+    with pytest.raises(WorkerFailed, match="not requested"):
         merge(FanOut(chat(n=2), {"n"}), [TextDelta("a", 1)])
