@@ -179,7 +179,7 @@ def _find_collector(kind: type) -> _Collector | None:
     return kind.collect if issubclass(kind, SupportsPush) else None
 
 
-# --- several requests for one ----------------------------------------------------------------------
+# --- several requests for one --------------------------------------------------------------------
 
 
 def _stream_part(

@@ -348,7 +348,10 @@ async def test_the_rest_differs_from_process_to_process() -> None:
     for draw, rest in ((0.0, STORE_RETRY_DELAY / 2), (0.5, 0.75 * STORE_RETRY_DELAY)):
         clock = Time()
         store = RedisLeaseStore(
-            RedisLimitSettings("unix:///nowhere/socket"), "a", clock=clock, draw=lambda: draw
+            RedisLimitSettings("unix:///nowhere/socket"),
+            "a",
+            clock=clock,
+            draw=itertools.repeat(draw).__next__,
         )
         await fails(store)
         clock.now = rest - 0.01

@@ -236,7 +236,7 @@ def test_who_answers_may_come_late() -> None:
 
 
 def test_a_part_without_its_end_is_no_answer() -> None:
-    with pytest.raises(StreamBroken, match="before its end"):
+    with pytest.raises(StreamBroken, match="ended early"):
         merge(FanOut(chat(n=2), {"n"}), said("a", 1, 1), said("b", 1, 1)[:-1])
 
 
