@@ -1,4 +1,7 @@
-"""Who asks: a key to a Principal. Keys are known by their digest only."""
+"""Authentication by API key or JWT, and authorization for models.
+
+Of API keys the gateway knows only the SHA-256.
+"""
 
 import binascii
 import hashlib
@@ -13,52 +16,52 @@ from protocols.core.errors import Forbidden, Unauthorized
 
 
 class Principal(Struct, frozen=True):
-    """The holder of a key. ``models``: those it may ask for; None means all."""
+    """The authenticated caller. ``models`` are those it may use; None is all."""
 
     name: str
     sha256: str
     models: frozenset[str] | None = None
     protocol: str | None = None
-    """What its holder speaks where several dialects have one path."""
+    """The caller's protocol where several protocols have the same path."""
     tags: frozenset[str] = frozenset()
-    """What rules may know it by."""
+    """Tags for route conditions."""
     explain: bool = False
-    """Whether its holder may have requests explained."""
+    """Whether the caller may ask for explanations."""
 
 
 class KeysPending(Exception):
-    """Whether a token is good may be known after ``settle``."""
+    """The token can't be verified before ``wait_keys``."""
 
 
 class TokenVerifier(Protocol):
-    """Who knows whose token it is, where somebody else signs them."""
+    """Verifies tokens of an issuer."""
 
     def verify_token(self, token: str, digest: str) -> Principal | None:
-        """Whose it is, by its text and SHA-256; None for what is no token.
+        """The principal of a token, by its text and SHA-256; None for a text that is no token.
 
-        Raises Unauthorized and Unsettled.
+        Raises Unauthorized and KeysPending.
         """
 
     async def wait_keys(self) -> None:
-        """Find out what a token needs. It takes seconds at most."""
+        """Wait until the issuer's keys were fetched; seconds at most."""
 
 
 class Authenticator:
-    """The keys of a configuration, and the tokens that are as good as they are.
+    """Authenticates requests by the configuration's API keys and by JWTs.
 
-    Without any, everybody may ask for everything.
+    Without either, everybody may use every model.
     """
 
     def __init__(
         self, principals: Sequence[Principal], tokens: TokenVerifier | None = None
     ) -> None:
         self._by_digest = {(digest := p.sha256.lower()): (digest, p) for p in principals}
-        """Each with its digest, to be compared."""
+        """Each principal with its digest, for a comparison in constant time."""
         self._token_verifier = tokens
         self._allows_anonymous = not principals and tokens is None
 
     def find_known_principal(self, headers: Mapping[str, str]) -> Principal | None:
-        """The principal of a request, if its key is good."""
+        """The principal of a request, if its key or token is valid."""
         key = None if self._allows_anonymous else extract_credential(headers)
         try:
             return None if key is None else self._find_principal(key)
@@ -66,14 +69,14 @@ class Authenticator:
             return None
 
     async def wait_keys(self) -> None:
-        """Find out what ``authenticate`` could not know."""
-        assert self._token_verifier is not None  # noqa: S101 - nothing else is ever unsettled
+        """Wait after ``authenticate`` raised KeysPending."""
+        assert self._token_verifier is not None  # noqa: S101 - only tokens raise KeysPending
         await self._token_verifier.wait_keys()
 
     def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
-        """The principal, or None where no keys are configured. Raises Unauthorized and Unsettled.
+        """The principal; None if no keys are configured. Raises Unauthorized and KeysPending.
 
-        What was unsettled is not, once ``settle`` was awaited.
+        After KeysPending, await ``wait_keys`` and call it again.
         """
         if self._allows_anonymous:
             return None
@@ -86,7 +89,7 @@ class Authenticator:
         return principal
 
     def impersonate(self, name: str) -> "Authenticator":
-        """One that takes everybody for the holder of the key of this name. Raises KeyError."""
+        """An authenticator whose principal is always this key's. Raises KeyError."""
         found = next((one for _, one in self._by_digest.values() if one.name == name), None)
         if found is None:
             raise KeyError(name)
@@ -118,14 +121,14 @@ class _ImpersonatingAuthenticator(Authenticator):
 
 
 def authorize_model(principal: Principal | None, model: str) -> None:
-    """Raises Forbidden unless the principal may ask for this model."""
+    """Raises Forbidden unless the principal may use this model."""
     if principal is None or principal.models is None or model in principal.models:
         return
     raise Forbidden(f"this key may not use the model {model!r}")
 
 
 def extract_credential(headers: Mapping[str, str]) -> str | None:
-    """The key of a request: Bearer, Basic (its password), ``api-key`` or ``x-api-key``."""
+    """The credential of a request: Bearer, Basic (password), ``api-key`` or ``x-api-key``."""
     if "authorization" in headers:
         scheme, _, value = headers["authorization"].partition(" ")
         kind, value = scheme.lower(), value.strip()

@@ -1,8 +1,8 @@
-"""Who signs tokens: his public keys, fetched when they are needed, and kept.
+"""The public keys of an OIDC issuer (JWKS): fetched on demand, cached, refreshed.
 
-Nothing is fetched before the first token comes. Keys that are a few minutes old are fetched anew
-behind a request that does not wait for it; one whose key nobody knows does. An issuer is asked once
-in half a minute at most, whatever is asked of the gateway.
+Nothing is fetched before the first token. Keys older than a few minutes are refreshed in the
+background; a request waits only if its token's key is unknown. An issuer is asked at most once per
+half minute, whatever requests come.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from gateway.config.schema import JwtConfig
 
-# An issuer's public keys, as RFC 7517 writes them. Pure.
+# Key sets (RFC 7517).
 
 _MAX_KEYS: Final = 100
 _RSA_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
@@ -33,7 +33,7 @@ _CURVE_ALGORITHMS: Final = {
 }
 
 KeyName = tuple[str, str]
-"""A key's name and an algorithm."""
+"""A key's id (``kid``) and an algorithm."""
 
 
 class _JwkSet(Struct):
@@ -41,14 +41,14 @@ class _JwkSet(Struct):
 
 
 class KeySet(Struct, frozen=True):
-    """Those that verify something, by their names and what they verify. "" is a lone key's."""
+    """The usable keys by id and algorithm. A key without an id has the id ""."""
 
     by_name: Mapping[KeyName, PyJWK]
     source: bytes = b""
-    """As they came, to know whether others did."""
+    """The bytes of the set, to notice a change."""
 
     def find_key(self, name: str | None, algorithm: str) -> PyJWK | None:
-        """The key of this name; without a name, the only one that there is."""
+        """The key with this id; without an id, the only key of the algorithm."""
         if name is not None:
             return self.by_name.get((name, algorithm))
         found = [key for (_, one), key in self.by_name.items() if one == algorithm]
@@ -56,11 +56,11 @@ class KeySet(Struct, frozen=True):
 
 
 def parse_key_set(body: bytes, algorithms: Collection[str]) -> KeySet:
-    """The keys of a set that can be used with these algorithms. Raises ValueError without any."""
+    """The keys of a set for these algorithms. Raises ValueError if there are none."""
     try:
         told = msgspec.json.decode(body, type=_JwkSet).keys[:_MAX_KEYS]
     except msgspec.DecodeError:
-        raise ValueError("it gives no set of keys") from None
+        raise ValueError("the response is not a JWK set") from None
     found: dict[KeyName, PyJWK] = {}
     for one in told:
         for algorithm in _list_algorithms(one):
@@ -75,7 +75,7 @@ def parse_key_set(body: bytes, algorithms: Collection[str]) -> KeySet:
 
 
 def _list_algorithms(key: Mapping[str, Any]) -> Iterator[str]:
-    """The algorithms of a key, which is public and made for signatures; a secret has none here."""
+    """The signature algorithms of a public key; none for a symmetric key."""
     if key.get("use", "sig") != "sig":
         return
     fits = (
@@ -92,41 +92,41 @@ log = logging.getLogger("interlingua")
 _MIN_REFRESH_INTERVAL: Final = 30.0
 """Seconds between two fetches."""
 _MIN_REFRESH_INTERVAL_EMPTY: Final = 5.0
-"""The same, as long as there are no keys at all."""
+"""The same while there are no keys at all."""
 _REFRESH_AFTER: Final = 300.0
-"""Seconds after which keys are fetched anew, if somebody uses them."""
+"""Age in seconds after which keys in use are refreshed."""
 _FETCH_TIMEOUT: Final = 3.0
-"""Seconds in which he must answer, and a request waits for a key."""
+"""Timeout of a fetch, and of a request that waits for a key, in seconds."""
 _MAX_BODY_BYTES: Final = 1 << 18
 
 JwksFetch = Callable[[], Awaitable[bytes]]
-"""Gives the set of keys. Raises ValueError or OSError with why it can't be had."""
+"""Returns the key set's bytes. Raises ValueError or OSError with the reason of a failure."""
 
 
 class JwksClient:
-    """The keys of one."""
+    """The keys of one issuer."""
 
     def __init__(
         self, told: JwtConfig, clock: Callable[[], float], fetch: JwksFetch | None = None
     ) -> None:
-        """``clock`` goes evenly, in seconds. ``fetch`` is for tests."""
+        """``clock`` is monotonic, in seconds. ``fetch`` is for tests."""
         self._settings = told
         self._clock = clock
         self._fetch = fetch or JwksFetcher(told).fetch_keys
         self._keys = KeySet({})
         self._fetched_at = 0.0
         self._next_fetch_at = clock()
-        """When it may be asked again."""
+        """When the issuer may be asked again."""
         self._task: asyncio.Task[None] | None = None
         self._version = 0
 
     def refresh_if_old(self) -> int:
-        """Mind the age of the keys; gives how often they have changed."""
+        """Refresh or drop old keys. Returns how often the keys have changed."""
         age = self._clock() - self._fetched_at
         if age >= _REFRESH_AFTER and self._keys.by_name:
             if age >= self._settings.jwks_max_stale:
                 log.warning(
-                    "identity: %s can't be asked; its keys are too old", self._settings.issuer
+                    "identity: %s can't be reached; its keys are too old", self._settings.issuer
                 )
                 self._store_keys(KeySet({}))
             if self.is_refreshing:
@@ -134,22 +134,22 @@ class JwksClient:
         return self._version
 
     def find_key(self, name: str | None, algorithm: str) -> PyJWK | None:
-        """The key of this name, if it is known."""
+        """The key with this id, if it is known."""
         return self._keys.find_key(name, algorithm)
 
     @property
     def is_refreshing(self) -> bool:
-        """Whether more may be known soon: it is being asked, or may be."""
+        """Whether a fetch is running or may be started."""
         return self._task is not None or self._clock() >= self._next_fetch_at
 
     async def wait_refresh(self) -> None:
-        """Wait until it was asked, where something is unsettled. Nothing is then."""
+        """Start a fetch unless one is running, and wait for it."""
         self._start_refresh()
-        assert self._task is not None  # noqa: S101 - it has begun
+        assert self._task is not None  # noqa: S101 - it was started above
         await asyncio.wait({self._task})
 
     async def aclose(self) -> None:
-        """Ask no more."""
+        """Cancel a running fetch and start no more."""
         self._next_fetch_at = math.inf
         if self._task is not None:
             self._task.cancel()
@@ -170,7 +170,7 @@ class JwksClient:
                 keys = parse_key_set(await self._fetch(), self._settings.algorithms)
         except (OSError, ValueError, RecursionError, httpx.HTTPError, httpx.InvalidURL) as error:
             why = str(error) or f"no answer within {_FETCH_TIMEOUT:g} s"
-            log.warning("identity: the keys of %s can't be had: %s", self._settings.issuer, why)
+            log.warning("identity: the keys of %s can't be fetched: %s", self._settings.issuer, why)
         else:
             self._fetched_at = self._clock()
             self._store_keys(keys)
@@ -185,21 +185,21 @@ class JwksClient:
 
 
 class _DiscoveryDocument(Struct):
-    """What OpenID Connect Discovery 1.0 calls it, section 4.2."""
+    """The used fields of OpenID Connect Discovery 1.0, section 4.2."""
 
     issuer: str
     jwks_uri: str
 
 
 class JwksFetcher:
-    """Over HTTP, without redirects: from where the file says, or where the issuer does."""
+    """Fetches keys over HTTP, without redirects, from the configured URL or the discovered one."""
 
     def __init__(self, told: JwtConfig) -> None:
         self._settings = told
         self._tls = ssl.create_default_context(cafile=told.tls.ca if told.tls else None)
 
     async def fetch_keys(self) -> bytes:
-        """See Fetch."""
+        """See ``JwksFetch``."""
         told = self._settings
         async with httpx.AsyncClient(verify=self._tls, timeout=_FETCH_TIMEOUT) as client:
             url = told.jwks
@@ -210,7 +210,7 @@ class JwksFetcher:
                         await _fetch_body(client, place), type=_DiscoveryDocument
                     )
                 except msgspec.DecodeError:
-                    raise ValueError(f"{place} tells nothing of keys") from None
+                    raise ValueError(f"{place} is not a discovery document") from None
                 if found.issuer != told.issuer:
                     raise ValueError(f"{place} is another's: {found.issuer[:100]!r}")
                 if urlsplit(url := found.jwks_uri).scheme != urlsplit(told.issuer).scheme:
@@ -219,7 +219,7 @@ class JwksFetcher:
 
 
 async def _fetch_body(client: httpx.AsyncClient, url: str) -> bytes:
-    """Raises ValueError and httpx.HTTPError."""
+    """The body of a URL. Raises ValueError and httpx.HTTPError."""
     body = bytearray()
     async with client.stream("GET", url) as answer:
         if not answer.is_success:

@@ -1,4 +1,4 @@
-"""Whose token it is. A known one costs a look into a table."""
+"""Verification of JSON Web Tokens. A verified token is cached until it expires."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,12 +21,12 @@ from protocols.core.errors import Unauthorized
 _JWT_PATTERN: Final = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
 _MAX_TOKEN_LENGTH: Final = 8192
 _MAX_CACHED_TOKENS: Final = 4096
-"""Tokens that are remembered."""
+"""The size of the cache of verified tokens."""
 _NAME_PATTERN: Final = re.compile(r"[\x20-\x7e]{1,200}")
 _TAG_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _DECODE_OPTIONS: Final[Any] = {
     "require": ["exp", "aud", "iss"],
-    "verify_exp": False,  # by the gateway's own clock, below
+    "verify_exp": False,  # checked by the gateway's clock, below
     "verify_nbf": False,
     "verify_iat": False,
     "enforce_minimum_key_length": True,
@@ -34,21 +34,21 @@ _DECODE_OPTIONS: Final[Any] = {
 
 
 class JwtPolicy(Struct, frozen=True):
-    """What a token must be. ``aliases`` give the model that each stands for."""
+    """The rules for tokens. ``aliases`` maps each model alias to its model."""
 
     settings: JwtConfig
     aliases: Mapping[str, str]
 
 
 class _CachedToken(Struct, frozen=True):
-    """A token that was good."""
+    """A verified token."""
 
     principal: Principal
     expires_at: float
 
 
 class JwtVerifier:
-    """Verifies them. ``now`` is in Unix seconds."""
+    """Verifies tokens. ``now`` returns Unix seconds."""
 
     def __init__(self, rules: JwtPolicy, issuer: JwksClient, now: Callable[[], float]) -> None:
         self._policy = rules
@@ -56,12 +56,12 @@ class JwtVerifier:
         self._now = now
         self._cache: dict[str, _CachedToken] = {}
         self._keys_version = 0
-        """The keys by which these were good."""
+        """The version of the issuer's keys that verified the cached tokens."""
 
     def verify_token(self, token: str, digest: str) -> Principal | None:
-        """Whose it is, by the token and its SHA-256; None for what is no token at all.
+        """The principal of a token, by its text and SHA-256; None for a text that is no token.
 
-        Raises Unauthorized, and Unsettled where more may be known after ``settle``.
+        Raises Unauthorized, and KeysPending if the issuer's keys have to be fetched first.
         """
         if self._keys_version != (changed := self._jwks.refresh_if_old()):
             self._cache.clear()
@@ -75,7 +75,7 @@ class JwtVerifier:
         return self._verify_token(token, digest)
 
     async def wait_keys(self) -> None:
-        """Wait until the issuer was asked."""
+        """Wait until the issuer's keys were fetched."""
         await self._jwks.wait_refresh()
 
     def _verify_token(self, token: str, digest: str) -> Principal:
@@ -83,15 +83,15 @@ class JwtVerifier:
         try:
             header = jwt.get_unverified_header(token)
         except (PyJWTError, RecursionError):
-            raise Unauthorized("the token can't be read", missing=False) from None
+            raise Unauthorized("the token is malformed", missing=False) from None
         algorithm = header.get("alg")
         if algorithm not in told.algorithms:
-            raise Unauthorized("the token is signed in a way that is not taken", missing=False)
+            raise Unauthorized("the token's signing algorithm is not allowed", missing=False)
         key = self._jwks.find_key(header.get("kid"), algorithm)
         if key is None:
             if self._jwks.is_refreshing:
                 raise KeysPending
-            raise Unauthorized("nobody knows the key that has signed the token", missing=False)
+            raise Unauthorized("the token's signing key is unknown", missing=False)
         try:
             claims: dict[str, Any] = jwt.decode(
                 token,
@@ -111,22 +111,22 @@ class JwtVerifier:
         return principal
 
     def _get_expiry(self, claims: Mapping[str, Any]) -> float:
-        """Until when it is good. Raises Unauthorized where it is not good now."""
+        """When the token expires. Raises Unauthorized if it is not valid now."""
         leeway, now = self._policy.settings.leeway, self._now()
         until, since = claims["exp"], claims.get("nbf", 0)
         if not _is_timestamp(until) or not _is_timestamp(since):
-            raise Unauthorized("the token has no good times", missing=False)
+            raise Unauthorized("the token has an invalid exp or nbf claim", missing=False)
         if now >= until + leeway:
             raise Unauthorized("the token has expired", missing=False)
         if now < since - leeway:
-            raise Unauthorized("the token is not good yet", missing=False)
+            raise Unauthorized("the token is not valid yet", missing=False)
         return float(until + leeway)
 
     def _build_principal(self, claims: Mapping[str, Any]) -> Principal:
         where = self._policy.settings.claims
         name = _get_claim(claims, where.name)
         if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
-            raise Unauthorized("the token does not say whose it is", missing=False)
+            raise Unauthorized("the token has no valid name claim", missing=False)
         models = None
         if where.models is not None:
             listed = _parse_texts(_get_claim(claims, where.models))
@@ -140,21 +140,21 @@ class JwtVerifier:
 def _describe_error(error: Exception) -> str:
     match error:
         case InvalidAudienceError():
-            return "the token is for somebody else"
+            return "the token has another audience"
         case InvalidIssuerError():
-            return "the token is another issuer's"
+            return "the token has another issuer"
         case MissingRequiredClaimError(claim=claim):
-            return f"the token does not say its {claim}"
+            return f"the token has no {claim} claim"
         case _:
-            return "the token's signature is not good"
+            return "the token's signature is invalid"
 
 
 def _is_timestamp(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12  # noqa: PLR2004 - in no way near
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12  # noqa: PLR2004 - far in the future
 
 
 def _get_claim(claims: Mapping[str, Any], name: str) -> Any:
-    """What stands at a name, or where its dots lead."""
+    """The claim of this name, or at this dotted path."""
     found: Any = claims
     for step in (name,) if name in claims else name.split("."):
         found = found.get(step) if isinstance(found, dict) else None
@@ -162,7 +162,7 @@ def _get_claim(claims: Mapping[str, Any], name: str) -> Any:
 
 
 def _parse_texts(value: Any) -> tuple[str, ...]:
-    """Those of a list, or of a text between its blanks."""
+    """The strings of a list, or of a text separated by blanks."""
     if isinstance(value, str):
         return tuple(value.split())
     return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()

@@ -1,4 +1,4 @@
-"""``interlingua explain``: what would become of a request, and why; or what became of one."""
+"""``interlingua explain``: how a request would be handled, or was handled, and why."""
 
 import asyncio
 import os
@@ -28,39 +28,39 @@ _ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
 
 @click.command("explain")
 @click.argument("source")
-@click.option("--id", "id_", help="Tell what became of this request, which asked for it.")
-@click.option("--model", help="The model that is asked for, as a client calls it.")
-@click.option("--path", help="The path that is asked; left out, one of the dialect's.")
-@click.option("--dialect", help="The dialect; left out, that of the path or of the first listener.")
-@click.option("--listener", help="The address where it comes in; left out, one with the path.")
+@click.option("--id", "id_", help="Show the recorded explanation of this request.")
+@click.option("--model", help="The requested model, as a client names it.")
+@click.option("--path", help="The request's path; by default one of the protocol's.")
+@click.option("--dialect", help="The protocol; by default the path's or the first listener's.")
+@click.option("--listener", help="A listener's address; by default the first with the path.")
 @click.option("--method", default="POST", show_default=True)
-@click.option("--key", help="The name of the key that it has.")
-@click.option("--header", "headers", multiple=True, help="NAME: VALUE; may be given again.")
-@click.option("--peer", default="127.0.0.1", show_default=True, help="The address it comes from.")
-@click.option("--body", type=click.File("rb"), help="A file, or -; left out, one is made up.")
-@click.option("--stream", is_flag=True, help="Ask for a stream.")
+@click.option("--key", help="The name of the request's API key.")
+@click.option("--header", "headers", multiple=True, help="NAME: VALUE; may be repeated.")
+@click.option("--peer", default="127.0.0.1", show_default=True, help="The client's address.")
+@click.option("--body", type=click.File("rb"), help="A file, or -; by default a sample body.")
+@click.option("--stream", is_flag=True, help="Request a stream.")
 @click.option(
     "--draw",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.5,
     show_default=True,
-    help="The number that is drawn where chance decides.",
+    help="The random number for traffic splits and shares.",
 )
 @click.option(
     "--admin-key",
     envvar="INTERLINGUA_ADMIN_KEY",
-    help="The admin listener's key; better said in INTERLINGUA_ADMIN_KEY.",
+    help="The admin listener's key; prefer the environment variable INTERLINGUA_ADMIN_KEY.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the explanation as JSON.")
 def explain_command(source: str, *, as_json: bool, **told: Any) -> None:
-    """Explain what a gateway would make of a request.
+    """Explain how a gateway handles a request.
 
     SOURCE is a configuration file: nothing is sent, started or bound. Or it is the URL of a running
-    gateway's admin listener: then the workers are as they are, and nothing is sent to them; that
-    needs the whole request, by --path and --body.
+    gateway's admin listener: the explanation then shows the current state of the workers, and
+    nothing is sent to them; this needs the request's --path and --body.
 
-    Exit codes: 0 explained, 1 the gateway would refuse the request, 2 wrong usage, a bad file, or
-    no answer.
+    Exit codes: 0 explained, 1 the gateway would reject the request, 2 wrong usage, an invalid file,
+    or no response.
     """
     body = told["body"]
     wish = PartialRequest(
@@ -79,7 +79,7 @@ def explain_command(source: str, *, as_json: bool, **told: Any) -> None:
     if _ADMIN_URL.fullmatch(source):
         found = _query_admin(source.rstrip("/"), question, wish, told["id_"], told["admin_key"])
     elif told["id_"] is not None:
-        raise click.UsageError("--id goes with the URL of an admin listener")
+        raise click.UsageError("--id needs the URL of an admin listener")
     else:
         found = _explain_offline(_load_config(source), question, wish)
     if as_json:
@@ -136,12 +136,12 @@ def _explain_offline(config: Config, question: ExplainRequest, wish: PartialRequ
 def _query_admin(
     url: str, question: ExplainRequest, wish: PartialRequest, id_: str | None, key: str | None
 ) -> Explanation:
-    """What the admin listener tells. Raises UsageError where it tells nothing."""
+    """The explanation from the admin listener. Raises UsageError if there is none."""
     client = AdminClient(f"{url}/-/explain", key, "explanation")
     if id_ is not None:
         answer = client.get(f"/{quote(id_)}")
     elif wish.path is None or wish.model or wish.protocol or wish.stream:
-        raise click.UsageError("of a running gateway, give --id, or --path and --body")
+        raise click.UsageError("for a running gateway, give --id, or --path and --body")
     else:
         answer = client.post(msgspec.json.encode(question))
     try:

@@ -1,6 +1,6 @@
-"""What the gateway does for a backend that cannot.
+"""Emulation: features that the gateway provides where a worker can't.
 
-planner       which unsupported parameters the gateway makes up for
+planner       which unsupported parameters the gateway emulates
 prompt_echo   echo the prompt before the response, the suffix behind it
 stop_strings  stop strings
 fan_out       several choices, prompts or inputs as several requests

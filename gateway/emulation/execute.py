@@ -1,4 +1,4 @@
-"""A backend's answer, with all that the gateway does in its stead."""
+"""Runs an emulation plan around a backend's events."""
 
 import asyncio
 import functools
@@ -29,10 +29,10 @@ from protocols.core.request import GenerationRequest, Request, StopConditions
 RequestSender = Callable[[Request, RequestContext], StreamItems]
 _Collector = Callable[[Any, Request, RequestContext], Coroutine[Any, Any, Sequence[StreamItem]]]
 _PartMessage = tuple[RequestPart, Sequence[Event]] | Exception | None
-"""What a part says; what ended it; or None when there are no parts left."""
+"""Events of a part; the error that ended one; or None when no parts are left."""
 
 MAX_CONCURRENT_PARTS: Final = 8
-"""How many parts of a request are asked for at a time."""
+"""How many parts of a request run at a time."""
 
 
 def stream_emulated(
@@ -42,10 +42,10 @@ def stream_emulated(
     plan: EmulationPlan,
     take: EventSink | None = None,
 ) -> StreamItems:
-    """The events of ``backend.answer``, with what ``plan`` says; there is always usage among them.
+    """The events of the backend with the emulation of ``plan``; they always have usage.
 
-    ``request`` is as the client sent it. No batch has bytes of its own. Raises what the backend
-    raises. Closing the generator, or cancelling its task, stops all the work at once. ``take``: see
+    ``request`` is as the client sent it. No batch has bytes of its own. Raises the backend's
+    errors. Closing the generator, or cancelling its task, stops all work at once. For ``take`` see
     ``backends.interfaces.SupportsPush``.
     """
     inner, outside = strip_echo_and_suffix(request)
@@ -66,7 +66,7 @@ def stream_emulated(
 async def collect_emulated(
     backend: Backend, request: Request, context: RequestContext, plan: EmulationPlan
 ) -> Sequence[Event]:
-    """All that ``answer`` gives. Cancelling its task stops all the work at once."""
+    """All events of ``stream_emulated``. Cancelling its task stops all work at once."""
     gather = _find_collector(type(backend))
     if not plan.emulated_fields and gather is not None:
         inner, outside = strip_echo_and_suffix(request)
@@ -80,7 +80,7 @@ async def collect_emulated(
 
 
 def count_parts(request: Request, plan: EmulationPlan) -> int:
-    """How many requests a backend gets for the one, if none fails."""
+    """How many requests the backend gets for this one, if none fails."""
     inner, _ = strip_echo_and_suffix(request)
     return (
         1
@@ -90,7 +90,7 @@ def count_parts(request: Request, plan: EmulationPlan) -> int:
 
 
 def _select_stop_conditions(request: Request, plan: EmulationPlan) -> StopConditions | None:
-    """What ends the choices here, if anything does."""
+    """The stop conditions that the gateway emulates, if any."""
     if not isinstance(request, GenerationRequest) or plan.emulated_fields.isdisjoint(
         stop_strings.STOP_STRING_FIELDS
     ):
@@ -99,10 +99,10 @@ def _select_stop_conditions(request: Request, plan: EmulationPlan) -> StopCondit
 
 
 class _EmulatedStream:
-    """One answer of a backend, as far as it has come.
+    """Applies the emulation to one stream of a backend.
 
-    ``stopping`` ends its choices, and ``outside`` is put around them. ``taker`` takes at once what
-    there is to say.
+    ``stopping`` ends its choices, ``outside`` adds the echo and the suffix. ``taker`` is the sink
+    of a backend that pushes events.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class _EmulatedStream:
     ) -> None:
         self.sink = taker
         self.is_complete = False
-        """All that is wanted of it has come."""
+        """Whether all choices have ended, so that the rest of the stream is not needed."""
         self._usage_counter = UsageCounter(request)
         self._stop_strings: StopStringEmulator | None = None
         if stopping is not None and isinstance(request, GenerationRequest):
@@ -123,7 +123,7 @@ class _EmulatedStream:
         self._last_events: Sequence[Event] = ()
 
     def apply(self, batch: Sequence[Event]) -> Sequence[Event]:
-        """What is wanted of it, before it is over."""
+        """The events to send for a batch."""
         events = self._usage_counter.apply(batch)
         if self._stop_strings is not None:
             events = self._stop_strings.apply(events)
@@ -133,14 +133,14 @@ class _EmulatedStream:
         return events if self._echo_and_suffix is None else self._echo_and_suffix.apply(events)
 
     def push(self, data: bytes | None, batch: Sequence[Event]) -> bool:
-        """Give it to ``taker``; see ``backends.interfaces.EventSink``."""
+        """Pass a batch to the sink; see ``backends.interfaces.EventSink``."""
         events = self.apply(batch)
         if self.is_complete or self.sink is None:
             return False
         return self.sink(data, events) if events else True
 
     def finish(self) -> Sequence[Event]:
-        """The last events, once it is over."""
+        """The last events, at the end of the stream."""
         events = [*self._last_events, *self._usage_counter.build_missing_usage(), StreamEnd()]
         return events if self._echo_and_suffix is None else self._echo_and_suffix.apply(events)
 
@@ -148,7 +148,7 @@ class _EmulatedStream:
 async def _stream_one(
     backend: Backend, request: Request, context: RequestContext, heard: _EmulatedStream
 ) -> StreamItems:
-    """One answer of the backend. It is left as soon as all that is wanted of it has come."""
+    """One stream of the backend. It is closed as soon as the rest is not needed."""
     if heard.sink is not None and _supports_push(type(backend)):
         batches = cast("SupportsPush", backend).stream_to(request, context, heard.push)
     else:
@@ -169,17 +169,17 @@ async def _stream_one(
 
 @functools.cache
 def _supports_push(kind: type) -> bool:
-    """Whether such backends are Pouring. Asked once of each: a port is long to compare."""
+    """Whether a backend is ``SupportsPush``. Cached, since ``issubclass`` is slow here."""
     return issubclass(kind, SupportsPush)
 
 
 @functools.cache
 def _find_collector(kind: type) -> _Collector | None:
-    """What gathers an answer of such backends, where they are Pouring."""
+    """The ``collect`` method of a backend that is ``SupportsPush``."""
     return kind.collect if issubclass(kind, SupportsPush) else None
 
 
-# --- several at a time ----------------------------------------------------------------------------
+# --- several requests for one --------------------------------------------------------------------
 
 
 def _stream_part(
@@ -200,7 +200,7 @@ async def _stream_parts(
     context: RequestContext,
     outside: EchoAndSuffix | None,
 ) -> StreamItems:
-    """The answers of all parts as one. The first that fails ends the others."""
+    """The streams of all parts as one. The first part that fails cancels the others."""
     news: asyncio.Queue[_PartMessage] = asyncio.Queue(MAX_CONCURRENT_PARTS)
     left = iter(spread)
     loop = asyncio.get_running_loop()
@@ -231,7 +231,7 @@ async def _run_parts(
     context: RequestContext,
     news: asyncio.Queue[_PartMessage],
 ) -> None:
-    """Ask for one part after the other, as long as there are any."""
+    """Run one part after the other until none is left."""
     ended: Exception | None = None
     try:
         for part in left:
@@ -239,6 +239,6 @@ async def _run_parts(
             async with aclosing(ask(part.request, own)) as batches:
                 async for _, batch in batches:
                     await news.put((part, batch))
-    except Exception as error:  # noqa: BLE001 - raised where the answer is read
+    except Exception as error:  # noqa: BLE001 - raised where the events are read
         ended = error
     await news.put(ended)

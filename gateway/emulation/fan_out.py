@@ -1,7 +1,7 @@
-"""Several choices, prompts or inputs, for a worker that takes them one at a time.
+"""Several choices, prompts or inputs, for a worker that takes one at a time.
 
-Each is a request of its own, and their answers are one: choice ``i`` of prompt ``p`` is ``p * n +
-i`` however it was asked for.
+Each becomes a request of its own, and their responses are merged into one: choice ``i`` of prompt
+``p`` has the index ``p * n + i`` in any case.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from protocols.core.events import Event, ResponseMetadata, StreamEnd, StreamStar
 from protocols.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request
 
 FAN_OUT_FIELDS: Final = frozenset({"n", "prompts", "inputs"})
-"""The paths that are made up for by more than one request."""
+"""The fields that are emulated by several requests."""
 _SEED_COUNT: Final = 2**64
 
 
 class RequestPart(Struct, frozen=True):
-    """One of the requests. ``places`` are its choices' (or vectors') indexes in the whole answer.
+    """One of the requests. ``indexes`` are those of its choices or vectors in the merged response.
 
-    Parts of one ``group`` have the same prompt.
+    Parts of the same ``group`` have the same prompt.
     """
 
     request: Request
@@ -32,14 +32,14 @@ class RequestPart(Struct, frozen=True):
 
 
 class FanOut:
-    """A request as parts, which are made when they are needed: there may be thousands.
+    """A request split into parts, which are built on iteration: there may be thousands.
 
-    Copies of a prompt have seeds of their own, if the client gave one: the seed and the copy's
-    number, so that they differ, and the same request has the same answer again.
+    If the client sent a seed, each copy of a prompt gets the seed plus its number: the copies
+    differ, and the same request has the same response again.
     """
 
     def __init__(self, request: Request, does: Collection[str]) -> None:
-        """``does``: the paths that are made up for."""
+        """``does`` are the emulated fields."""
         self._request = request
         name, said = _read_prompts(request)
         self._prompt_groups: list[tuple[Prompt, ...]] = [said]
@@ -51,11 +51,11 @@ class FanOut:
 
     @property
     def group_count(self) -> int:
-        """How many different prompts, or sets of them, the parts have."""
+        """The number of different prompts, or sets of prompts, of the parts."""
         return len(self._prompt_groups)
 
     def __len__(self) -> int:
-        """How many parts there are."""
+        """The number of parts."""
         return len(self._prompt_groups) * self._copies
 
     def __iter__(self) -> Iterator[RequestPart]:
@@ -90,10 +90,10 @@ def _read_prompts(request: Request) -> tuple[str, tuple[Prompt, ...]]:
 
 
 class FanIn:
-    """The parts' events as those of one answer: one Start, one usage, one Done."""
+    """Merges the parts' events: one StreamStart, one Usage, one StreamEnd."""
 
     def __init__(self, spread: FanOut, *, running: bool) -> None:
-        """``running``: usage is told whenever a part tells it."""
+        """``running``: report the total whenever a part reports usage."""
         self._group_count = spread.group_count
         self._parts_left = len(spread)
         self._reports_running_usage = running
@@ -102,7 +102,7 @@ class FanIn:
         self._has_metadata = False
 
     def apply(self, part: RequestPart, events: Sequence[Event]) -> list[Event]:
-        """The events of ``part``. Raises WorkerFailed for a choice that it does not have."""
+        """The merged events for those of a part. Raises WorkerFailed for an unknown choice."""
         out: list[Event] = []
         for event in events:
             match event:
@@ -118,7 +118,7 @@ class FanIn:
                         out.append(event)
                     self._has_metadata = True
                 case Timing():
-                    if part.number == 0:  # a list of steps is one choice's
+                    if part.number == 0:  # timings are those of one choice
                         out.append(event)
                 case StreamEnd():
                     self._parts_left -= 1
@@ -128,9 +128,9 @@ class FanIn:
         return out
 
     def finish(self) -> list[Event]:
-        """The end of the answer. Raises StreamBroken unless every part came to its own."""
+        """The last events. Raises StreamBroken unless every part has ended."""
         if self._parts_left:
-            raise StreamBroken("the answer stopped before its end")
+            raise StreamBroken("the response ended early")
         return [StreamEnd()] if self._reports_running_usage else [self._total.usage, StreamEnd()]
 
 
@@ -138,7 +138,7 @@ def _map_index(part: RequestPart, index: int) -> int:
     try:
         return part.indexes[index]
     except IndexError:
-        raise WorkerFailed("the worker answered with a choice that was not asked for") from None
+        raise WorkerFailed("the worker sent a choice that was not requested") from None
 
 
 _SOURCE_RANKS: Final[Mapping[str, int]] = {"worker": 0, "counted": 1, "estimated": 2}
@@ -146,16 +146,16 @@ _ZERO_USAGE: Final = Usage(0)
 
 
 class _UsageTotal:
-    """What all parts spent. A prompt counts once, however many copies there are of it."""
+    """The usage of all parts. A prompt counts once, however many copies of it there are."""
 
     def __init__(self) -> None:
         self.usage = _ZERO_USAGE
         self._by_part: dict[int, Usage] = {}
         self._prompt_parts: dict[int, int] = {}
-        """Which part tells of each group's prompt: the first that told anything."""
+        """The part whose prompt tokens count for each group: the first that reported usage."""
 
     def add(self, part: RequestPart, told: Usage) -> None:
-        """``told`` takes the place of what the part told before."""
+        """Add a part's usage; it replaces the part's earlier one."""
         old = self._by_part.get(part.number, _ZERO_USAGE)
         self._by_part[part.number] = told
         total = self.usage
@@ -177,5 +177,5 @@ class _UsageTotal:
 
 
 def _replace_in_sum(total: int | None, told: int | None, old: int | None) -> int | None:
-    """``total`` with ``told`` in place of ``old``; None is what nobody told."""
+    """``total`` with ``told`` in place of ``old``; None is a number that nobody reported."""
     return total if told is None else (total or 0) + told - (old or 0)

@@ -1,4 +1,4 @@
-"""Which of the losses that a backend reports the gateway makes up for."""
+"""Decides which of a backend's unsupported parameters the gateway emulates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -12,10 +12,10 @@ from protocols.core.request import Request
 
 
 class EmulationPlan(Struct, frozen=True):
-    """What the gateway will do for one request.
+    """What the gateway emulates for one request.
 
-    ``does`` holds paths of the internal request; ``losses`` are the backend's, those among them
-    with the reason ``emulated``.
+    ``emulated_fields`` are paths of the internal request; ``unsupported_parameters`` are the
+    backend's, of which those in ``emulated_fields`` have the reason ``emulated``.
     """
 
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
@@ -23,7 +23,7 @@ class EmulationPlan(Struct, frozen=True):
 
     @property
     def lost_parameters(self) -> tuple[UnsupportedParameter, ...]:
-        """The losses that nobody makes up for: what a strict client is refused for."""
+        """The parameters that are not emulated either; a strict request is rejected for them."""
         return tuple(one for one in self.unsupported_parameters if one.reason != "emulated")
 
 
@@ -31,7 +31,7 @@ _NO_EMULATION: Final = EmulationPlan()
 
 
 def plan_emulation(request: Request, found: Sequence[UnsupportedParameter]) -> EmulationPlan:
-    """The plan for a request, as the client sent it, whose losses are ``found``."""
+    """The plan for a client's request whose unsupported parameters are ``found``."""
     if not found:
         return _NO_EMULATION
     taken = _list_gateway_fields(request)
@@ -43,7 +43,7 @@ def plan_emulation(request: Request, found: Sequence[UnsupportedParameter]) -> E
 
 
 def _list_gateway_fields(request: Request) -> frozenset[str]:
-    """The fields that no backend ever sees."""
+    """The fields that no backend ever gets, since the gateway serves them itself."""
     inner, _ = strip_echo_and_suffix(request)
     fields = request.__struct_fields__
     return frozenset(one for one in fields if getattr(inner, one) != getattr(request, one))
@@ -59,7 +59,7 @@ def _is_always_possible(_: Any) -> bool:
 
 
 def _has_only_stop_strings(request: Any) -> bool:
-    """Only the worker knows the text of a stop token that is to stay."""
+    """Whether no stop token has to be included: only the worker knows its text."""
     return not (request.stopping.include_stop and request.stopping.stop_token_ids)
 
 

@@ -1,7 +1,7 @@
-"""The prompt before an answer (``echo``), and a ``suffix`` behind it.
+"""Emulates ``echo`` (the prompt before the response) and ``suffix`` (a text behind it).
 
-Both are put there here and nowhere else; so a client gets them whichever worker answers. An echo
-with logprobs needs the model's own view of the prompt, and stays with the backend.
+The gateway does both for every worker, so that they do not depend on the target. An echo with
+logprobs needs the model's logprobs of the prompt and is left to the backend.
 """
 
 from collections.abc import Sequence
@@ -11,24 +11,24 @@ from protocols.core.request import GenerationRequest, Request
 
 
 class EchoAndSuffix:
-    """Puts the prompt before and the suffix behind each choice."""
+    """Adds the prompt before and the suffix behind each choice."""
 
     def __init__(self, request: GenerationRequest, *, echo: bool) -> None:
         self._prompts = request.prompts if echo else ()
         self._choices_per_prompt = request.n or 1
         self._echoes_left = len(self._prompts) * self._choices_per_prompt
-        """How many choices are still to begin with their prompt."""
+        """How many choices still lack their echo."""
         self._suffix = request.suffix or ""
         self._started_choices: set[int] = set()
 
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
-        """These events, with what belongs around them."""
+        """The events with echo and suffix added."""
         if self._echoes_left:
             events = self._add_echo(events)
         return self._add_suffix(events) if self._suffix else events
 
     def _add_echo(self, events: Sequence[Event]) -> Sequence[Event]:
-        """With the prompt before each choice."""
+        """Add the prompt before each choice."""
         out: list[Event] = []
         for at, event in enumerate(events):
             if (
@@ -47,7 +47,7 @@ class EchoAndSuffix:
         return out
 
     def _add_suffix(self, events: Sequence[Event]) -> Sequence[Event]:
-        """With the suffix at each choice's end."""
+        """Add the suffix at the end of each choice."""
         out: list[Event] = []
         for event in events:
             if type(event) is ChoiceEnd:
@@ -57,7 +57,7 @@ class EchoAndSuffix:
 
 
 def strip_echo_and_suffix(request: Request) -> tuple[Request, EchoAndSuffix | None]:
-    """The request as the backend sees it, and what is left to do around its answer."""
+    """The request for the backend without these fields, and the emulation of them, if any."""
     if type(request) is not GenerationRequest or not (request.echo or request.suffix):
         return request, None
     echo = bool(request.echo) and request.logprobs is None and _has_only_texts(request)

@@ -1,4 +1,4 @@
-"""Stop strings, for a worker that leaves them in its text, or takes only some of them."""
+"""Emulates stop strings for a worker that does not support them, or only some of them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -21,34 +21,34 @@ from protocols.core.request import GenerationRequest, Request, StopConditions
 from protocols.core.stop_strings import StopStringFilter
 
 STOP_STRING_FIELDS: Final = frozenset({"stopping.stop", "stopping.include_stop"})
-"""The paths that are made up for here."""
+"""The fields that are emulated here."""
 
 ChoiceEvent = PromptEcho | TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta
-"""What a choice says before its end."""
+"""The events of a choice before its end."""
 
 
 def remove_stop_strings(request: Request) -> Request:
-    """The request for a worker that takes a stop string off though it was to stay."""
+    """The request for a worker that would remove a stop string that is to be included."""
     if not isinstance(request, GenerationRequest) or not request.stopping.include_stop:
         return request
     return replace(request, stopping=replace(request.stopping, stop=(), include_stop=None))
 
 
 def select_effective_stops(stops: Sequence[str]) -> tuple[str, ...]:
-    """The stop strings that can end a text: without those in which another is complete earlier."""
+    """The stop strings that can match: without those that contain another one before their end."""
     said = tuple(filter(None, stops))
     return tuple(stop for stop in said if not any(other in stop[:-1] for other in said))
 
 
 class StopStringEmulator:
-    """Ends each choice where its text first completes a stop string, and never sends that string.
+    """Ends each choice at its first stop string, which is sent only if it is to be included.
 
-    Events are held back whole while it is undecided whether a stop string begins in them; so tokens
-    stay with their text. What a choice says after its end here is dropped.
+    Whole events are held back while a stop string may begin in them, so that tokens stay with
+    their text. Events of a choice after its end are dropped.
     """
 
     def __init__(self, stopping: StopConditions, choices: int) -> None:
-        """``choices``: how many the answer has."""
+        """``choices`` is the number of choices of the response."""
         self._stops = select_effective_stops(stopping.stop)
         self._include_stop = bool(stopping.include_stop)
         self._choices_left = choices
@@ -58,11 +58,11 @@ class StopStringEmulator:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every choice has ended, while the backend goes on with one of them."""
+        """Whether every choice has ended here, while the backend still generates one of them."""
         return self._choices_left <= 0 and bool(self._stopped)
 
     def apply(self, events: Sequence[Event]) -> list[Event]:
-        """What may be passed on now."""
+        """The events that can be sent now."""
         out: list[Event] = []
         for event in events:
             match event:
@@ -118,11 +118,11 @@ class _ChoiceBuffer:
         self._filter = StopStringFilter(stops, include=include)
         self._pending_events: deque[ChoiceEvent] = deque()
         self._sendable_characters = 0
-        """How many characters of what is held may be sent."""
+        """How many characters of the held events can be sent."""
         self.matched_stop: str | None = None
 
     def add_event(self, event: ChoiceEvent) -> list[Event]:
-        """What may be passed on after ``event``. A match is left in ``matched``."""
+        """The events that can be sent after ``event``. A match is stored in ``matched_stop``."""
         if not isinstance(event, TextDelta):
             if not self._pending_events:
                 return [event]
@@ -134,7 +134,7 @@ class _ChoiceBuffer:
         return self._pop_sendable()
 
     def flush(self) -> list[Event]:
-        """What is held, at the text's own end."""
+        """The held events, at the end of the choice."""
         return list(self._pending_events)
 
     def _pop_sendable(self) -> list[Event]:
@@ -154,7 +154,7 @@ class _ChoiceBuffer:
 def shorten_delta(event: TextDelta, length: int) -> TextDelta:
     """The first ``length`` characters, with the tokens that begin within them.
 
-    Ids and logprobs that can't be told apart are left out.
+    Token ids and logprobs that can't be assigned to characters are left out.
     """
     text = event.text[:length]
     kept = _count_tokens_within(event, length)

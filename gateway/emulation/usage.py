@@ -1,4 +1,4 @@
-"""Usage, where a backend tells none: counted from what it said."""
+"""Counts usage from a backend's events if the backend reports none."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -19,17 +19,17 @@ from protocols.core.events import (
 from protocols.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request, TextPart
 
 _EVENTS_WITHOUT_TEXT: Final = frozenset({ResponseMetadata, ChoiceEnd, StreamEnd})
-"""What every answer has, and tells nothing of its length."""
+"""Events that have no text."""
 _ENDING_WITH_USAGE: Final = [Usage, StreamEnd]
-"""What an answer ends with whose usage is told."""
+"""The last events of a response with usage."""
 _CHARACTERS_PER_TOKEN: Final = 4
-"""Characters, as a rule of thumb."""
+"""A rule of thumb."""
 _MAX_CHARACTERS_PER_TOKEN: Final = 16
-"""No text has so many characters to a token: who says so has called a whole answer one piece."""
+"""No text has more: a worker that reports fewer tokens has counted chunks instead of tokens."""
 
 
 class UsageCounter:
-    """Watches one answer. The backend's own figures always win."""
+    """Counts the tokens of one response. The backend's own usage always has precedence."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -38,10 +38,10 @@ class UsageCounter:
         self._tokens = 0
         self._characters = 0
         self._untokenized_characters = 0
-        """Characters of what comes without a number of tokens."""
+        """Characters of events without a number of tokens."""
 
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
-        """These events, with usage before Done if there was none."""
+        """The events, with Usage before StreamEnd if the backend sent none."""
         if self._has_usage:
             return events
         over = events and type(events[-1]) is StreamEnd
@@ -56,7 +56,7 @@ class UsageCounter:
                 continue
             elif type(event) is Usage:
                 self._has_usage = True
-                return events  # nothing of it is counted any more
+                return events  # nothing more is counted
             elif type(event) is StreamStart:
                 self._prompt_tokens = event.prompt_tokens
             elif (
@@ -68,14 +68,14 @@ class UsageCounter:
         return [*events[:-1], self._count_usage(), events[-1]] if over else events
 
     def build_missing_usage(self) -> tuple[Usage, ...]:
-        """The usage of what was said so far, unless the backend has told it."""
+        """The usage so far, unless the backend has reported it."""
         return () if self._has_usage else (self._count_usage(),)
 
     def _count_usage(self) -> Usage:
-        """What was said so far.
+        """The usage so far.
 
-        ``estimated`` where a part of it is: a prompt of which the backend said nothing, and what
-        has no tokens of its own, each by its length.
+        Its source is ``estimated`` if a part of it is: a prompt whose tokens the backend did not
+        report, and events without a number of tokens, each by its length.
         """
         crammed = self._characters > self._tokens * _MAX_CHARACTERS_PER_TOKEN
         tokens = estimate_tokens(self._characters) if crammed else self._tokens
@@ -91,7 +91,7 @@ class UsageCounter:
 
 
 def add_usage(request: Request, pieces: Sequence[StreamItem]) -> StreamItem:
-    """All of an answer as one piece, with usage before Done if there was none."""
+    """All batches as one, with Usage before StreamEnd if the backend sent none."""
     if len(pieces) == 1:
         data, said = pieces[0]
         return data or None, said if _ends_with_usage(said) else UsageCounter(request).apply(said)
@@ -104,17 +104,17 @@ def add_usage(request: Request, pieces: Sequence[StreamItem]) -> StreamItem:
 
 
 def _ends_with_usage(events: Sequence[Event]) -> bool:
-    """Whether these are the last ones, and usage is told where it is looked for first."""
+    """Whether the events end with Usage and StreamEnd."""
     return [*map(type, events[-2:])] == _ENDING_WITH_USAGE
 
 
 def estimate_tokens(characters: int) -> int:
-    """How many tokens a text of this length may have."""
+    """The estimated number of tokens of a text of this length."""
     return -(-characters // _CHARACTERS_PER_TOKEN)
 
 
 def _count_prompt_tokens(request: Request) -> tuple[int, bool]:
-    """The prompt's tokens, and whether they are a guess: ids are as many as they are."""
+    """The prompt's tokens, and whether they are estimated; token ids are counted exactly."""
     tokens, guessed, before = 0, False, 0
     given: Sequence[Prompt] = ()
     if type(request) is GenerationRequest:

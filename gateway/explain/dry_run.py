@@ -1,6 +1,7 @@
-"""Serves a request up to where it would be sent: what is told is told by the very code that serves.
+"""Dry runs: a request is handled up to where it would be sent to a worker, and then explained.
 
-It meets the table, the keys and the workers as they are, and leaves all of them as they are.
+The code that serves requests makes the explanation. It reads the current routing table, API keys
+and workers and changes none of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +37,7 @@ from protocols.core.request import (
 from protocols.json_body import read_object
 
 _UNEXPLAINED_TASKS: Final = ("stop", "tokenize")
-"""The tasks that would do something."""
+"""The tasks that would have an effect."""
 _OMITTED_HEADERS: Final = frozenset({EXPLAIN_HEADER, "x-request-id"})
 
 
@@ -58,7 +59,7 @@ class _DryRequest(Struct):
 
 
 class _DryRunSink:
-    """A ``gateway.pipeline.http.ResponseWriter`` whose answer nobody gets."""
+    """A ``gateway.pipeline.http.ResponseWriter`` that keeps the response."""
 
     needs_drain = False
 
@@ -80,14 +81,14 @@ class _DryRunSink:
         self.body += data
 
     def finish(self) -> None:
-        """There is nobody to wait."""
+        """Nobody waits for the response."""
 
     async def drain(self) -> None:
-        """There is nobody to wait."""
+        """Nobody waits for the response."""
 
 
 class _DryRunRecorder:
-    """What is kept of a request that is served dry; called as an ``Explain``."""
+    """Keeps the recorder and the record of one dry run; called as an ``ExplainPolicy``."""
 
     def __init__(self, clock: Clock, draw: float) -> None:
         self._clock = clock
@@ -108,15 +109,15 @@ class _DryRunRecorder:
 
 
 ServersByListener = Mapping[str, RequestHandler]
-"""By the address of their listener, in the order of the configuration."""
+"""The handlers by the address of their listener, in the order of the configuration."""
 
 
 async def run_dry(
     question: ExplainRequest, servers: ServersByListener, clock: Clock
 ) -> Explanation:
-    """What would become of a request.
+    """Explain how a request would be handled.
 
-    Raises LookupError, with its text, for a listener or a key that there is not.
+    Raises LookupError, with a message, for an unknown listener or API key.
     """
     address, server, found = find_endpoint(question, servers)
     path, _, query = question.path.partition("?")
@@ -157,7 +158,7 @@ async def run_dry(
 def find_endpoint(
     question: ExplainRequest, servers: ServersByListener
 ) -> tuple[str, RequestHandler, EndpointMatch | None]:
-    """Where a request comes in, and the endpoint that it finds there first. Raises LookupError."""
+    """The listener of a request, its handler and the endpoint, if any. Raises LookupError."""
     asked = select_servers(question, servers)
     path = question.path.partition("?")[0]
     for name, server in asked.items():
@@ -170,7 +171,7 @@ def find_endpoint(
 
 
 def select_servers(question: ExplainRequest, servers: ServersByListener) -> ServersByListener:
-    """Those of the listener that is named; all where none is. Raises LookupError."""
+    """The handler of the named listener; all if none is named. Raises LookupError."""
     if (address := question.listener) is None:
         return servers
     if address not in servers:
@@ -186,9 +187,9 @@ def _explain_answer(record: RequestRecord, sink: _DryRunSink) -> ExplainedRespon
 
 
 class ExplainService:
-    """Tells of requests: of the last that asked to be explained, and of any, dry.
+    """Returns the recorded explanations, and explains any request by a dry run.
 
-    ``servers`` gives those that serve now.
+    ``servers`` returns the handlers of the active configuration.
     """
 
     def __init__(
@@ -199,11 +200,11 @@ class ExplainService:
         self._clock = clock
 
     async def explain_request(self, question: ExplainRequest) -> Explanation:
-        """What would become of a request now. Raises LookupError."""
+        """Explain how a request would be handled now. Raises LookupError."""
         return await run_dry(question, self._get_servers(), self._clock)
 
 
-# A small request in any dialect: what its workers would be asked to say Hello to.
+# Sample requests in any protocol.
 
 _SAMPLE_TEXT: Final = "Hello"
 
@@ -211,9 +212,9 @@ _SAMPLE_TEXT: Final = "Hello"
 def build_sample_request(
     mount: AdapterMount, model: str, variant: str | None, *, stream: bool
 ) -> UpstreamRequest | None:
-    """A request for ``model``, to an endpoint of this variant, or else to the first that will do.
+    """A small request for ``model`` to an endpoint of this variant, or to the first that fits.
 
-    None where none can be made up.
+    None if the protocol has no adapter for workers, or no endpoint fits.
     """
     dialect = mount.adapter
     if not isinstance(dialect, UpstreamAdapter):
@@ -241,11 +242,11 @@ def _list_sample_requests(model: str, *, stream: bool) -> Iterator[Request]:
     yield EmbeddingRequest(model=model, inputs=(_SAMPLE_TEXT,))
 
 
-# A question from the little that somebody says of a request: the rest is made up.
+# Completion of a partly described request.
 
 
 class PartialRequest(Struct, frozen=True):
-    """What is said of a request's form; None where it is to be made up."""
+    """The known parts of a request; None for a part that is to be generated."""
 
     model: str | None = None
     path: str | None = None
@@ -257,7 +258,7 @@ class PartialRequest(Struct, frozen=True):
 def complete_request(
     question: ExplainRequest, wish: PartialRequest, servers: ServersByListener
 ) -> ExplainRequest:
-    """The question, with a path and a body. Raises LookupError with what has to be said."""
+    """The question with a path and a body. Raises LookupError, which names the missing option."""
     if wish.path is None:
         return _build_from_sample(question, wish, servers)
     question = replace(question, path=wish.path)
@@ -270,24 +271,24 @@ def complete_request(
         found.mount, model or "", found.endpoint.operation, stream=wish.stream
     )
     if wish.body is None and (made is None or model is None):
-        raise LookupError("nothing can be made up for this path: give --model, or a --body")
+        raise LookupError("no sample body exists for this path: give --model, or a --body")
     return replace(question, base64=_build_body(wish, made))
 
 
 def _build_from_sample(
     question: ExplainRequest, wish: PartialRequest, servers: ServersByListener
 ) -> ExplainRequest:
-    """The same where the dialect says which path."""
+    """The question with the path of a sample request."""
     model = wish.model or _read_model_name(wish.body)
     if model is None:
-        raise LookupError("give the --model that is asked for")
+        raise LookupError("give the --model of the request")
     for address, mount in _list_mounts(question, servers):
         made = build_sample_request(mount, model, None, stream=wish.stream)
         if made is not None and wish.protocol in (None, mount.adapter.name):
             return replace(
                 question, listener=address, path=made.path, base64=_build_body(wish, made)
             )
-    raise LookupError(f"no path of {wish.protocol or 'a dialect'} can be made up: give --path")
+    raise LookupError(f"no sample path of {wish.protocol or 'any protocol'} exists: give --path")
 
 
 def _list_mounts(
@@ -298,9 +299,9 @@ def _list_mounts(
 
 
 def _build_body(wish: PartialRequest, made: UpstreamRequest | None) -> bytes:
-    """The body that is given, with the model and the stream that are asked for; or what was made.
+    """The given body with the given model and stream flag; or the body of the sample request.
 
-    Where the dialect has the two elsewhere, the body is left as it is.
+    If the protocol has these two outside the body, the given body is unchanged.
     """
     if wish.body is None:
         return made.body if made is not None else b""
@@ -315,7 +316,7 @@ def _build_body(wish: PartialRequest, made: UpstreamRequest | None) -> bytes:
 
 
 def _read_model_name(body: bytes | None) -> str | None:
-    """The model that a body names."""
+    """The model named in a body."""
     try:
         named = read_object(body or b"").get("model")
         return None if named is None else msgspec.json.decode(named, type=str)

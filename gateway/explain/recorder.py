@@ -1,4 +1,4 @@
-"""Looks on while one request is served, and tells of it at any time."""
+"""Records how a request is handled, and builds its explanation at any time."""
 
 import re
 from base64 import b64encode
@@ -47,7 +47,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.request import GenerationRequest
 
-# The parts of an explanation, made of what serving a request brought about.
+# The parts of an explanation.
 
 _SECRET_HEADERS: Final = frozenset(
     {"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie", "set-cookie"}
@@ -55,7 +55,7 @@ _SECRET_HEADERS: Final = frozenset(
 
 
 def explain_rule(rule: RouteRule, unmet: str, match: RuleMatch | None) -> ExplainedRule:
-    """A rule, as it was tried; ``match`` is None where ``unmet`` does not hold."""
+    """A rule that was tried; ``match`` is None if the condition ``unmet`` is not met."""
     when = rule.conditions
     if match is None:
         return ExplainedRule(
@@ -92,7 +92,7 @@ def _get_expected_value(when: RouteConditions, unmet: str) -> Scalar | None:
 def explain_sticky_sources(
     sources: Sequence[str], traits: RequestAttributes, *, said: bool
 ) -> list[ExplainedStickySource]:
-    """The sources, up to the first that says something; with ``said`` also what."""
+    """The sticky sources up to the first that is present; with ``said`` also its value."""
     found = []
     for source in sources:
         text = traits.read_source(source)
@@ -103,7 +103,7 @@ def explain_sticky_sources(
 
 
 def explain_split(route: Route, traits: RequestAttributes, drawn: float) -> ExplainedSplit | None:
-    """How the split chose; None where none did."""
+    """How the traffic split chose the version; None if none did."""
     if not route.split:
         return None
     source, held = route.reason.sticky, route.model.split
@@ -124,13 +124,13 @@ def explain_split(route: Route, traits: RequestAttributes, drawn: float) -> Expl
 
 
 def explain_target(route: Route) -> ExplainedTarget:
-    """Where a route leads."""
+    """The target of a route."""
     to = route.target
     return ExplainedTarget(route.model.info.name, to.version, to.backend_name, to.backend_model)
 
 
 def explain_shadow(route: Route) -> ExplainedShadow | None:
-    """Where copies may go; none of a request that pinned its version does."""
+    """Where shadows of such requests go; None for a pinned version."""
     found = route.model.shadow
     return None if found is None or route.pinned else ExplainedShadow(found.to, found.share)
 
@@ -168,7 +168,7 @@ def explain_limits(model: Model, context: RequestContext, max_body_size: int) ->
 def explain_upstream_request(
     url: str, wire: UpstreamRequest, most: int | None
 ) -> ExplainedUpstreamRequest:
-    """A request to a worker, of its body no more than ``most`` bytes."""
+    """A request to a worker, with at most ``most`` bytes of its body."""
     body = wire.body[:most]
     text, is_text = _decode_body_text(body)
     return ExplainedUpstreamRequest(
@@ -183,12 +183,12 @@ def explain_upstream_request(
 
 
 def mask_headers(headers: Headers) -> list[tuple[str, str]]:
-    """These headers, without what is secret in them."""
+    """The headers with secrets masked."""
     return [(name, "***" if name.lower() in _SECRET_HEADERS else value) for name, value in headers]
 
 
 def _decode_body_text(body: bytes) -> tuple[str, bool]:
-    """A body as text, and whether it is one; a character that was cut in two is left out."""
+    """A body as text, or in base64 with False. A character that was cut in two is left out."""
     try:
         return body.decode(), True
     except UnicodeDecodeError as error:
@@ -199,7 +199,7 @@ def _decode_body_text(body: bytes) -> tuple[str, bool]:
 
 _MAX_BODY_BYTES: Final = 64 << 10
 _MAX_RECORDED_REQUESTS: Final = 8
-"""Of how many choices and workers of a target everything is kept."""
+"""The number of worker selections and of sent requests that are kept per target."""
 _MAX_CANDIDATES: Final = 50
 _MAX_HEADER_TEXT: Final = 64
 _UNPRINTABLE: Final = re.compile(r"[^ -~]")
@@ -207,7 +207,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DryRunComplete(InternalError):
-    """Ends a request that is served dry, where it would be answered."""
+    """Ends a dry run where the request would be sent or answered."""
 
 
 class ExplanationRecorder:
@@ -253,7 +253,7 @@ class ExplanationRecorder:
     def record_request(
         self, dialect: ClientAdapter, call: ClientRequest, principal: Principal | None, peer: str
     ) -> None:
-        """The whole request is here."""
+        """See ``gateway.pipeline.recorder.ExplainRecorder``."""
         self._end_stage("read")
         told = self._explanation
         told.protocol, told.peer = dialect.name, peer
@@ -357,7 +357,7 @@ class ExplanationRecorder:
     # --- what is told -----------------------------------------------------------------------------
 
     def format_header(self) -> str:
-        """What the answer's header tells: JSON in ASCII, shorter than 4 KiB."""
+        """The value of the response header: JSON in ASCII, shorter than 4 KiB."""
         self._end_stage("first_byte")
         told, record = self._explanation, self._record
         found: dict[str, Any] = {
@@ -381,7 +381,7 @@ class ExplanationRecorder:
         return _encode(found).decode()
 
     def build_explanation(self) -> Explanation:
-        """All of it, as it is now."""
+        """The explanation so far."""
         record = self._record
         return replace(
             self._explanation,
@@ -436,7 +436,7 @@ class _ExplainWriter:
 
 
 def _shorten_selection(choice: WorkerSelection) -> WorkerSelection:
-    """A choice as it is remembered: of many workers the likely one and some more."""
+    """A worker selection to keep: of many candidates the expected one and some more."""
     likely_first = sorted(choice.candidates, key=lambda one: one.url != choice.expected_url)
     return replace(choice, candidates=likely_first[:_MAX_CANDIDATES])
 
@@ -454,20 +454,20 @@ def _explain_response(record: RequestRecord) -> ExplainedResponse:
 
 
 def _sanitize_text(text: str, most: int = _MAX_HEADER_TEXT) -> str:
-    """A text as a header may hold it."""
+    """A text that is safe in a header."""
     return _UNPRINTABLE.sub("?", text[:most])
 
 
-# Who may have requests explained, and the last that were.
+# The last explanations.
 
 MAX_EXPLANATIONS: Final = 100
 """How many explanations are kept, each for as long as it is among the last."""
 
 
 class ExplanationStore:
-    """The requests that were explained last, in memory, by their ids; of two with one id the last.
+    """The last recorded requests in memory, by id; of two with the same id the last one.
 
-    ``draw`` is the luck that requests have.
+    ``draw`` returns the requests' random numbers.
     """
 
     def __init__(self, clock: Clock, draw: Callable[[], float]) -> None:
@@ -488,7 +488,7 @@ class ExplanationStore:
             del self._recorders[next(iter(self._recorders))]
         return recorder
 
-    def find_explanation(self, id: str) -> Explanation | None:  # noqa: A002 - what it is called everywhere
-        """What was found out about the request of this id, so far."""
+    def find_explanation(self, id: str) -> Explanation | None:  # noqa: A002 - the field's name
+        """The explanation so far of the request with this id."""
         recorder = self._recorders.get(id)
         return None if recorder is None else recorder.build_explanation()

@@ -1,4 +1,4 @@
-"""What is told of one request that is explained. Times are in seconds."""
+"""The explanation of one request: its Structs and its text form. Times are in seconds."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -14,9 +14,10 @@ from protocols.core.loss import UnsupportedParameter
 class ExplainedRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rule that was tried.
 
-    ``mismatch`` is what of it does not hold: ``protocol``, ``key``, ``tag``, ``header:NAME``,
-    ``body:FIELD``, or ``share``; ``wanted`` what the rule has there. ``sticky`` told who asks for
-    the share, ``bucket`` is their hash, and where ``position`` is below ``share`` they are of it.
+    ``mismatch`` is the condition that is not met: ``protocol``, ``key``, ``tag``, ``header:NAME``,
+    ``body:FIELD`` or ``share``; ``wanted`` is its expected value. ``sticky`` is the source that
+    identified the user, ``bucket`` is the user's hash. The rule applies if ``position``, the position
+    between 0 and 1, is below ``share``.
     """
 
     name: str
@@ -28,12 +29,12 @@ class ExplainedRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bucket: int | None = None
     position: float = 0.0
     model: str | None = None
-    """Where it leads, as is ``version``."""
+    """The model and the ``version`` that it routes to."""
     version: str | None = None
 
 
 class ExplainedStickySource(Struct, frozen=True, omit_defaults=True):
-    """A source that was looked at. ``value`` is set in dry runs only."""
+    """A sticky source that was read. ``value`` is its value, in dry runs only."""
 
     source: str
     present: bool
@@ -41,9 +42,9 @@ class ExplainedStickySource(Struct, frozen=True, omit_defaults=True):
 
 
 class ExplainedVersion(Struct, frozen=True):
-    """A version of a split; ``share`` is of 1. ``n`` and ``score`` as ``gateway.routing.traffic_split`` has them.
+    """A version of a traffic split; ``share`` is from 0 to 1.
 
-    The two are None where chance decides.
+    ``n`` and ``score`` are those of ``gateway.routing.traffic_split``; None if it was drawn.
     """
 
     version: str
@@ -55,7 +56,7 @@ class ExplainedVersion(Struct, frozen=True):
 
 
 class ExplainedSplit(Struct, frozen=True, omit_defaults=True):
-    """How a version was chosen: by what a source said, or by chance, with the number drawn."""
+    """How a version was chosen: by a sticky source, or by chance, with the number drawn."""
 
     name: str
     assigned_by: str
@@ -74,21 +75,21 @@ class ExplainedTarget(Struct, frozen=True):
 
 
 class ExplainedFallback(Struct, frozen=True, omit_defaults=True):
-    """Who would answer in the target's stead, or why it would be skipped, with ``skipped_reason``."""
+    """A fallback, or why it would be ``skipped_reason``."""
 
     target: str
     skipped_reason: str = ""
 
 
 class ExplainedShadow(Struct, frozen=True):
-    """The part of such requests of which a copy goes ``to`` a version, or to another model."""
+    """The share of such requests that is copied ``to`` a version or another model."""
 
     to: str
     share: float
 
 
 class ExplainedDefault(Struct, frozen=True):
-    """A default of the model's; ``applied`` where the client was silent."""
+    """A default of the model; ``applied`` if the client did not set the field."""
 
     field: str
     value: Any
@@ -105,14 +106,14 @@ class ExplainedLimits(Struct, frozen=True):
     first_token: float
     idle: float
     total: float
-    """What was left of the request's time when it was asked for an answer."""
+    """The time left until the request's deadline at the start of the attempt."""
 
 
 class ExplainedUpstreamRequest(Struct, kw_only=True, omit_defaults=True):
-    """A request to a worker, with secrets as ``***``. ``url`` is the worker's base.
+    """A request to a worker, with secrets as ``***``. ``url`` is the worker's base URL.
 
-    ``body`` is text, or base64 where it is none. Of a live request no more than 64 KiB is kept:
-    ``size`` is that of the whole, in bytes.
+    ``body`` is text, or base64 if it is not UTF-8. At most 64 KiB of a live request's body are
+    kept; ``size`` is its full size in bytes.
     """
 
     url: str
@@ -123,15 +124,15 @@ class ExplainedUpstreamRequest(Struct, kw_only=True, omit_defaults=True):
     size: int
     base64: bool = False
     error: str = ""
-    """Why it failed before its answer began."""
+    """The error before the response began."""
 
 
 class ExplainedAttempt(Struct, kw_only=True, omit_defaults=True):
-    """One target that was asked.
+    """One attempt at a target.
 
-    ``passed_through``: the client's own bytes are passed on. ``parts`` is how many requests the gateway
-    makes of the one. ``choices`` and ``sent`` are of its workers, where it has any; of a dry
-    explanation, what the likely worker would be sent.
+    ``passed_through``: the request is passed through. ``parts`` is the number of requests that the
+    gateway makes of it. ``choices`` are the selections of workers and ``sent`` the requests to
+    them, if the backend has workers; in a dry run, the request to the expected worker.
     """
 
     target: ExplainedTarget
@@ -146,7 +147,7 @@ class ExplainedAttempt(Struct, kw_only=True, omit_defaults=True):
 
 
 class ExplainedResponse(Struct, frozen=True, omit_defaults=True):
-    """How it ended. ``body`` and ``error`` are told of a dry explanation's refusal."""
+    """How the request ended. ``body`` and ``headers`` are set if a dry run was rejected."""
 
     status: int
     outcome: str
@@ -154,18 +155,17 @@ class ExplainedResponse(Struct, frozen=True, omit_defaults=True):
     body: str = ""
     headers: Sequence[tuple[str, str]] = ()
     tokens: int = 0
-    """Of the answer, as far as they were passed on in a stream."""
+    """The text tokens that were streamed."""
     usage: Usage | None = None
     first_byte: float | None = None
     duration: float = 0.0
 
 
 class Explanation(Struct, kw_only=True, omit_defaults=True):
-    """One request: where it goes, and why. What was not come to is left out.
+    """One request: where it goes, and why. Steps that were not reached are left out.
 
-    ``pinned_version`` is ``name`` (``model@version``) or ``path``. ``requested_model`` is the model as the
-    client calls
-    it; ``model`` is its own name, or the wildcard model.
+    ``pinned_version`` is ``name`` (``model@version``) or ``path``. ``requested_model`` is the model's name in the
+    request; ``model`` is its configured name, or ``*`` for the catch-all model.
     """
 
     id: str
@@ -193,13 +193,13 @@ class Explanation(Struct, kw_only=True, omit_defaults=True):
     failed_attempts: Sequence[str] = ()
     attempts: Sequence[ExplainedAttempt] = ()
     answer: ExplainedResponse | None = None
-    """None as long as it runs, and where a dry request would be sent to its worker."""
+    """None while it runs, and if a dry run would send the request to a worker."""
     seconds: Mapping[str, float] = {}
-    """In ``read``, ``route``, ``translate``, ``instead`` (with targets that failed, where any did),
-    and from there to the ``first_byte``."""
+    """Spent in ``read``, ``route``, ``translate``, ``instead`` (with failed targets, if any), and
+    from there to the ``first_byte``."""
 
 
-# What may be asked to be explained.
+# The request for an explanation.
 
 
 class ExplainRequest(
@@ -207,10 +207,9 @@ class ExplainRequest(
 ):
     """A request that is to be explained.
 
-    ``body`` is JSON, or a string that holds the body's text; ``base64`` is one of any bytes, in its
-    place. ``key`` is the name of one. ``peer`` is the address that it comes from. ``listener`` is
-    the address where it comes in; left out, the first that has the path. ``random`` is the
-    random number of every random decision.
+    ``body`` is JSON, or a string with the body's text; ``base64`` has any bytes instead. ``key`` is
+    the name of an API key. ``peer`` is the client's address. ``listener`` is a listener's address;
+    by default the first that has the path. ``random`` is the number drawn wherever chance decides.
     """
 
     path: Annotated[str, Meta(pattern=r"^/[!-~]*\Z")]
@@ -232,7 +231,7 @@ class ExplainRequest(
         return msgspec.json.decode(raw, type=str).encode() if raw.startswith(b'"') else raw
 
 
-# An explanation for people: one thing a line, with what it is in front.
+# The text form: a label and a value per line.
 
 _LABEL_WIDTH: Final = 11
 _AVAILABILITY_TEXTS: Final = {
@@ -245,7 +244,7 @@ LabelledLine = tuple[str, str]
 
 
 def format_explanation(told: Explanation) -> str:
-    """The whole, with a line's end at its end."""
+    """The explanation as text, which ends in a newline."""
     return "".join(
         f"{name:<{_LABEL_WIDTH}}{said}".rstrip() + "\n" for name, said in _format_lines(told)
     )
@@ -360,10 +359,8 @@ def _format_limits(limits: ExplainedLimits) -> str:
 
 def _format_choice(choice: WorkerSelection) -> Iterator[LabelledLine]:
     yield "timeouts", _format_seconds(choice.timeouts)
-    yield (
-        "retries",
-        f"{choice.max_retries}, within {choice.retry_budget:.0%} of requests, on {_join_names(choice.retryable_failures)}",
-    )
+    budget, failures = f"{choice.retry_budget:.0%}", _join_names(choice.retryable_failures)
+    yield "retries", f"{choice.max_retries}, within {budget} of requests, on {failures}"
     yield (
         "queue",
         f"{choice.queue_length} of {choice.queue_limit} wait, {choice.queue_timeout:.6g} s at most",

@@ -1,4 +1,4 @@
-"""Shadow traffic: copies of requests for another target, whose responses are compared and discarded.
+"""Shadow traffic: copies of requests for another target, whose responses are only compared.
 
 A shadow is a request of its own. It is translated through the internal request even where the
 client's request is passed through. It has none of the client's ``x-interlingua-`` headers and no

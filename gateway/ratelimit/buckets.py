@@ -1,7 +1,7 @@
-"""What is counted, one limit each: a rate, a day's budget, or how many at a time. Pure.
+"""Counters of one limit each: token buckets, daily budgets, concurrency limits. Pure.
 
-Time is passed in: ``now`` is in seconds that only grow. Nothing here waits or locks: one thread
-calls it, and it does a few steps of arithmetic.
+Time is passed in: ``now`` is in seconds of a monotonic clock. Nothing here waits or locks: one
+thread calls it, and each call is a few steps of arithmetic.
 """
 
 import math
@@ -12,64 +12,63 @@ from protocols.core.interfaces import RateLimitStatus
 
 LimitScope = Literal["requests", "tokens", "concurrency", "budget"]
 TOKEN_SCOPES: Final[Sequence[LimitScope]] = ("tokens", "budget")
-"""Those that a request's tokens are taken of."""
+"""The scopes that count a request's tokens."""
 SECONDS_PER_DAY: Final = 86400
-"""Seconds."""
 MIN_RETRY_AFTER: Final = 1.0
-"""Seconds after which a request should be sent again, where nobody knows better."""
+"""Seconds until a retry, if no better number is known."""
 NEVER_AVAILABLE: Final = math.inf
-"""In the place of seconds to wait: nobody knows, since the limit can't be checked."""
+"""Instead of seconds to wait: the limit can't be checked."""
 
 
 class LimitCounter(Protocol):
-    """One limit, and what is used of it."""
+    """One limit and its usage."""
 
     scope: LimitScope
     amount: int
-    """How much there is at most."""
+    """The limit, as a number."""
     description: str
-    """The limit, in words; the constructors' ``of`` says of what."""
+    """The limit in words; the constructors' ``of`` is appended to it."""
 
     def reserve(self, weight: int, now: float) -> float:
-        """Take a request's part: 0.0 where it was there; else in how many seconds it may be.
+        """Take what a request may use. Returns 0.0, or the seconds to wait if too little is left.
 
-        ``weight`` is in tokens, at most ``amount``. Nothing is taken where it was not there.
+        ``weight`` is in tokens, at most ``amount``. If too little is left, nothing is taken.
         """
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
-        """A request that took its part ``at`` that time is over; it used so many tokens."""
+        """A request that reserved ``weight`` ``at`` this time has ended and ``used`` tokens."""
 
     def cancel_reservation(self, weight: int, at: float, now: float) -> None:
-        """A request that took its part was not admitted after all."""
+        """A request that reserved its part was rejected by another limit."""
 
     def get_status(self, now: float) -> RateLimitStatus:
         """How much is left."""
 
 
 class BucketState:
-    """What is used of a rate or of a day: all that outlives a configuration.
+    """The usage of a limit, which outlives the configuration.
 
-    It is kept as what is used, and not as what is left, so that it stays true of another limit.
+    It holds what is used, not what is left, so that it stays valid for a changed limit.
     """
 
     __slots__ = ("__weakref__", "day", "slots_in_use", "spent_today", "used", "used_at")
 
     def __init__(self) -> None:
         self.used = 0.0
-        """Of a rate, as it was at ``used_at``."""
+        """Used of a rate, at the time ``used_at``."""
         self.used_at = 0.0
         self.spent_today = 0
-        """On the ``day``, which is counted from 1970."""
+        """Tokens used on the ``day``, which is counted from 1970."""
         self.day = 0
         self.slots_in_use = 0
-        """In use now."""
+        """Requests running now."""
 
 
 class TokenBucket:
-    """So much in each period, and no more than that at once: it comes back bit by bit.
+    """A token bucket: ``amount`` per ``period`` in seconds, refilled continuously.
 
-    ``by_token``: a request takes its tokens; else it takes 1. Tokens that were used beyond what was
-    taken are owed, and held against those who come next.
+    ``by_token``: a request takes its tokens; otherwise it takes 1. Tokens used beyond the
+    reservation are a debt that later requests have to wait for.
     """
 
     __slots__ = ("_by_token", "_per_second", "_state", "amount", "description", "scope")
@@ -85,7 +84,7 @@ class TokenBucket:
         self._state = spent
 
     def reserve(self, weight: int, now: float) -> float:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         spent = self._state
         used = spent.used - (now - spent.used_at) * self._per_second
         used = (used if used > 0 else 0.0) + (weight if self._by_token else 1)
@@ -95,16 +94,16 @@ class TokenBucket:
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         if self._by_token:
             self.return_unused(weight - used, at, now)
 
     def cancel_reservation(self, weight: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         self.return_unused(weight if self._by_token else 1, at, now)
 
     def return_unused(self, amount: int, at: float, now: float) -> None:
-        """So much of what was taken ``at`` that time was not used; below 0, more was."""
+        """Give back ``amount`` of what was taken ``at`` this time; below 0, take more."""
         del at
         spent = self._state
         used = spent.used - (now - spent.used_at) * self._per_second
@@ -112,7 +111,7 @@ class TokenBucket:
         spent.used, spent.used_at = used if used > 0 else 0.0, now
 
     def get_status(self, now: float) -> RateLimitStatus:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         spent = self._state
         used = max(spent.used - (now - spent.used_at) * self._per_second, 0.0)
         return RateLimitStatus(
@@ -121,7 +120,7 @@ class TokenBucket:
 
 
 class DailyBudget:
-    """So many tokens between 00:00 UTC and the next. ``unix`` gives Unix seconds."""
+    """A number of tokens per day, from 00:00 UTC. ``unix`` returns Unix seconds."""
 
     __slots__ = ("_state", "_unix_time", "amount", "description", "scope")
 
@@ -136,12 +135,12 @@ class DailyBudget:
 
     @property
     def spent_today(self) -> int:
-        """Today, with what running requests may use."""
+        """Tokens used today, with the reservations of running requests."""
         self._start_new_day()
         return self._state.spent_today
 
     def reserve(self, weight: int, now: float) -> float:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         del now
         left = self._start_new_day()
         spent = self._state
@@ -151,27 +150,27 @@ class DailyBudget:
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         self.return_unused(weight - used, at, now)
 
     def cancel_reservation(self, weight: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         self.return_unused(weight, at, now)
 
     def return_unused(self, amount: int, at: float, now: float) -> None:
-        """As that of a rate. What was taken yesterday is yesterday's."""
+        """As ``TokenBucket.return_unused``; what was taken yesterday is not given back today."""
         left = self._start_new_day()
         if now - at <= SECONDS_PER_DAY - left:
             self._state.spent_today = max(self._state.spent_today - amount, 0)
 
     def get_status(self, now: float) -> RateLimitStatus:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         del now
         left = self._start_new_day()
         return RateLimitStatus(self.amount, max(self.amount - self._state.spent_today, 0), left)
 
     def _start_new_day(self) -> float:
-        """Begin a new day if it is one; gives the seconds that are left of it."""
+        """Begin a new day if it is one. Returns the seconds left of the day."""
         day, seconds = divmod(self._unix_time(), SECONDS_PER_DAY)
         if day != self._state.day:
             self._state.day, self._state.spent_today = int(day), 0
@@ -179,7 +178,7 @@ class DailyBudget:
 
 
 class ConcurrencyLimit:
-    """So many at a time."""
+    """A number of requests at a time."""
 
     __slots__ = ("_state", "amount", "description", "scope")
 
@@ -190,7 +189,7 @@ class ConcurrencyLimit:
         self._state = spent
 
     def reserve(self, weight: int, now: float) -> float:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         del weight, now
         if self._state.slots_in_use >= self.amount:
             return MIN_RETRY_AFTER
@@ -198,16 +197,16 @@ class ConcurrencyLimit:
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         del weight, used, at, now
         self._state.slots_in_use -= 1
 
     def cancel_reservation(self, weight: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         self.settle(weight, 0, at, now)
 
     def get_status(self, now: float) -> RateLimitStatus:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         del now
         return RateLimitStatus(self.amount, max(self.amount - self._state.slots_in_use, 0), 0.0)
 

@@ -1,4 +1,4 @@
-"""Whether a request may be served, by all that its key may take."""
+"""Rate limits of API keys: reserves each request's part of them and settles it at its end."""
 
 import functools
 import itertools
@@ -43,13 +43,13 @@ from protocols.core.interfaces import (
     RateLimitStatus,
 )
 
-# What one key may take, and what it was let take for one request.
+# The limits of one key, and what one request took of them.
 
 
 class RateLimits(Struct, frozen=True):
-    """So much may be taken; None is as much as there is.
+    """Limits; None is no limit.
 
-    Requests and tokens in so many seconds, requests at a time, and tokens a day.
+    Requests and tokens per so many seconds, concurrent requests, and tokens per day.
     """
 
     requests: tuple[int, float] | None = None
@@ -59,42 +59,42 @@ class RateLimits(Struct, frozen=True):
 
 
 class KeyRateLimits(Struct, frozen=True):
-    """What a key may take of everything, and beside that of some models."""
+    """A key's limits over all models, and its further limits for single models."""
 
     overall: RateLimits
     models: Mapping[str, RateLimits] = {}
 
 
 class FinishedRequest(Protocol):
-    """What is known of an exchange that is over: see ``gateway.observability.record.RequestRecord``."""
+    """A request that has ended; see ``gateway.observability.record.RequestRecord``."""
 
     @property
     def usage(self) -> Usage | None:
-        """What the worker says, or was counted."""
+        """The worker's usage, or counted usage."""
 
     @property
     def tokens(self) -> int:
-        """Of the answer, as far as they were passed on."""
+        """The tokens that were streamed."""
 
     @property
     def outcome(self) -> str:
-        """How it ended."""
+        """The request's outcome."""
 
 
 class ModelCounters(Struct, frozen=True, eq=False):
-    """All that a request for one model is counted by."""
+    """The counters of a key's requests for one model."""
 
     all: Sequence[LimitCounter]
     largest_weight: int
-    """The tokens that may be taken at most, so that no request is too long for ever."""
+    """The most tokens a request reserves, so that a long request fits the smallest limit."""
     admissions: list[int]
-    """How many requests were admitted: its one item."""
+    """One number: how many requests were admitted."""
     requests: Sequence[LimitCounter]
     tokens: Sequence[LimitCounter]
-    """Those of these two scopes."""
+    """The counters of these two scopes."""
 
     def reserve(self, weight: int, now: float) -> tuple[LimitCounter, float] | None:
-        """Take a request's part of each; else which has none left, and for how many seconds."""
+        """Take a request's part of each; else the exhausted counter and the seconds to wait."""
         for number, one in enumerate(self.all):
             if wait := one.reserve(weight, now):
                 for taken in self.all[:number]:
@@ -105,7 +105,7 @@ class ModelCounters(Struct, frozen=True, eq=False):
 
 
 def get_tightest_status(counters: Sequence[LimitCounter], now: float) -> RateLimitStatus | None:
-    """What is left of these: of that which has the least."""
+    """The status of the counter with the least left."""
     found = None
     for one in counters:
         standing = one.get_status(now)
@@ -164,10 +164,10 @@ class Reservation:
 
 
 def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float) -> GatewayError:
-    """Why a request of this weight is not admitted."""
+    """The error for a request of this weight that a counter rejected."""
     told, scope = counter.description, counter.scope
     if wait == NEVER_AVAILABLE:
-        return Overloaded("the limits can't be checked now")
+        return Overloaded("rate limits can't be checked now, since their shared store is down")
     if scope == "budget" and wait > MIN_RETRY_AFTER:
         left = counter.get_status(now).remaining
         return QuotaExceeded(
@@ -179,25 +179,25 @@ def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float
     return RateLimitExceeded(message, retry_after=wait, scope=scope)
 
 
-# What is used of every limit, for as long as the gateway runs, whatever its configuration.
+# The usage of all limits, which outlives a configuration.
 
 
 class KeyCounters(Struct, frozen=True):
-    """What one key is held to."""
+    """The counters of one key."""
 
     by_model: Mapping[str, ModelCounters]
-    """What a request is counted by, by its model; "" stands for any other."""
+    """The counters of a request, by its model; "" is any other model."""
     limits_by_model: Mapping[str, Sequence[LimitCounter]]
-    """The same without those of every model."""
+    """The counters of a model's own limits; "" are those over all models."""
 
     @property
     def counters(self) -> Iterator[LimitCounter]:
-        """All of them."""
+        """All counters of the key."""
         return itertools.chain.from_iterable(self.limits_by_model.values())
 
     @property
     def daily_budgets(self) -> Mapping[str, DailyBudget]:
-        """This process's part of the budgets, by the model."""
+        """This process's part of the daily budgets, by model."""
         found = {}
         for model, counters in self.limits_by_model.items():
             for one in counters:
@@ -208,7 +208,7 @@ class KeyCounters(Struct, frozen=True):
 
 
 class CounterRegistry:
-    """Makes counters: two of one name share what is used, whichever limits they have."""
+    """Makes counters. Counters of the same name share their usage, whatever their limits are."""
 
     def __init__(
         self,
@@ -217,9 +217,9 @@ class CounterRegistry:
         lender: LeaseStore | None = None,
         wake: Callable[[], object] = bool,
     ) -> None:
-        """``unix`` gives Unix seconds. ``lender`` is who lends, where limits are shared.
+        """``unix`` returns Unix seconds. ``lender`` is the lease store of shared limits.
 
-        ``wake`` has it asked at once.
+        ``wake`` has new leases requested at once.
         """
         self.clock = clock
         self._unix_time = unix
@@ -229,12 +229,12 @@ class CounterRegistry:
         self._leases = WeakValueDictionary[str, Lease]()
         self._admission_counts: dict[tuple[LimitScope, ...], list[int]] = {}
         self.rejections = Tally[LimitScope]()
-        """How many requests were, by what they lacked."""
+        """The number of rejected requests, by the scope of the limit."""
         self.recent_holders = OrderedDict[str, tuple[object, KeyCounters]]()
-        """Who has a token, by the name, and by which limiter; who asked last comes last."""
+        """The limiter and the counters of each JWT principal, by name; the latest comes last."""
 
     def build_key_counters(self, key: str, rates: KeyRateLimits) -> KeyCounters:
-        """What the holder of a key is held to."""
+        """The counters of a key with these limits."""
         own: dict[str, list[LimitCounter]] = {}
         models: dict[str, ModelCounters] = {}
         for model, told in {"": rates.overall, **rates.models}.items():
@@ -251,12 +251,12 @@ class CounterRegistry:
         return KeyCounters(models, own)
 
     def build_counters(self, key: str, model: str, rates: RateLimits) -> Iterator[LimitCounter]:
-        """What a key's requests for one model are counted by; "" stands for every model."""
+        """The counters of a key's limits for one model; "" is all models together."""
         for scope, limit in _list_limits(rates):
             yield self._build_counter(f"{key}/{scope}/{model}", scope, limit, model)
 
     def count_admitted(self) -> Mapping[LimitScope, int]:
-        """How many requests were, by what they were counted by."""
+        """The number of admitted requests, by the scopes of their limits."""
         found = Tally[LimitScope]()
         for scopes, [count] in self._admission_counts.items():
             found.update(dict.fromkeys(scopes, count))
@@ -295,7 +295,7 @@ class CounterRegistry:
 
 
 def _list_limits(rates: RateLimits) -> Iterator[tuple[LimitScope, SharedLimit]]:
-    """In the order in which they are looked at."""
+    """The limits in the order in which they are checked."""
     if rates.max_concurrency is not None:
         yield "concurrency", SharedLimit("slots", rates.max_concurrency, 0)
     if rates.requests is not None:
@@ -306,24 +306,24 @@ def _list_limits(rates: RateLimits) -> Iterator[tuple[LimitScope, SharedLimit]]:
         yield "budget", SharedLimit("day", rates.daily_budget, SECONDS_PER_DAY)
 
 
-# How many tokens a request may take, as far as its bytes tell it without being decoded.
-#
-# A guess, and no more: what it took is known at its end, and then counted.
+# An estimate of a request's tokens from its bytes, without decoding them. The real number is known
+# at its end and settled then.
 
 BYTES_PER_TOKEN: Final = 4
-"""Of JSON in English; other languages and escapes take more bytes for a token."""
+"""For JSON in English; other languages and escapes have more bytes per token."""
 MAX_ESTIMATED_PROMPT: Final = 32_768
-"""In tokens, where the model's context is not known: a picture's bytes are no prompt."""
+"""In tokens, if the model's context length is unknown: the bytes of an image are no prompt."""
 DEFAULT_COMPLETION_TOKENS: Final = 256
-"""In tokens, where neither the client nor the model says how long an answer may be."""
+"""In tokens, if neither the client nor the model limits the response's length."""
 _MAX_TOKENS_PATTERN: Final = re.compile(
     rb'"max_(?:[a-z]{1,10}_)?tokens"\s{0,9}:\s{0,9}([0-9]{1,9})'
 )
-"""Every dialect has a field of such a name. A text's own quotes are escaped, so that none fits."""
+"""Every protocol has a field of such a name. Quotes inside a string are escaped, so none matches.
+"""
 
 
 def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
-    """The tokens of the prompt, and those of the answer."""
+    """The estimated tokens of the prompt and of the response."""
     prompt = min(len(body) // BYTES_PER_TOKEN, model.context_length or MAX_ESTIMATED_PROMPT)
     if model.task == "embedding":
         return prompt, 0
@@ -332,13 +332,13 @@ def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
 
 
 ANONYMOUS_KEY: Final = ""
-"""Stands for the key of all clients together, where there are no keys."""
+"""The key of all clients together, if no keys are configured."""
 MAX_TOKEN_HOLDERS: Final = 10_000
-"""Of tokens are known at a time: who has not asked for the longest time begins anew."""
+"""JWT principals that are counted at a time; the least recent one is forgotten."""
 
 
 class RateLimiter:
-    """The limits of one configuration, by the keys' names. What is used of them outlives it."""
+    """The limits of one configuration, by the keys' names. Their usage outlives it."""
 
     def __init__(
         self,
@@ -346,7 +346,7 @@ class RateLimiter:
         accounts: CounterRegistry,
         others: KeyRateLimits | None = None,
     ) -> None:
-        """``others`` are the limits of each who has no key of the configuration's, but a token."""
+        """``others`` are the limits of each principal with a JWT instead of an API key."""
         self.registry = accounts
         self._clock = accounts.clock
         self._token_limits = others
@@ -382,7 +382,7 @@ class RateLimiter:
 
     @property
     def leased_counters(self) -> Sequence[LeasedCounter]:
-        """The counters of what was lent, where limits are shared."""
+        """The counters of shared limits."""
         holders = (held for by, held in self.registry.recent_holders.values() if by is self)
         every = itertools.chain(self._keys.values(), holders)
         counters = itertools.chain.from_iterable(one.counters for one in every)
@@ -390,7 +390,7 @@ class RateLimiter:
 
     @property
     def daily_budgets(self) -> Mapping[tuple[str, str], DailyBudget]:
-        """This process's part of each key's budgets, by the key and the model."""
+        """This process's part of the daily budgets, by key and model."""
         return {
             (key, model): day
             for key, held in self._keys.items()
@@ -398,7 +398,7 @@ class RateLimiter:
         }
 
     def _get_holder_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
-        """What is counted of somebody who has no key of the configuration's, but a token."""
+        """The counters of a principal with a JWT."""
         if self._token_limits is None:
             return None
         recent = self.registry.recent_holders
@@ -413,5 +413,5 @@ class RateLimiter:
 
 @functools.cache
 def _reports_limits(kind: type) -> bool:
-    """Whether such dialects tell what is left. Asked once of each: a port is long to compare."""
+    """Whether a protocol has rate-limit headers. Cached, since ``issubclass`` is slow here."""
     return issubclass(kind, RateLimitHeaders)

@@ -1,10 +1,12 @@
-"""What is counted of limits that several gateways share: each uses what it was lent. Pure.
+"""Limits shared by several gateways: each process leases parts of them from a store in Redis.
 
-What was not used for a while is not asked for. The first request after that is admitted by what
-one loan would be, and told of with the next asking, which comes at once.
+A request is admitted by what this process has leased, and waits for nobody. A task beside all
+requests renews leases before they are used up, at most every 250 ms. A limit that was not used for
+a while is not leased; the first request after that may use up to one lease, which is requested at
+once.
 
-While the lender fails, its policy holds: ``open`` admits everything, ``closed`` nothing, and
-``local`` what this process's own part of the limit allows.
+While the store fails, all leases are void and its policy applies: ``open`` admits everything,
+``closed`` nothing, and ``local`` what this process's part of each limit allows.
 """
 
 import asyncio
@@ -30,23 +32,17 @@ from gateway.ratelimit.buckets import (
 )
 from protocols.core.interfaces import Clock, RateLimitStatus
 
-# What lends limits to several gateways that share them: each uses up what it was lent.
-#
-# A request is admitted by what this process holds, and waits for nobody. One task beside all requests
-# asks the lender for more before that is used up (``gateway.ratelimit.redis_limiter``), every 250 ms at most.
-# Where the lender fails, what it lent is void at once, and its ``policy`` holds until it answers
-# again.
+# Leases.
 
 LimitKind = Literal["rate", "day", "slots"]
-"""``rate``: so much in each period, and no more than that at once; it comes back bit by bit.
-``day``: so much between 00:00 UTC and the next. ``slots``: so many at a time."""
+"""``rate``: a token bucket. ``day``: an amount per day from 00:00 UTC. ``slots``: concurrency."""
 StoreFailurePolicy = Literal["local", "open", "closed"]
-"""While the lender fails: each process takes its part of every limit (``local``), everything is
+"""While the store fails: each process has its part of every limit (``local``), everything is
 admitted (``open``), or nothing is (``closed``)."""
 
 
 class SharedLimit(Struct, frozen=True):
-    """How much there is. ``period`` is in seconds: 86400 for ``day``, 0 for ``slots``."""
+    """A limit of all processes. ``period`` is in seconds: 86400 for ``day``, 0 for ``slots``."""
 
     kind: LimitKind
     amount: int
@@ -54,17 +50,16 @@ class SharedLimit(Struct, frozen=True):
 
 
 class LeaseRequest(Struct, frozen=True):
-    """What a process asks of one counter, by the counter's ``name``.
+    """A process's request for a lease of the limit called ``name``.
 
-    Of ``rate`` and ``day``: ``wanted`` is how much more, at most. ``held`` is what it keeps of what
-    was lent before, unused and not given back. ``used`` is what it used since the last answer: a
-    request's tokens are known when it is over, so that this may be below 0, where less was used
-    than was said, or above all that was lent. What was lent and is in neither is the lender's
-    again: so giving back is holding less, an answer that is lost costs nothing, and after a failure
-    all is right again with the first wish (held 0, and used what was, since the last answer).
+    For ``rate`` and ``day``: ``requested`` is the most it wants in addition. ``retained`` is what
+    it keeps, unused, of earlier leases. ``used`` is what it used since the last grant; a request's
+    tokens are known at its end, so that this may be negative, or more than was leased. The store
+    takes back what was leased and is in neither: so a process gives back by retaining less, a lost
+    reply costs nothing, and after a failure the first request (retained 0) sets everything right.
 
-    Of ``slots``: ``wanted`` is how many this process is to have in all, never fewer than it uses;
-    ``held`` is how many it uses, ``used`` is 0.
+    For ``slots``: ``requested`` is how many this process is to have in all, never fewer than it
+    uses; ``retained`` is how many it uses, ``used`` is 0.
     """
 
     name: str
@@ -75,14 +70,14 @@ class LeaseRequest(Struct, frozen=True):
 
 
 class LeaseGrant(Struct, frozen=True):
-    """The answer to a wish.
+    """The reply to a lease request.
 
-    Of ``rate`` and ``day``: ``amount`` is how much more there is to use, from 0 to what was wanted.
-    Of ``slots``: how many the process has now in all; what it had before, and wants, stays its own.
+    For ``rate`` and ``day``: ``amount`` is how much more may be used, from 0 to what was requested.
+    For ``slots``: how many slots the process has in all; it keeps those that it had and requests.
 
-    It holds for ``seconds`` from when the lender was asked, with all that was lent of this counter
-    before; what is unused by then is the lender's again. It is to be at least 2. ``retry_after``:
-    in how many seconds there may be more, where less was lent than wanted.
+    It is valid for ``seconds`` (at least 2) from the request, as are all earlier leases of this
+    limit; the store takes back what is unused by then. ``retry_after``: the seconds until more may
+    be available, if less was granted than requested.
     """
 
     amount: int
@@ -91,38 +86,39 @@ class LeaseGrant(Struct, frozen=True):
 
 
 class LeaseStoreUnavailable(Exception):
-    """It can't be asked now, or did not answer in time.
+    """The store can't be reached now, or did not reply in time.
 
-    What was used since the last answer is to be told again.
+    The usage since the last grant has to be reported again.
     """
 
 
 class LeaseStore(Protocol):
-    """Knows what all processes together have used."""
+    """Counts what all processes together have used."""
 
     policy: StoreFailurePolicy
     replicas: int
-    """How many processes share the limits: each one's part, where they can't ask."""
+    """How many processes share the limits; each has its part while the store fails."""
 
     async def request_leases(self, wishes: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
-        """One grant for each wish, in their order.
+        """One grant for each request, in their order.
 
-        Raises LenderFailed, at the latest when there was no answer for 250 ms.
+        Raises LeaseStoreUnavailable, at the latest after 250 ms without a reply.
         """
 
 
 RATE_LEASE_SHARE: Final = 0.5
-"""A loan is this much of a process's part of a rate, or of the requests at a time;"""
+"""A lease is this share of a process's part of a rate or of a concurrency limit."""
 DAILY_LEASE_SHARE: Final = 0.01
-"""and this much of a whole day's budget. What is wanted more is asked for as it is used."""
+"""A lease is this share of a daily budget."""
 RENEW_BEFORE: Final = 1.0
-"""A loan is asked for again so many seconds before it ends;"""
+"""A lease is renewed so many seconds before it expires."""
 LEASE_IDLE_TIMEOUT: Final = 10.0
-"""but not where nothing was asked of it for so many. A large request's wish is kept as long."""
+"""A lease is not renewed after so many seconds without a request. The size of a large request is
+remembered as long."""
 
 
 class Lease:
-    """What is held of one limit, and used of it: all that outlives a configuration."""
+    """What a process has leased and used of one limit, which outlives the configuration."""
 
     __slots__ = (
         "__weakref__",
@@ -142,31 +138,29 @@ class Lease:
 
     def __init__(self) -> None:
         self.available = 0
-        """What may be used; below 0 more was. Of slots, how many there are."""
+        """What may be used; below 0 after overuse. For slots: how many there are."""
         self.leased = 0
-        """What ``level`` would be if nothing had been used since the last answer."""
+        """``available`` as it would be without the usage since the last grant."""
         self.available_at_request = 0
-        """What ``level`` was when the lender was asked last,"""
+        """``available`` at the last lease request."""
         self.requested = 0
-        """and what it was asked for."""
+        """What was requested then."""
         self.expires_at = -math.inf
-        """When it ends."""
         self.used_at = -math.inf
-        """When a request last wanted something."""
+        """When a request last reserved something."""
         self.largest_request = 0
-        """What one request wanted at most, where that is more than a loan,"""
+        """The largest recent reservation, if it was more than a lease."""
         self.largest_request_at = -math.inf
-        """and when."""
         self.retry_after = MIN_RETRY_AFTER
         self.store_failed = False
-        """Whether the lender did, when it was asked last."""
+        """Whether the store failed at the last lease request."""
         self.changed_at = -math.inf
-        """Since when that is so."""
+        """When ``store_failed`` last changed."""
         self.local_state = BucketState()
-        """What is used of the process's own part, and its slots in use."""
+        """The usage of the process's own part, and its slots in use."""
 
     def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
-        """It holds from when it was asked for."""
+        """Apply a grant, which is valid from the time ``asked`` of its request."""
         self.expires_at = asked + grant.seconds
         self.retry_after = (
             max(grant.retry_after, MIN_RETRY_AFTER)
@@ -177,36 +171,36 @@ class Lease:
             self.store_failed, self.changed_at = False, now
 
     def record_store_failure(self, now: float) -> None:
-        """The lender did."""
+        """The store failed."""
         if not self.store_failed:
             self.store_failed, self.changed_at = True, now
         self.expire()
 
     def expire(self) -> None:
-        """What is held is void; what was used is still to be told."""
+        """Drop what is leased and unused; the usage is still to be reported."""
         self.expires_at = -math.inf
         self.leased -= max(self.available, 0)
         self.available = min(self.available, 0)
 
 
 class LeasedCounter(LimitCounter, Protocol):
-    """A counter of what was lent."""
+    """A counter of a shared limit."""
 
     def build_lease_request(self, now: float, *, last: bool = False) -> LeaseRequest | None:
-        """What to ask of the lender; None where that is nothing.
+        """The lease request to send; None if there is nothing to request.
 
-        With ``last`` nothing is to be held any more.
+        ``last`` gives everything back.
         """
 
     def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
-        """The answer to what was asked at that time."""
+        """Apply the grant of the request that was sent at the time ``asked``."""
 
     def revoke_lease(self, now: float) -> None:
-        """The lender failed: nothing is lent any more."""
+        """The store failed: all leases are void."""
 
 
 class LeaseTerms(Struct, frozen=True):
-    """What a counter is to know beside its limit. ``wake``: have the lender asked at once."""
+    """The name and the shared limit of a counter. ``wake`` has leases requested at once."""
 
     name: str
     limit: SharedLimit
@@ -216,7 +210,7 @@ class LeaseTerms(Struct, frozen=True):
 
 
 class LeasedBucket:
-    """Of a rate, or of a day's budget. A budget's own part counts all that this process uses."""
+    """A leased rate or daily budget. A budget's local counter counts all usage of this process."""
 
     __slots__ = (
         "_by_token",
@@ -231,7 +225,7 @@ class LeasedBucket:
     )
 
     def __init__(self, terms: LeaseTerms, own: TokenBucket | DailyBudget, loan: Lease) -> None:
-        """``own`` is this process's part of the limit, as a counter."""
+        """``own`` is the counter of this process's part of the limit."""
         self.scope: LimitScope = own.scope
         self.amount = own.amount
         self.description = terms.description
@@ -245,7 +239,7 @@ class LeasedBucket:
         self._terms = terms
 
     def reserve(self, weight: int, now: float) -> float:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         loan, amount = self._lease, weight if self._by_token else 1
         loan.used_at = now
         if loan.store_failed:
@@ -266,23 +260,23 @@ class LeasedBucket:
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         if self._by_token:
             self._return_unused(weight - used, at, now)
 
     def cancel_reservation(self, weight: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         self._return_unused(weight if self._by_token else 1, at, now)
 
     def get_status(self, now: float) -> RateLimitStatus:
-        """See ``Counter``. Told is what this process holds."""
+        """See ``LimitCounter``. It shows what this process has leased."""
         loan = self._lease
         if loan.store_failed:
             return self.local_counter.get_status(now)
         return RateLimitStatus(self._terms.limit.amount, max(loan.available, 0), loan.retry_after)
 
     def build_lease_request(self, now: float, *, last: bool = False) -> LeaseRequest | None:
-        """See ``Lent``."""
+        """See ``LeasedCounter``."""
         loan = self._lease
         if now >= loan.expires_at:
             loan.expire()
@@ -306,14 +300,14 @@ class LeasedBucket:
         return LeaseRequest(self._terms.name, self._terms.limit, wanted, held - excess, used)
 
     def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
-        """See ``Lent``."""
+        """See ``LeasedCounter``."""
         loan = self._lease
         loan.apply_grant(grant, asked, now)
         loan.available += grant.amount - min(loan.available_at_request, 0)
         loan.leased = max(loan.available_at_request, 0) + grant.amount
 
     def revoke_lease(self, now: float) -> None:
-        """See ``Lent``."""
+        """See ``LeasedCounter``."""
         self._lease.record_store_failure(now)
 
     def _reserve_locally(self, weight: int, now: float) -> float:
@@ -329,9 +323,9 @@ class LeasedBucket:
         return 0.0
 
     def _return_unused(self, amount: int, at: float, now: float) -> None:
-        """Give back to where it was taken from.
+        """Give back to the counter from which it was taken.
 
-        What a rate's part gave while the lender failed was never told of. All else is.
+        What a rate's local counter gave while the store failed is never reported to the store.
         """
         loan = self._lease
         same = at >= loan.changed_at
@@ -344,7 +338,7 @@ class LeasedBucket:
 
 
 class LeasedSlots:
-    """So many requests at a time. The own part counts all that this process uses."""
+    """Leased slots of a concurrency limit. The local counter counts all slots in use here."""
 
     __slots__ = (
         "_lease",
@@ -357,7 +351,7 @@ class LeasedSlots:
     )
 
     def __init__(self, terms: LeaseTerms, own: ConcurrencyLimit, loan: Lease) -> None:
-        """``own`` is this process's part of the limit, as a counter."""
+        """``own`` is the counter of this process's part of the limit."""
         self.scope: LimitScope = own.scope
         self.amount = own.amount
         self.description = terms.description
@@ -367,7 +361,7 @@ class LeasedSlots:
         self._terms = terms
 
     def reserve(self, weight: int, now: float) -> float:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         loan, spent = self._lease, self._lease.local_state
         loan.used_at = now
         if loan.store_failed:
@@ -381,15 +375,15 @@ class LeasedSlots:
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         self._local_counter.settle(weight, used, at, now)
 
     def cancel_reservation(self, weight: int, at: float, now: float) -> None:
-        """See ``Counter``."""
+        """See ``LimitCounter``."""
         self._local_counter.cancel_reservation(weight, at, now)
 
     def get_status(self, now: float) -> RateLimitStatus:
-        """See ``Counter``. Told is what this process holds."""
+        """See ``LimitCounter``. It shows what this process has leased."""
         loan = self._lease
         if loan.store_failed:
             return self._local_counter.get_status(now)
@@ -398,7 +392,7 @@ class LeasedSlots:
         )
 
     def build_lease_request(self, now: float, *, last: bool = False) -> LeaseRequest | None:
-        """See ``Lent``."""
+        """See ``LeasedCounter``."""
         loan, limit = self._lease, self._terms.limit
         if now >= loan.expires_at:
             loan.expire()
@@ -412,12 +406,12 @@ class LeasedSlots:
         return LeaseRequest(self._terms.name, limit, wanted, used)
 
     def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
-        """See ``Lent``."""
+        """See ``LeasedCounter``."""
         self._lease.apply_grant(grant, asked, now)
         self._lease.available = grant.amount
 
     def revoke_lease(self, now: float) -> None:
-        """See ``Lent``."""
+        """See ``LeasedCounter``."""
         self._lease.record_store_failure(now)
 
     def _reserve_locally(self, weight: int, now: float) -> float:
@@ -430,17 +424,17 @@ class LeasedSlots:
         return 0.0
 
 
-# Asks for more of what is shared before it is used up, beside all requests.
+# Renewal.
 
 RENEW_INTERVAL: Final = 0.25
-"""Seconds between two askings, where nothing is wanted at once; a quarter more or less by luck, so
-that of several processes not always the same one comes first."""
+"""Seconds between two renewals, with a random jitter of a quarter, so that of several processes
+not always the same one comes first."""
 MIN_RENEW_INTERVAL: Final = 0.025
-"""Seconds between two at least."""
+"""Minimum seconds between two renewals."""
 
 
 class LeaseRenewer:
-    """Keeps the counters of the configuration that is served supplied."""
+    """Renews the leases of the active configuration's counters."""
 
     def __init__(
         self,
@@ -450,7 +444,7 @@ class LeaseRenewer:
         clock: Clock,
         draw: Callable[[], float],
     ) -> None:
-        """The ``bell`` is rung by a counter that can't wait."""
+        """``bell`` is set by a counter that needs a lease at once."""
         self._store = lender
         self._get_counters = counters
         self._wake_event = bell
@@ -459,18 +453,18 @@ class LeaseRenewer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Ask again and again."""
+        """Start renewing periodically."""
         self._task = asyncio.get_running_loop().create_task(self._renew_periodically())
 
     async def aclose(self) -> None:
-        """Tell what was used, and let go of what is held."""
+        """Report the usage and give everything back."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             await self.renew_leases(last=True)
 
     async def renew_leases(self, *, last: bool = False) -> None:
-        """Ask for all that is wanted now. With ``last`` everything is let go."""
+        """Request all leases that are needed now. ``last`` gives everything back."""
         asked, counters = self._clock(), self._get_counters()
         wishes = [(one, one.build_lease_request(asked, last=last)) for one in counters]
         pairs = [(one, wish) for one, wish in wishes if wish is not None]
@@ -497,19 +491,17 @@ class LeaseRenewer:
             await asyncio.sleep(MIN_RENEW_INTERVAL)
 
 
-# What limits have left, in a Redis that several gateways share.
-#
-# One script does it all, so that nothing comes between reading and writing; it goes by the server's
-# clock, so that the gateways' need not agree.
+# The store in Redis. One Lua script reads and writes atomically. It uses the clock of the server,
+# so that the clocks of the gateways need not agree.
 
 LEASE_SECONDS: Final = 2.0
-"""Seconds that a loan lasts: what a process that died held is lent to others after them."""
+"""Seconds that a lease lasts; then the leases of a process that died go to others."""
 STORE_TIMEOUT: Final = 0.25
-"""Seconds in which one call ends, well or not; after one that did not end well none follows."""
+"""Timeout of one call, in seconds. After a failure the remaining calls are skipped."""
 STORE_RETRY_DELAY: Final = 4.0
-"""Seconds for which none is made after one that failed, at most; at least half as long."""
+"""Maximum seconds without a call after a failure; the minimum is half of it."""
 MAX_LEASES_PER_CALL: Final = 50
-"""The counters of one call: until it is made and read, this process does nothing else."""
+"""The leases of one call, bounded since writing and reading it blocks the process."""
 _SCRIPT: Final = Path(__file__).with_name("redis_leases.lua").read_text("utf-8")
 _SCRIPT_SHA1: Final = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _MAX_ERROR_TEXT: Final = 200
@@ -518,26 +510,26 @@ log = logging.getLogger("interlingua")
 
 
 class RedisLimitSettings(Struct, frozen=True):
-    """Where limits are shared, and by whom."""
+    """The Redis server of shared limits, and how many processes share them."""
 
     url: str
-    """With the password: it is shown to nobody."""
+    """With the password; it must not be logged."""
     policy: StoreFailurePolicy = "local"
     replicas: int = 1
-    """Processes."""
+    """The number of processes."""
     prefix: str = "interlingua"
-    """What the names of all keys begin with."""
+    """The prefix of all keys in Redis."""
     ca: str | None = None
-    """A file with who signed the server's certificate; None for whom the system trusts."""
+    """A file of CA certificates; None uses the system's."""
 
 
 class RedisLeaseStore:
-    """Lends what a Redis says is left; see ``gateway.ratelimit.redis_limiter.LeaseStore``."""
+    """Leases limits from Redis: a ``LeaseStore``."""
 
     def __init__(
         self, shared: RedisLimitSettings, borrower: str, *, clock: Clock, draw: Clock
     ) -> None:
-        """``borrower`` is this process and no other. ``draw`` gives a number in [0, 1)."""
+        """``borrower`` is the unique id of this process. ``draw`` returns a number in [0, 1)."""
         from redis.asyncio import Redis  # noqa: PLC0415 - it need not be installed
         from redis.asyncio.retry import Retry  # noqa: PLC0415 - as above
         from redis.backoff import NoBackoff  # noqa: PLC0415 - as above
@@ -559,12 +551,12 @@ class RedisLeaseStore:
         self._draw = draw
         self._next_attempt_at = clock()
         self.errors = 0
-        """Askings that failed; those that were not made are not counted."""
+        """The number of failed calls; skipped ones are not counted."""
         self.up = True
-        """Whether the last one went well."""
+        """Whether the last call succeeded."""
 
     async def request_leases(self, wishes: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
-        """Ask for all of them."""
+        """See ``LeaseStore``."""
         if self._clock() < self._next_attempt_at:
             raise LeaseStoreUnavailable
         grants: list[LeaseGrant] = []
@@ -578,12 +570,12 @@ class RedisLeaseStore:
             self._record_failure(error)
             raise LeaseStoreUnavailable from None
         if not self.up:
-            log.info("limits are shared again")
+            log.info("rate limits are shared again")
         self.up = True
         return grants
 
     async def aclose(self) -> None:
-        """Let the connection go, also of one that does not answer."""
+        """Close the connection, even if the server does not reply."""
         from redis.exceptions import RedisError  # noqa: PLC0415 - as above
 
         with suppress(RedisError, OSError):
@@ -610,7 +602,7 @@ class RedisLeaseStore:
                 str(error)[:_MAX_ERROR_TEXT]
                 or f"it did not answer within {STORE_TIMEOUT * 1000:g} ms"
             )
-            log.warning("limits are not shared, since the Redis can't be asked: %s", why)
+            log.warning("rate limits are not shared, since Redis failed: %s", why)
         self.up = False
 
 

@@ -1,4 +1,4 @@
-"""Fallbacks: which errors lead to another target, and the history of one request's failures. Pure."""
+"""Fallbacks: which errors lead to another target, and one request's failures so far. Pure."""
 
 import math
 

@@ -1,7 +1,7 @@
-"""Which dialect and endpoint a path belongs to: the first thing known of a request.
+"""Finds the protocol and the endpoint of a request's path.
 
-Paths are matched as they were sent, still percent-encoded, so that a model's name may hold an
-encoded slash; what a ``{name}`` stood for is handed on decoded.
+Paths are matched as they were sent, still percent-encoded, so that a model's name may have an
+encoded slash. The values of path parameters (``{name}``) are decoded.
 """
 
 import re
@@ -21,16 +21,16 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class AdapterMount(Struct, frozen=True):
-    """A dialect on a listener, below ``prefix`` ("" or "/name")."""
+    """A protocol on a listener, below ``prefix`` ("" or "/name")."""
 
     adapter: ClientAdapter
     prefix: str = ""
 
 
 class EndpointMatch(Struct, frozen=True):
-    """The endpoint of a path, and the path's parameters, decoded.
+    """The endpoint of a path, and the path's decoded parameters.
 
-    ``rivals`` are the endpoints that further dialects of the listener have at the same path.
+    ``alternatives`` are the endpoints of further protocols of the listener at the same path.
     """
 
     mount: AdapterMount
@@ -39,13 +39,13 @@ class EndpointMatch(Struct, frozen=True):
     alternatives: tuple["EndpointMatch", ...] = ()
 
     def select_protocol(self, names: Iterable[str]) -> "EndpointMatch":
-        """Of this and its rivals, that of the dialect which is named first; else this."""
+        """This match or the alternative whose protocol is named first; this one if none is."""
         by_name = {one.mount.adapter.name: one for one in (*self.alternatives, self)}
         return next((by_name[name] for name in names if name in by_name), self)
 
 
 class PathRouter:
-    """The paths of one listener's dialects; of two dialects with one path, the first has it."""
+    """The paths of a listener's protocols. If two have the same path, the first one gets it."""
 
     def __init__(self, mounts: Sequence[AdapterMount]) -> None:
         self.mounts = mounts
@@ -58,10 +58,10 @@ class PathRouter:
             for path, methods in table.static.items()
             for method in methods
         }
-        """Of the paths without a ``{name}``."""
+        """The matches of the paths without parameters."""
 
     def find_endpoint(self, method: str, path: str) -> EndpointMatch:
-        """The endpoint. Raises PathNotFound or MethodNotAllowed."""
+        """The endpoint of a path. Raises PathNotFound or MethodNotAllowed."""
         asked = (method, path)
         return (
             self._static_matches[asked]
@@ -83,7 +83,7 @@ class PathRouter:
         return replace(first, alternatives=tuple(rivals)) if rivals else first
 
     def _build_error(self, method: str, path: str) -> MethodNotAllowed | PathNotFound:
-        """What is wrong with a path that has no such endpoint."""
+        """The error for a path without such an endpoint."""
         allowed = {name for table in self._tables for name in table.match_path(path)[0]}
         if allowed:
             return MethodNotAllowed(
@@ -92,7 +92,7 @@ class PathRouter:
         return PathNotFound(f"no endpoint is called {path[:200]!r}", method=method, path=path)
 
     def find_owner(self, path: str) -> AdapterMount:
-        """The mount in whose words to speak of a path that is no endpoint's."""
+        """The mount whose protocol writes the error for a path without an endpoint."""
         owners = [
             (len(mount.prefix + root), mount)
             for mount in self.mounts
@@ -102,12 +102,12 @@ class PathRouter:
         return max(owners, key=lambda owner: owner[0])[1] if owners else self.mounts[0]
 
     def has_path(self, path: str) -> bool:
-        """Whether a dialect has this very path."""
+        """Whether a protocol has this path."""
         return any(table.match_path(path)[0] for table in self._tables)
 
 
 class _PathPattern(Struct, frozen=True):
-    """A path with names in it: what they are, their place in the pattern, and its endpoints."""
+    """A path with parameters: their names, their groups in the regex, and its endpoints."""
 
     names: Sequence[str]
     groups: slice
@@ -115,12 +115,12 @@ class _PathPattern(Struct, frozen=True):
 
 
 class _AdapterPaths:
-    """The paths of one dialect where it is mounted."""
+    """The paths of one mounted protocol."""
 
     def __init__(self, mount: AdapterMount) -> None:
         self.mount = mount
         self.static: dict[str, dict[str, Endpoint]] = {}
-        """Those without a ``{name}``: their endpoints by method."""
+        """The paths without parameters: their endpoints by method."""
         named: dict[tuple[str, bool], dict[str, Endpoint]] = {}
         for endpoint in mount.adapter.endpoints:
             path = mount.prefix + endpoint.path
@@ -129,7 +129,7 @@ class _AdapterPaths:
             else:
                 self._add_path(path, endpoint)
         self._patterns: dict[int | None, _PathPattern] = {}
-        """The others, by the number of the last group of theirs in the pattern of them all."""
+        """The paths with parameters, by the number of their last group in the common regex."""
         patterns, groups = list[str](), 0
         for (path, exact), methods in named.items():
             pieces = _PATH_PARAM.split(path)
@@ -141,7 +141,7 @@ class _AdapterPaths:
         self._regex = re.compile("|".join(patterns) or "(?!)")
 
     def match_path(self, path: str) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
-        """The endpoints of a path by method, and the path's parameters; none where it has none."""
+        """The endpoints of a path by method, and the path's parameters; both may be empty."""
         if path in self.static:
             return self.static[path], _EMPTY
         match = self._regex.fullmatch(path)
@@ -159,6 +159,6 @@ class _AdapterPaths:
 
 
 def list_endpoint_keys(mount: AdapterMount) -> Iterator[tuple[str, str]]:
-    """Method and path of each endpoint; what stands for a segment is not told apart."""
+    """The method and path of each endpoint, with ``{}`` for every path parameter."""
     for endpoint in mount.adapter.endpoints:
         yield endpoint.method, mount.prefix + _PATH_PARAM.sub("{}", endpoint.path)

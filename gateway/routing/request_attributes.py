@@ -1,4 +1,4 @@
-"""What of a request the choice of a target may go by, beside the model's name."""
+"""The attributes of a request that routing reads beside the model's name."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,32 +12,32 @@ _decode_scalar = msgspec.json.Decoder(Scalar | None).decode
 
 
 class RequestAttributes(Struct):
-    """One request. Its body is read when a field of it is first asked for."""
+    """One request's attributes. Its body is parsed when a field of it is first read."""
 
     protocol: str = ""
     headers: Mapping[str, str] = {}
-    """Found by lower-case name."""
+    """By lower-case name."""
     body: bytes = b""
     key: str = ""
-    """The key's name; "" without one."""
+    """The API key's name; "" without one."""
     tags: frozenset[str] = frozenset()
-    """The key's."""
+    """The API key's tags."""
     address: str = ""
-    """The client's, as its socket tells: what a header says of it, anybody may write."""
+    """The client's address from its socket, not from a header that anybody could send."""
     parsed_fields: Mapping[str, Raw] | None = None
-    """The body's fields, once they were read."""
+    """The body's fields, once it was parsed."""
 
     def read_field(self, name: str) -> Scalar | None:
-        """What the body's top level says under a name; None where that is no scalar."""
+        """A scalar of the body's top level; None if there is none of this name."""
         if self.parsed_fields is None:
             self.parsed_fields = _read_fields(self.body)
         raw = self.parsed_fields.get(name)
         return None if raw is None else _read_scalar(raw)
 
     def read_source(self, source: str) -> str:
-        """What one source says of who asks: ``header:NAME``, ``body:FIELD``, ``key``, ``address``.
+        """The value of a sticky source: ``header:NAME``, ``body:FIELD``, ``key``, ``address``.
 
-        "" where it says nothing. Of a body's field, a text and a whole number are taken.
+        "" if it is not present. A body's field must be a string or an integer.
         """
         kind, _, name = source.partition(":")
         match kind:
@@ -52,7 +52,7 @@ class RequestAttributes(Struct):
                 return self.address
 
     def find_first_source(self, sources: Sequence[str]) -> tuple[str, str]:
-        """The first source that says something, and what it says; "" twice where none does."""
+        """The first source that is present, and its value; two empty strings if none is."""
         for source in sources:
             if said := self.read_source(source):
                 return source, said
@@ -60,7 +60,7 @@ class RequestAttributes(Struct):
 
 
 def _read_fields(body: bytes) -> Mapping[str, Raw]:
-    """The fields of an object. What is none has none: it is for the dialect to refuse it."""
+    """The fields of a JSON object. Any other body has none; the protocol rejects it later."""
     try:
         return _decode_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,8 +1,9 @@
-"""What a request needs of a target, beside what it would merely like. Pure.
+"""The capabilities that a request requires of a fallback. Pure.
 
-A target that falls short of a wish answers all the same, and says so (``protocols.core.loss``). One
-that lacks an ability would answer something else: words in place of a tool's call, prose in place
-of JSON. The first target is the client's choice; one that answers in its stead must be able.
+A target that does not support an optional parameter still answers and reports the loss
+(``protocols.core.loss``). One without a required capability would answer something else: text
+instead of a tool call, prose instead of JSON. The first target is the client's choice; a fallback
+must meet all requirements.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from protocols.core.loss import LossReason, UnsupportedParameter
 from protocols.core.request import GenerationRequest, Prompt, Request
 
 CONTEXT_LENGTH: Final = "context"
-"""Room for the prompt."""
+"""A context that is long enough for the prompt."""
 
 _REQUIRED_FIELDS: Final[Mapping[str, str]] = {
     "tools": "tools",
@@ -24,7 +25,7 @@ _REQUIRED_FIELDS: Final[Mapping[str, str]] = {
     "adapter": "adapters",
     "dimensions": "dimensions",
 }
-"""The fields that are abilities. All others are wishes."""
+"""The fields that are requirements, and what each requires. All others are optional."""
 _REQUIRED_CONTENT: Final[Mapping[str, str]] = {
     "images": "images",
     "audio": "audio",
@@ -32,19 +33,19 @@ _REQUIRED_CONTENT: Final[Mapping[str, str]] = {
     "files": "files",
     "tool calls": "tools",
 }
-"""What of a conversation's content is one, in the words of its losses' details."""
+"""The content of messages that is a requirement, as the detail of a loss names it."""
 _SUPPORTED_REASONS: Final[frozenset[LossReason]] = frozenset({"renamed", "emulated"})
-"""Nothing of the meaning is gone."""
+"""The reasons of a loss that keep the meaning."""
 
 
 def find_missing_requirements(
     request: Request, losses: Sequence[UnsupportedParameter], context: int | None
 ) -> tuple[str, ...]:
-    """The abilities that ``request`` needs and its target lacks.
+    """The capabilities that ``request`` requires and its target lacks.
 
-    ``losses`` are those of the plan for it, ``context`` is how many tokens the target takes. Only a
-    prompt of token ids is known to be too long: how many tokens a text makes, its model alone can
-    tell, and one may be of any length.
+    ``losses`` are those of its emulation plan, ``context`` is the target's context length in
+    tokens. Only a prompt of token ids can be too long: the number of tokens of a text depends on
+    the model.
     """
     found = dict.fromkeys(_list_missing(request, losses))
     if context is not None and _count_prompt_tokens(request) > context:
@@ -68,7 +69,7 @@ def _list_missing(request: Request, losses: Sequence[UnsupportedParameter]) -> I
 
 
 def _count_prompt_tokens(request: Request) -> int:
-    """How many tokens the longest prompt has at the least, as the target is to see it."""
+    """The tokens of the longest prompt of token ids; 0 if the target is to truncate it."""
     prompts: Sequence[Prompt]
     if isinstance(request, GenerationRequest):
         prompts, overflow = request.prompts, request.stopping.overflow

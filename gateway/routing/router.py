@@ -1,7 +1,7 @@
-"""Which target answers which model. Pure: no I/O and no clock.
+"""Routes a request to a target, by its model, the rules and the traffic split. Pure.
 
-All that the configuration decides is decided once, when the table is compiled; a request looks up
-and draws.
+The configuration is compiled once into a table. Routing a request only looks up and draws random
+numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,21 +18,21 @@ from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import ModelNotFound, VersionNotFound
 
 AttributesLoader = Callable[[], RequestAttributes]
-"""Gives what is known of a request. It is not called where the model's name is enough."""
+"""Returns a request's attributes. It is not called where the model's name is enough."""
 OnLoss = Literal["report", "reject", "ignore"]
 CATCH_ALL_MODEL = "*"
-"""The model that stands for every name no other model has."""
+"""The model that serves every name no other model has."""
 
 
 class RequestDefaults(Struct, frozen=True):
-    """What holds where a client was silent: fields of the request's two sections, by name."""
+    """Defaults for what the client did not set: fields of the request's two sections, by name."""
 
     sampling: Mapping[str, Any] = {}
     stopping: Mapping[str, Any] = {}
 
     @property
     def has_values(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any defaults."""
         return bool(self.sampling or self.stopping)
 
 
@@ -44,15 +44,14 @@ class Target(Struct, frozen=True):
     backend: Backend
     backend_name: str
     passthrough_backend: PassthroughBackend | None = None
-    """What a client's own bytes may go to: the backend, where it takes them and the model leaves
-    them as they are."""
+    """The backend, if it supports pass-through and the model changes nothing of a request."""
 
 
 class ShadowRule(Struct, frozen=True):
-    """Which part of the requests to the model ``of`` is copied for another target.
+    """Which share of the requests to ``model`` is copied for another target.
 
-    ``to`` is a version of it, or another model. There are ``most`` copies at a time, each
-    ``within`` so many seconds.
+    ``to`` is a version of it, or another model. At most ``max_concurrent`` copies run at a time,
+    each with a ``timeout`` in seconds.
     """
 
     model: str
@@ -71,51 +70,51 @@ class Model(Struct, frozen=True):
     on_loss: OnLoss = "report"
     defaults: RequestDefaults = RequestDefaults()
     protocol: str | None = None
-    """What its clients speak where several dialects have one path."""
+    """The protocol of its clients where several protocols have the same path."""
     fallbacks: tuple[str, ...] = ()
-    """Who answers in its stead, in this order: versions of its own, or other models."""
+    """Its fallbacks in their order: versions of its own, or other models."""
     sticky: tuple[str, ...] = ()
-    """What a client is held to its version by, in this order; by luck without any."""
+    """The sources of sticky assignment in their order; without any, versions are drawn."""
     rules: tuple[RouteRule, ...] = ()
-    """The exceptions that its requests may be, in their order."""
+    """The rules to try for its requests, in their order."""
     shadow: ShadowRule | None = None
 
 
 class RouteReason(Struct, frozen=True):
-    """How a target was come to. Nothing here says who asked."""
+    """Why a target was chosen. Nothing in it identifies the user."""
 
     rule: str = ""
-    """The rule that was followed, by its name."""
+    """The name of the rule that matched."""
     sticky: str = ""
-    """What told who asks: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
+    """The sticky source used: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
     bucket: int | None = None
-    """What their hash gave; see ``gateway.routing.traffic_split``."""
+    """The user's hash; see ``gateway.routing.traffic_split``."""
 
 
 _RANDOM_CHOICE = RouteReason()
 
 
 class Route(Struct, frozen=True):
-    """Where a request goes, and under which of the model's settings."""
+    """The target of a request, and the model whose settings apply."""
 
     model: Model
     target: Target
     pinned: bool = False
-    """The client named the version, so neither rules nor the split were asked."""
+    """The client named the version, so neither the rules nor the split applied."""
     reason: RouteReason = _RANDOM_CHOICE
     original_model: str = ""
-    """The model that was asked for, where a rule led to another."""
+    """The model that the client requested, if a rule led to another."""
     split: str = ""
-    """The split that chose the version, by its name."""
+    """The name of the traffic split that chose the version."""
 
     @property
     def requested_model(self) -> str:
-        """The public model that was asked for, which is the one a key must be good for."""
+        """The public model that the client requested; the API key must allow this one."""
         return self.original_model or self.model.info.name
 
     @property
     def target_name(self) -> str:
-        """As it is told of: ``model@version``."""
+        """``model@version``, as in logs and metrics."""
         return f"{self.model.info.name}@{self.target.version}"
 
 
@@ -130,7 +129,7 @@ class RouteObserver(Protocol):
 
 
 class Router:
-    """The table that requests follow; also the catalog that dialects list it by."""
+    """The routing table; also the catalog of models for the protocols' listings."""
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class Router:
         rules: Sequence[RouteRule] = (),
         ready: bool = True,
     ) -> None:
-        """``rules`` name models and versions that are here."""
+        """``rules`` name only models and versions in ``models``."""
         owners = {alias: one.info.name for one in models.values() for alias in one.info.aliases}
         self._by_name = {
             name: replace(model, rules=tuple(_select_rules(name, rules, owners)))
@@ -152,7 +151,7 @@ class Router:
         self._fixed_routes = {
             name: Route(one, one.targets[only]) for name, one, only in self._list_fixed_models()
         }
-        """The routes that nothing has to be asked or drawn for."""
+        """The routes of models with one version and neither rules nor sticky sources."""
         self._draw = draw
         self.ready = ready
 
@@ -182,9 +181,9 @@ class Router:
     def list_fallbacks(
         self, route: Route, ask: AttributesLoader = RequestAttributes
     ) -> Iterator[Route]:
-        """Who answers in its stead, each target once. Nobody does for a version that was pinned.
+        """The fallbacks of a route, each target once. A pinned version has none.
 
-        Rules are for what was asked: none leads away from here.
+        Rules apply to the requested model only, not to fallbacks.
         """
         if route.pinned:
             return
@@ -205,9 +204,9 @@ class Router:
     def route_shadow(
         self, route: Route, shadow: ShadowRule, ask: AttributesLoader = RequestAttributes
     ) -> Route | None:
-        """Where a copy of a request goes, if this one is drawn for its model's shadow.
+        """The target of a request's shadow, if the request is drawn for one.
 
-        None is made of one that pinned its version, and none goes where its original does.
+        A request with a pinned version has none, and a shadow never goes to the same target.
         """
         if route.pinned or self._draw() >= shadow.share:
             return None
@@ -225,12 +224,12 @@ class Router:
         return None if found.target_name == route.target_name else found
 
     def find_protocol(self, name: str) -> str | None:
-        """What the clients of a model speak, where the configuration says so."""
+        """The protocol of a model's clients, if the configuration sets it."""
         model = self._by_name.get(name)
         return None if model is None else model.protocol
 
     def list_models(self) -> Sequence[ModelInfo]:
-        """Every public model, with its readiness now."""
+        """All public models, with their current readiness."""
         return [
             self._read_current_info(model)
             for model in self._models
@@ -243,14 +242,14 @@ class Router:
         return self._read_current_info(found)
 
     def _list_fixed_models(self) -> Iterator[tuple[str, Model, str]]:
-        """The models with one version and no exceptions, and that version."""
+        """Each model with one version and neither rules nor sticky sources, and that version."""
         for name, model in self._by_name.items():
             only = model.split.only_version
             if only is not None and not model.rules and not model.sticky:
                 yield name, model, only
 
     def _resolve_name(self, name: str, version: str | None) -> tuple[Model, str | None]:
-        """The model of a name, and the version that is pinned."""
+        """The model of a name, and the pinned version."""
         model = self._by_name.get(name)
         if model is None and version is None and "@" in name:
             plain, _, pinned = name.rpartition("@")
@@ -327,19 +326,19 @@ class Router:
 def _select_rules(
     name: str, rules: Sequence[RouteRule], owners: Mapping[str, str]
 ) -> Iterator[RouteRule]:
-    """The rules that a model's requests are tried by."""
+    """The rules that apply to a model's requests."""
     for rule in rules:
         if rule.model is None or owners.get(rule.model, rule.model) == name:
             yield rule
 
 
 def quote_name(name: str) -> str:
-    """A name as an error message may show it: quoted, and not at any length."""
+    """A name for an error message: quoted and shortened."""
     return repr(name if len(name) <= 200 else name[:200] + "…")  # noqa: PLR2004
 
 
 def _enable_passthrough(target: Target) -> Target:
-    """The same of a model that changes nothing of a request."""
+    """The target of a model that changes nothing of a request."""
     backend = target.backend
     return replace(
         target, passthrough_backend=backend if isinstance(backend, PassthroughBackend) else None
@@ -355,9 +354,9 @@ def compile_model(
     *,
     salt: str = "",
 ) -> Model:
-    """A model of these versions; ``weights`` names at least one with a weight above 0.
+    """A model with these versions; ``weights`` has at least one weight above 0.
 
-    ``salt`` is the split's name, or else the model's.
+    ``salt`` is the split's name; "" uses the model's name.
     """
     if on_loss != "reject" and not defaults.has_values and info.max_tokens is None:
         targets = {name: _enable_passthrough(target) for name, target in targets.items()}

@@ -1,7 +1,7 @@
-"""Exceptions from the splits: which requests go elsewhere, and where. Pure.
+"""Routing rules: which requests go to another model or version than the traffic split's. Pure.
 
-They are tried in their order before the split, and the first that holds is followed. A version that
-a client pinned is not theirs to change.
+Rules are tried in their order before the split, and the first that matches applies. They do not
+apply to a version that the client pinned.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from gateway.routing.traffic_split import bucket_to_fraction, compute_bucket
 
 
 class RouteConditions(Struct, frozen=True):
-    """What has to hold, all of it. What is not said holds for every request."""
+    """The conditions of a rule; all must match. A condition that is not set always matches."""
 
     protocol: str | None = None
     headers: Mapping[str, str] = {}
@@ -22,15 +22,15 @@ class RouteConditions(Struct, frozen=True):
     """Scalars of the body's top level."""
     key: str | None = None
     tag: str | None = None
-    """One that the key has."""
+    """A tag of the API key."""
     share: float = 1.0
-    """How many of those for whom the rest holds, from 0 to 1."""
+    """The share of the matching requests that the rule takes, from 0 to 1."""
 
     def find_mismatch(self, traits: RequestAttributes) -> str:
-        """What does not hold for a request, its share left aside; "" where all does.
+        """The first condition that a request does not meet, the share aside; "" if it meets all.
 
-        ``protocol``, ``key``, ``tag``, ``header:NAME`` or ``body:FIELD``: the first of them. The
-        body comes last.
+        One of ``protocol``, ``key``, ``tag``, ``header:NAME`` and ``body:FIELD``. The body is read
+        last.
         """
         if self.protocol not in (None, traits.protocol):
             return "protocol"
@@ -48,34 +48,34 @@ class RouteConditions(Struct, frozen=True):
 
 
 class RouteRule(Struct, frozen=True):
-    """One exception. ``to`` is a model's name, and None the one asked for."""
+    """One rule. ``to`` is a model's name; None keeps the requested model."""
 
     name: str
     model: str | None = None
-    """Whose requests it is for; None means every model's."""
+    """The model whose requests it applies to; None is every model."""
     conditions: RouteConditions = RouteConditions()
     to: str | None = None
     version: str | None = None
-    """None leaves it to the split of the model it goes to."""
+    """None leaves the version to the model's traffic split."""
 
 
 class RuleMatch(Struct, frozen=True):
-    """A rule that holds but for its share, and what that is taken by, if it has one."""
+    """A rule whose conditions match, and the request's position relative to its share."""
 
     rule: RouteRule
     sticky: str = ""
     bucket: int | None = None
     position: float = 0.0
-    """Where the request lies between 0 and 1; below the share it is of it."""
+    """Between 0 and 1; the rule applies if it is below the share."""
 
     @property
     def is_selected(self) -> bool:
-        """Whether the rule is followed."""
+        """Whether the rule applies."""
         return self.position < self.rule.conditions.share
 
 
 RuleObserver = Callable[[RouteRule, str, RuleMatch | None], None]
-"""Is told of each rule that was tried: what of it does not hold, or else its match."""
+"""Called for each rule that was tried, with the condition that is not met, or with its match."""
 
 
 def find_matching_rule(
@@ -85,10 +85,10 @@ def find_matching_rule(
     draw: Callable[[], float],
     tell: RuleObserver | None = None,
 ) -> RuleMatch | None:
-    """The first rule that holds.
+    """The first rule that applies.
 
-    A share is taken of those who ask, told apart by the first present of ``sticky``, so that the
-    same are taken each time; or else by luck.
+    A share is taken by the user's hash, from the first source of ``sticky`` that is present, so
+    that a user stays in it; without one it is drawn.
     """
     for rule in rules:
         unmet = rule.conditions.find_mismatch(traits)
@@ -103,7 +103,7 @@ def find_matching_rule(
 def _match_share(
     rule: RouteRule, traits: RequestAttributes, sticky: Sequence[str], draw: Callable[[], float]
 ) -> RuleMatch:
-    """Where a request lies in a rule's share: as an arm of no name, in a split of the rule's."""
+    """A request's position in a rule's share: hashed like a version "" of a split of that name."""
     if rule.conditions.share >= 1:
         return RuleMatch(rule)
     source, who = traits.find_first_source(sticky)
@@ -114,5 +114,5 @@ def _match_share(
 
 
 def _is_same_scalar(found: Scalar | None, wanted: Scalar) -> bool:
-    """Whether two values are one: 1 is 1.0, and is not true."""
+    """Whether two scalars are equal: 1 is 1.0, but not true."""
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)

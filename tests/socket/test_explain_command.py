@@ -65,7 +65,7 @@ def test_a_bad_file_is_complained_of(file: str) -> None:
         (["FILE", "--model", "chat", "--header", ": x"], "write NAME: VALUE"),
         (["FILE", "--model", "chat", "--listener", "x"], "known: 127.0.0.1:0"),
         (["FILE", "--model", "chat", "--draw", "1"], "range"),
-        (["FILE", "--id", "x"], "--id goes with the URL"),
+        (["FILE", "--id", "x"], "--id needs the URL"),
         (["http://127.0.0.1:1", "--model", "chat"], "give --id, or --path and --body"),
         (["http://127.0.0.1:1", "--id", "x"], "can't be read"),
         (["http://127.0.0.1:x", "--id", "x"], "can't be read"),

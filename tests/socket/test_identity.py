@@ -117,7 +117,7 @@ async def test_keys_are_served_while_the_issuer_is_away_and_tokens_when_it_is_ba
         keys = [{"name": "app", "sha256": hashlib.sha256(b"sk-app").hexdigest()}]
         gateway = await serve(written(identity=identity(one.url), keys=keys))
         assert (await asked(gateway, one.token())).status_code == 401
-        assert f"the keys of {one.url} can't be had: " in caplog.text
+        assert f"the keys of {one.url} can't be fetched: " in caplog.text
         assert "openid-configuration answers 404" in caplog.text
         assert (await asked(gateway, "sk-app")).status_code == 200
         one.pages = pages
@@ -142,11 +142,11 @@ async def fetched(told: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("path", "answer", "why"),
     [
-        ("/keys", page(b"{" * 100_000), "it gives no set of keys"),
+        ("/keys", page(b"{" * 100_000), "the response is not a JWK set"),
         ("/keys", page(b" " * 300_000), "gives more than 262144 bytes"),
         ("/keys", b"HTTP/1.1 302 Found\r\nlocation: /other\r\ncontent-length: 0\r\n\r\n", "302"),
-        ("/keys", b"nonsense\r\n\r\n", "can't be had"),
-        ("/.well-known/openid-configuration", page(b"<html>"), "tells nothing of keys"),
+        ("/keys", b"nonsense\r\n\r\n", "can't be fetched"),
+        ("/.well-known/openid-configuration", page(b"<html>"), "is not a discovery document"),
         (
             "/.well-known/openid-configuration",
             page({"issuer": "https://evil", "jwks_uri": "https://evil/keys"}),

@@ -322,9 +322,9 @@ async def test_after_a_failure_it_is_left_alone_for_a_while(
     await store.aclose()
     said = [one.getMessage() for one in caplog.records if one.name == "interlingua"]
     assert [one.partition(":")[0] for one in said] == [
-        "limits are not shared, since the Redis can't be asked",
-        "limits are shared again",
-        "limits are not shared, since the Redis can't be asked",
+        "rate limits are not shared, since Redis failed",
+        "rate limits are shared again",
+        "rate limits are not shared, since Redis failed",
     ]
     assert said[2].endswith("it did not answer within 250 ms")
     assert "canary" not in f"{said} {store!r} {vars(store)!r}"
@@ -351,7 +351,7 @@ async def test_the_rest_differs_from_process_to_process() -> None:
             RedisLimitSettings("unix:///nowhere/socket"),
             "a",
             clock=clock,
-            draw=lambda: draw,  # noqa: B023
+            draw=itertools.repeat(draw).__next__,
         )
         await fails(store)
         clock.now = rest - 0.01

@@ -159,32 +159,32 @@ DEEP = part(b'{"alg":' + b"[" * 3000)
     ("token", "why"),
     [
         (signed(exp=NOW - 30), "the token has expired"),
-        (signed(exp=None), "the token does not say its exp"),
-        (signed(exp="soon"), "the token has no good times"),
-        (signed(exp=True), "the token has no good times"),
-        (signed(exp=float("nan")), "the token has no good times"),
-        (signed(nbf=NOW + 31), "the token is not good yet"),
-        (signed(aud="other"), "the token is for somebody else"),
-        (signed(aud=None), "the token does not say its aud"),
-        (signed(iss="https://evil.example.com"), "the token is another issuer's"),
-        (signed(iss=None), "the token does not say its iss"),
-        (signed(sub=None), "the token does not say whose it is"),
-        (signed(sub="a\nb"), "the token does not say whose it is"),
-        (signed(sub="a" * 201), "the token does not say whose it is"),
-        (signed(kid="unknown"), "nobody knows the key that has signed the token"),
-        (signed(kid=None), "nobody knows the key that has signed the token"),
-        (signed(CURVE, "ES256", "r"), "nobody knows the key that has signed the token"),
-        (signed(rsa.generate_private_key(65537, 2048)), "the token's signature is not good"),
-        (signed(SHORT, kid="short"), "the token's signature is not good"),
-        (signed(algorithm="RS512"), "the token is signed in a way that is not taken"),
-        (NONE, "the token is signed in a way that is not taken"),
-        (CONFUSED, "the token is signed in a way that is not taken"),
-        (broken(0, "eyJh"), "the token can't be read"),
-        (broken(0, DEEP), "the token can't be read"),
-        (broken(0, part(b'{"alg":"RS256","kid":5}')), "the token can't be read"),
-        (broken(0, part(b'{"alg":["RS256"]}')), "the token is signed in a way that is not taken"),
-        (broken(1, part(b"[]")), "the token's signature is not good"),
-        (broken(2, ""), "the token's signature is not good"),
+        (signed(exp=None), "the token has no exp claim"),
+        (signed(exp="soon"), "the token has an invalid exp or nbf claim"),
+        (signed(exp=True), "the token has an invalid exp or nbf claim"),
+        (signed(exp=float("nan")), "the token has an invalid exp or nbf claim"),
+        (signed(nbf=NOW + 31), "the token is not valid yet"),
+        (signed(aud="other"), "the token has another audience"),
+        (signed(aud=None), "the token has no aud claim"),
+        (signed(iss="https://evil.example.com"), "the token has another issuer"),
+        (signed(iss=None), "the token has no iss claim"),
+        (signed(sub=None), "the token has no valid name claim"),
+        (signed(sub="a\nb"), "the token has no valid name claim"),
+        (signed(sub="a" * 201), "the token has no valid name claim"),
+        (signed(kid="unknown"), "the token's signing key is unknown"),
+        (signed(kid=None), "the token's signing key is unknown"),
+        (signed(CURVE, "ES256", "r"), "the token's signing key is unknown"),
+        (signed(rsa.generate_private_key(65537, 2048)), "the token's signature is invalid"),
+        (signed(SHORT, kid="short"), "the token's signature is invalid"),
+        (signed(algorithm="RS512"), "the token's signing algorithm is not allowed"),
+        (NONE, "the token's signing algorithm is not allowed"),
+        (CONFUSED, "the token's signing algorithm is not allowed"),
+        (broken(0, "eyJh"), "the token is malformed"),
+        (broken(0, DEEP), "the token is malformed"),
+        (broken(0, part(b'{"alg":"RS256","kid":5}')), "the token is malformed"),
+        (broken(0, part(b'{"alg":["RS256"]}')), "the token's signing algorithm is not allowed"),
+        (broken(1, part(b"[]")), "the token's signature is invalid"),
+        (broken(2, ""), "the token's signature is invalid"),
     ],
 )
 async def test_a_token_that_is_no_good(token: str, why: str) -> None:
@@ -234,7 +234,7 @@ async def test_a_token_of_a_key_that_was_taken_back_is_no_good_any_more() -> Non
     stage.answer = jwks(public(CURVE, ECAlgorithm, kid="e"))
     stage.time = 40.0
     assert await stage.refused(signed(kid="new")) != ""
-    assert await stage.refused(token) == "nobody knows the key that has signed the token"
+    assert await stage.refused(token) == "the token's signing key is unknown"
 
 
 # --- when the issuer is asked ---------------------------------------------------------------------
@@ -298,7 +298,7 @@ async def test_while_the_issuer_is_gone_its_keys_are_good_for_so_long(
     await stage.issuer.wait_refresh()
     assert await stage.holder(signed(sub="eve", exp=NOW + 10_000))
     assert stage.asked == 2
-    assert "the keys of https://login.example.com can't be had: " in caplog.text
+    assert "the keys of https://login.example.com can't be fetched: " in caplog.text
     stage.time = 3600.0
     assert await stage.refused(signed(sub="bob", exp=NOW + 10_000))
     assert "its keys are too old" in caplog.text
@@ -334,9 +334,9 @@ async def test_when_it_is_let_go_whoever_waits_is_refused() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"", "it gives no set of keys"),
-        (b"\xff", "it gives no set of keys"),
-        (b'{"keys": [1]}', "it gives no set of keys"),
+        (b"", "the response is not a JWK set"),
+        (b"\xff", "the response is not a JWK set"),
+        (b'{"keys": [1]}', "the response is not a JWK set"),
         (jwks(), "it has no key for RS256"),
         (jwks({"kty": "oct", "k": "c2VjcmV0", "kid": "r"}), "it has no key for RS256"),
         (jwks({"kty": "oct", "k": "c2VjcmV0", "alg": "RS256"}), "it has no key for RS256"),

@@ -351,7 +351,7 @@ def test_nothing_is_admitted() -> None:
     world.fail()
     error = one.refused()
     assert isinstance(error, Overloaded)
-    assert error.message == "the limits can't be checked now"
+    assert error.message == "rate limits can't be checked now, since their shared store is down"
     world.bank.broken = False
     one.tick()
     one.ask()
