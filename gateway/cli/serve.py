@@ -266,7 +266,7 @@ def run_gateway(
     raise_fd_limit()
     told = first.config.observe.access_log
     with (
-        open_access_log(told.buffer, exchanges=told.format != "off") as lines,
+        open_access_log(told.buffer, log_requests=told.format != "off") as lines,
         asyncio.Runner(loop_factory=get_loop_factory()) as runner,
     ):
         life = ServerProcess(first, source, watched, lines, warmed, handover)

@@ -132,7 +132,7 @@ async def serve_process(end: socket.socket) -> int:
         line.send(ProcessFailed(str(error)))
         return 1
     told = loaded.config.observe.access_log
-    with open_access_log(told.buffer, exchanges=told.format != "off") as lines:
+    with open_access_log(told.buffer, log_requests=told.format != "off") as lines:
         return await _run_gateway(loaded, among, lines, draining=begin.draining)
 
 

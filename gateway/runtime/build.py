@@ -330,7 +330,7 @@ def build_jwt_verifier(
     """What verifies tokens, if somebody signs them."""
     if config.identity is None or issuer is None:
         return None
-    from gateway.auth.jwt import JwtPolicy, JwtVerifier
+    from gateway.auth.jwt import JwtPolicy, JwtVerifier  # noqa: PLC0415 - as above
 
     aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
     return JwtVerifier(JwtPolicy(config.identity, aliases), issuer, now)

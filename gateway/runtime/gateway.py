@@ -127,7 +127,10 @@ class SharedRateLimits:
         """
         if state is None:
             return outside, None
-        from gateway.ratelimit.redis_limiter import RedisLeaseStore, RedisLimitSettings
+        from gateway.ratelimit.redis_limiter import (  # noqa: PLC0415 - redis may not be installed
+            RedisLeaseStore,
+            RedisLimitSettings,
+        )
 
         ca = state.tls.ca if state.tls else None
         shared = RedisLimitSettings(
