@@ -141,7 +141,7 @@ async def _run_gateway(
 ) -> int:
     loop, stopping = asyncio.get_running_loop(), ShutdownSignal()
     origin = ConfigSource(loaded, lambda: loaded)
-    app = Gateway(loaded.config, build_services(lines), origin=origin, among=among)
+    app = Gateway(loaded.config, build_services(lines), origin=origin, process_group=among)
     app.set_draining(on=draining)
     try:
         urls = await app.start()
