@@ -49,7 +49,7 @@ class _ReloadAborted(Exception):
 
 
 class SupervisorLink:
-    """The other processes, as the supervisor tells of them: see ``gateway.runtime.gateway.ProcessGroup``."""
+    """The other processes: a ``gateway.runtime.gateway.ProcessGroup`` over the supervisor."""
 
     def __init__(self, line: IpcChannel, begin: StartCommand) -> None:
         self.channel = line
