@@ -348,7 +348,7 @@ def build_response_schemas(style: ResponseStyle) -> dict[str, Schema]:
     }
     text: dict[str, Schema] = {
         **_CHOICE_PROPERTIES,
-        "logprobs": nullable(ref("TextLogprobs")),
+        "logprobs": nullable(ref("CompletionLogprobs")),
         "finish_reason": enum_of(*reasons),
         "text": STRING,
     }
@@ -391,8 +391,8 @@ _MESSAGE_PROPERTIES: Mapping[str, Schema] = {
     "content": nullable(STRING),
     "refusal": nullable(STRING),
     "reasoning_content": STRING,
-    "tool_calls": array_of(ref("CallPiece")),
-    "function_call": ref("Function"),
+    "tool_calls": array_of(ref("ToolCallItem")),
+    "function_call": ref("FunctionCallItem"),
 }
 _REQUIRED_KEYS = frozenset({"index", "finish_reason", "message", "delta", "text"})
 
@@ -479,6 +479,6 @@ def build_operations(reading: RequestRules, refusals: Schema, error: Schema) -> 
         "embedding": {
             "summary": "Give the vector of each input.",
             "requestBody": build_request_body(build_embedding_request(reading)),
-            "responses": {"200": build_response(ref("VectorList")), **refusals},
+            "responses": {"200": build_response(ref("EmbeddingList")), **refusals},
         },
     }

@@ -63,13 +63,13 @@ _TASK_PROPERTIES: Mapping[RequestTask, Mapping[str, Schema]] = {
 _RESPONSE_NAMES: Mapping[RequestTask, str] = {
     "chat": "ChatAnswer",
     "completion": "TextAnswer",
-    "embedding": "VectorList",
+    "embedding": "EmbeddingList",
 }
 
 
 def describe_api() -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
-    refused = build_error_responses(errors.ERROR_STATUSES, ref("Body"))
+    refused = build_error_responses(errors.ERROR_STATUSES, ref("ErrorBody"))
     failed = ref("StreamFailed")
     operations = openapi.build_operations(REQUEST_RULES, refused, failed)
     bodies: dict[RequestTask, Schema] = {
@@ -109,9 +109,9 @@ def describe_api() -> OpenApiFragment:
 
 
 _LISTING_OPERATIONS: Mapping[str, tuple[str, Schema]] = {
-    "endpoints": ("List the endpoints.", ref("Endpoints")),
+    "endpoints": ("List the endpoints.", ref("ServingEndpointList")),
     "endpoint": ("Tell of one endpoint.", ref("ServingEndpoint")),
-    "models": ("List the endpoints as models.", ref("Models")),
+    "models": ("List the endpoints as models.", ref("DatabricksModelList")),
     "config": ("Tell of the host; every field is optional, and a gateway has none.", object_of({})),
 }
 

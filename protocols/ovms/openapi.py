@@ -222,7 +222,7 @@ def _build_response_schemas(form: ResponseVariant) -> Iterator[tuple[str, Schema
     """The whole answer of this form, and its chunk."""
     kind = "Chat" if form.is_chat else "Text"
     reason = {"const": "stop"} if form.early else enum_of("stop", "length", "tool_calls", "unknown")
-    used: dict[str, Schema] = {} if form.early else {"usage": ref("Usage")}
+    used: dict[str, Schema] = {} if form.early else {"usage": ref("UsageBody")}
     choice: dict[str, Schema] = {"finish_reason": reason, "index": INTEGER}
     choice["logprobs"] = NULL if form.early else nullable(_LOGPROBS_SCHEMAS[form.is_chat])
     said = {"message": _build_message_schema(form)} if form.is_chat else {"text": STRING}
@@ -235,7 +235,7 @@ def _build_response_schemas(form: ResponseVariant) -> Iterator[tuple[str, Schema
 
     piece = {**choice, "finish_reason": nullable(reason), "logprobs": NULL}
     said = {"delta": _build_delta_schema(form)} if form.is_chat else {"text": STRING}
-    used = {} if form.early else {"usage": nullable(ref("Usage"))}
+    used = {} if form.early else {"usage": nullable(ref("UsageBody"))}
     needed = ("index", "finish_reason", *(said if form.is_chat else ()))
     yield (
         f"{kind}Chunk",
@@ -331,7 +331,7 @@ _MODEL_CARD_SCHEMA: Final[Schema] = object_of(
 
 def describe_api(variants: Collection[str], *, early: bool) -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``; ``variants`` are those that are mounted."""
-    refused = build_error_responses(errors.ERROR_STATUSES, ref("Body"))
+    refused = build_error_responses(errors.ERROR_STATUSES, ref("ErrorBody"))
     broken = refused["400"]
     told = {
         **refused,

@@ -44,7 +44,7 @@ def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
         **refused["400"],
         "content": {**refused["400"]["content"], SSE_CONTENT_TYPE: _build_event_schema(error)},
     }
-    generated = ref("Generated")
+    generated = ref("GenerateResponse")
     return OpenApiFragment(
         {
             **_describe_info_endpoints(status),
@@ -262,7 +262,7 @@ _INFO_OPERATIONS: Mapping[str, tuple[str, Schema | None]] = {
     "server": ("Tell of the server.", _SERVER_METADATA_SCHEMA),
     "live": ("Whether the server lives.", None),
     "ready": ("Whether the server can answer.", None),
-    "model": ("Tell what a model takes and gives.", ref("Metadata")),
+    "model": ("Tell what a model takes and gives.", ref("ModelMetadata")),
     "model_ready": ("Whether a model can answer.", None),
     "config": ("Tell how a model is set up.", _MODEL_CONFIG_SCHEMA),
 }
