@@ -1,4 +1,4 @@
-"""The admin listener: its paths, and what stands before them."""
+"""The admin listener: paths, authentication, workers, web UI and playground."""
 
 import asyncio
 import hashlib
@@ -27,25 +27,25 @@ from protocols.core.errors import MalformedRequest, RequestTooLarge
 from protocols.core.interfaces import Headers
 from protocols.json_body import read_object
 
-# What the admin listener answers, refuses, and reads.
+# Requests, responses and errors of the admin listener.
 
 log = logging.getLogger("interlingua")
 
 AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""What answers; aiohttp gives it to those that stand before it by the name ``handler``."""
+"""A request handler; aiohttp passes it to middlewares as ``handler``."""
 BodyT = TypeVar("BodyT")
 
 MAX_BODY_SIZE: Final = 64 << 10
-"""Bytes of a body, at most."""
+"""Maximum bytes of a body."""
 _BODY_TIMEOUT: Final = 10.0
-"""How many seconds a body may take."""
+"""Seconds to receive a body."""
 _ERROR_FIELD = re.compile(r"`\$\.(\w+)`|field `([^`]*)`")
 RESPONSE_HEADERS: Final = {
     hdrs.SERVER: "interlingua",
     hdrs.CACHE_CONTROL: "no-store",
     "X-Content-Type-Options": "nosniff",
 }
-"""Those of every answer."""
+"""Headers of every response."""
 _STATUS_MESSAGES: Final[Mapping[int, str]] = {
     404: "there is no such path",
     405: "this path does not take that method",
@@ -54,7 +54,7 @@ _STATUS_MESSAGES: Final[Mapping[int, str]] = {
 
 
 class AdminError(Exception):
-    """What is answered in place of what was asked for."""
+    """An error response."""
 
     def __init__(
         self, status: HTTPStatus, message: str, field: str | None = None, **headers: str
@@ -66,7 +66,7 @@ class AdminError(Exception):
 
 @web.middleware
 async def error_middleware(request: web.Request, handler: AiohttpHandler) -> web.StreamResponse:
-    """Every answer's headers, and what went wrong in the one form that this listener has."""
+    """Add the common headers, and turn exceptions into JSON errors."""
     try:
         answer = await handler(request)
     except AdminError as refused:
@@ -84,7 +84,7 @@ async def error_middleware(request: web.Request, handler: AiohttpHandler) -> web
 
 
 async def read_json_body(request: web.Request, kind: type[BodyT]) -> BodyT:
-    """The body. A form that a page elsewhere may send unasked is refused by its type."""
+    """Decode a JSON body. The content type check rejects cross-site HTML forms."""
     encoded = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity"
     if request.content_type != "application/json" or encoded:
         raise AdminError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it as application/json")
@@ -94,7 +94,7 @@ async def read_json_body(request: web.Request, kind: type[BodyT]) -> BodyT:
     except TimeoutError:
         raise AdminError(HTTPStatus.REQUEST_TIMEOUT, "the body took too long") from None
     try:
-        read_object(body)  # tells better what is wrong with it
+        read_object(body)  # for better error messages
         return msgspec.json.decode(body, type=kind)
     except MalformedRequest as error:
         raise AdminError(HTTPStatus.BAD_REQUEST, error.message) from None
@@ -107,7 +107,7 @@ async def read_json_body(request: web.Request, kind: type[BodyT]) -> BodyT:
 
 
 def json_response(status: int, told: object) -> web.Response:
-    """An answer, as JSON."""
+    """Build a JSON response."""
     return web.Response(
         status=status, body=msgspec.json.encode(told), content_type="application/json"
     )
@@ -121,82 +121,82 @@ def _error_response(
     return made
 
 
-# What stands behind the admin listener, as far as it sees.
+# The services behind the admin listener.
 
 HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
-"""What answers a listener's requests."""
+"""Handles the requests of a listener."""
 
 
 @runtime_checkable
 class WorkerSet(Protocol):
-    """The workers of one backend, which may change while it runs."""
+    """The workers of a backend, which can be changed at runtime."""
 
     def report_workers(self) -> Any:
-        """What is known of each worker now, as JSON can say it: never a key."""
+        """A JSON-serializable report of each worker, without keys."""
 
     def add_worker(self, worker: WorkerConfig) -> bool:
-        """Add a worker, or put it in the place of the one with its URL; whether it is a new one.
+        """Add a worker or replace the one with its URL; returns whether it is new.
 
-        Raises ValueError with why it can't be.
+        Raises ValueError if it cannot be added.
         """
 
     def remove_worker(self, url: str) -> bool:
-        """Remove a worker; whether there was one. Raises ValueError with why it can't be."""
+        """Remove a worker; returns whether it existed. Raises ValueError if it cannot be."""
 
 
 class ReloadReport(Protocol):
-    """How a reload ended."""
+    """The result of a reload."""
 
     @property
     def hash(self) -> str:
-        """That of the configuration which is served now."""
+        """The hash of the configuration in effect."""
 
     @property
     def filename(self) -> str:
-        """What was read."""
+        """The configuration file."""
 
     @property
     def issues(self) -> Sequence[Any]:
-        """What is wrong with it, each with its line and column; nothing where it is served."""
+        """Errors with line and column; empty if the reload succeeded."""
 
 
 class SupportsExplain(Protocol):
-    """Who can tell what becomes of requests."""
+    """Explains requests."""
 
     def find_explanation(self, id: str, /) -> Any | None:  # noqa: A002 - what it is called everywhere
-        """What is known of one that asked for it."""
+        """The explanation of a request that asked for one."""
 
     async def explain_request(self, question: ExplainRequest) -> Any:
-        """What would become of one. Raises LookupError with what is wrong with the question."""
+        """Explain a request by a dry run. Raises LookupError for an invalid question."""
 
 
 class StatusService(Protocol):
-    """Who knows how the gateway is."""
+    """Reports and changes the state of the gateway."""
 
     async def get_config(self) -> Any:
-        """What is served, as JSON can say it: never a secret."""
+        """The configuration as JSON, with masked secrets."""
 
     def get_status(self) -> Any:
-        """How everything is."""
+        """The status."""
 
     def list_requests(self) -> Sequence[Any]:
-        """The exchanges that run, the oldest first."""
+        """The running requests, the oldest first."""
 
     def cancel_request(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
-        """End those of this id; how many there were."""
+        """Cancel the requests with this id; returns their number."""
 
     def set_draining(self, *, on: bool) -> None:
-        """Say that no more requests should come, or that they may again."""
+        """Start or stop draining."""
 
     def get_listener_handler(self, number: int) -> HandleRequest | None:
-        """What serves the listener of this place in the configuration."""
+        """The request handler of the listener with this index, or None."""
 
 
 class AdminServices(Struct, frozen=True, kw_only=True):
-    """What an admin listener tells of, and what it may change; what is None has no paths.
+    """The services of an admin listener; a service that is None has no paths.
 
-    ``obstacle`` tells why no request can be answered now, None where some can; ``metrics`` gives
-    what Prometheus reads.
+    ``get_unready_reason`` returns why the gateway is not ready, or None if it is.
+    ``render_metrics`` returns the page for Prometheus.
     """
 
     get_unready_reason: Callable[[], str | None]
@@ -208,15 +208,15 @@ class AdminServices(Struct, frozen=True, kw_only=True):
 
 
 class HasReadiness(Protocol):
-    """A backend, as far as readiness goes."""
+    """A backend that reports its readiness."""
 
     @property
     def ready(self) -> bool:
-        """Whether it could answer now, as far as is known."""
+        """Whether the backend can answer requests."""
 
 
 def get_unready_reason(catalog: Catalog, backends: Iterable[HasReadiness]) -> str | None:
-    """Why no request can be answered now; None where some can."""
+    """Why the gateway is not ready; None if it is."""
     if not catalog.ready:
         return "the gateway drains"
     if not any(backend.ready for backend in backends):
@@ -224,11 +224,11 @@ def get_unready_reason(catalog: Catalog, backends: Iterable[HasReadiness]) -> st
     return None
 
 
-# Workers that are listed, added and removed by hand.
+# Listing, adding and removing workers.
 
 
 class _AddWorkerRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A body of POST; the bounds are those of the configuration."""
+    """The body of POST /-/workers; bounds are those of the configuration."""
 
     backend: str
     url: str
@@ -237,13 +237,13 @@ class _AddWorkerRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerApi:
-    """Those of ``pools``, each by its backend's name."""
+    """The paths for workers; ``worker_sets`` are by backend name."""
 
-    def __init__(self, pools: Mapping[str, WorkerSet]) -> None:
-        self._worker_sets = pools
+    def __init__(self, worker_sets: Mapping[str, WorkerSet]) -> None:
+        self._worker_sets = worker_sets
 
     def add_routes(self, paths: web.UrlDispatcher) -> None:
-        """Give them their paths."""
+        """Add the paths."""
         paths.add_get("/-/workers", self._list_workers)
         paths.add_post("/-/workers", self._add_worker)
         paths.add_delete("/-/workers", self._remove_worker)
@@ -297,7 +297,7 @@ class WorkerApi:
         return self._worker_sets[name]
 
 
-# The page's files: they are the same for everybody, and hold nothing of this gateway.
+# The files of the web UI, which contain no data of the gateway.
 
 _UI_PATH: Final = "/-/ui/"
 _UI_FILES: Final = resources.files("gateway.admin") / "static"
@@ -311,17 +311,17 @@ _CONTENT_SECURITY_POLICY: Final = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Nothing comes from elsewhere, nothing stands in the page itself, and no text becomes markup."""
+"""No external resources, no inline scripts, and no text is parsed as HTML."""
 
 
 async def redirect_to_ui(request: web.Request) -> web.Response:
-    """Lead to the page."""
+    """Redirect to the web UI."""
     del request
     return web.Response(status=HTTPStatus.FOUND, headers={hdrs.LOCATION: _UI_PATH})
 
 
 async def serve_ui_file(request: web.Request) -> web.Response:
-    """Give one of its files."""
+    """Serve a file of the web UI."""
     name = request.match_info["file"] or "index.html"
     found = {one.name: one for one in _UI_FILES.iterdir()}.get(name)
     kind = _CONTENT_TYPES.get(name.rpartition(".")[2])
@@ -337,10 +337,10 @@ async def serve_ui_file(request: web.Request) -> web.Response:
 
 # A listener's own answer, by way of the admin listener: the page need ask nowhere else.
 #
-# The admin's key stays here. A key of the gateway's is given as ``x-api-key``.
+# The playground. The admin key is not forwarded; clients' keys are sent as ``x-api-key``.
 
 _ADMIN_HEADERS: Final = frozenset({"authorization", "cookie", "host", "origin", "referer"})
-"""What is said to the admin listener, and not to the one that is asked."""
+"""Request headers that are not forwarded to the listener."""
 _HOP_BY_HOP_HEADERS: Final = frozenset({"connection", "content-length", "transfer-encoding"})
 
 
@@ -416,7 +416,7 @@ class _PlaygroundResponseWriter:
         await self._response.write(data)
 
     async def close(self) -> web.StreamResponse:
-        """Send what is left. The connection is cut where the answer was not finished."""
+        """Send the rest; abort the connection if the response is not finished."""
         await self.drain()
         if self._finished:
             await self._response.write_eof()
@@ -426,7 +426,7 @@ class _PlaygroundResponseWriter:
 
 
 async def serve_playground(overview: StatusService, request: web.Request) -> web.StreamResponse:
-    """Answer as that listener would."""
+    """Forward the request to a listener's handler."""
     serve = overview.get_listener_handler(int(request.match_info["listener"]))
     if serve is None:
         raise AdminError(HTTPStatus.NOT_FOUND, "there is no such listener", "listener")
@@ -441,11 +441,10 @@ _SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 
 
 class AdminServer:
-    """The admin listener at ``address`` (``host:port``), for what is ``behind`` it.
+    """The admin listener at ``address`` (``host:port``).
 
-    ``sha256`` is that of the key, which a listener beyond this machine must have: ValueError
-    otherwise. On this machine the host that is asked for must be this machine, too, or any page in
-    a browser here could ask by a name that leads here.
+    ``sha256`` is the hash of its key; without a key, ValueError if the address is not loopback. On
+    loopback, the Host header must be loopback too: this prevents DNS rebinding.
     """
 
     def __init__(self, address: str, behind: AdminServices, *, sha256: str | None = None) -> None:
@@ -470,7 +469,7 @@ class AdminServer:
         )
 
     def build_application(self) -> web.Application:
-        """Its paths, and what stands before them."""
+        """Build the paths and middlewares."""
         made = web.Application(
             middlewares=[error_middleware, self._authorize], client_max_size=MAX_BODY_SIZE
         )
@@ -489,14 +488,14 @@ class AdminServer:
         return made
 
     def set_key(self, sha256: str | None) -> None:
-        """Ask for another key from now on."""
+        """Replace the key."""
         self._key_sha256 = sha256.lower() if sha256 is not None else None
 
     async def listen(self, path: str = "", given: Sequence[socket.socket] = ()) -> str:
-        """Bind; gives the URL, with the port that the system chooses for 0.
+        """Bind; returns the URL, with the port that the system chooses for 0.
 
-        With a ``path`` it is a Unix socket there, of which no URL tells. Sockets that are ``given``
-        listen already, and nothing is bound.
+        With a ``path``, bind a Unix socket and return "". If sockets are ``given``, they are used
+        and nothing is bound.
         """
         await self._runner.setup()
         if path:
@@ -510,16 +509,16 @@ class AdminServer:
 
     @property
     def socket_fds(self) -> Sequence[int]:
-        """The descriptors of its listening sockets."""
+        """File descriptors of the listening sockets."""
         return () if self._sockets is None else self._sockets.fds
 
     def stop_accepting(self) -> None:
-        """Take no more connections. Those that are there go on."""
+        """Accept no more connections; open connections stay."""
         if self._sockets is not None:
             self._sockets.stop_accepting()
 
     async def close(self) -> None:
-        """Take no more requests, and let go of those that run."""
+        """Close the listener and its connections."""
         if self._sockets is not None:
             await self._sockets.wait_closed()
         await self._runner.cleanup()
@@ -534,7 +533,7 @@ class AdminServer:
             self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
         origin = request.headers.get(hdrs.ORIGIN, "")
         if origin and request.method not in _SAFE_METHODS and origin.partition("://")[2] != asked:
-            # A page elsewhere may send it without a body: its browser says where it is from.
+            # Another site may send it without a body, but its browser sends the origin.
             raise AdminError(HTTPStatus.FORBIDDEN, "a page that is from elsewhere can't ask for it")
         return await handler(request)
 
@@ -565,7 +564,7 @@ class AdminServer:
 
 
 def _add_status_routes(paths: web.UrlDispatcher, overview: StatusService) -> None:
-    """The paths that tell how the gateway is, and the page that shows it."""
+    """Add the paths of the status service and the web UI."""
     paths.add_get("/", redirect_to_ui)
     paths.add_get("/-/ui", redirect_to_ui)
     paths.add_get("/-/ui/{file:.*}", serve_ui_file)

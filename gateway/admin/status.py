@@ -1,4 +1,4 @@
-"""How the gateway is: what it serves, what runs in it, and what both come to."""
+"""The status of the gateway: models, versions, workers, statistics and running requests."""
 
 import asyncio
 import platform
@@ -22,11 +22,11 @@ from gateway.pipeline.responder import Responder
 from gateway.routing.router import Router
 from protocols.core.interfaces import Clock
 
-# How the gateway is, as JSON; and how several processes are, as one. Pure.
+# The status as JSON, and the merged status of several processes. Pure.
 
 
 class ListenerProtocolStatus(Struct, frozen=True):
-    """A dialect on a listener."""
+    """A protocol on a listener."""
 
     name: str
     profile: str = ""
@@ -34,14 +34,14 @@ class ListenerProtocolStatus(Struct, frozen=True):
 
 
 class ListenerStatus(Struct, frozen=True):
-    """Where clients may ask."""
+    """A listener."""
 
     url: str
     protocols: Sequence[ListenerProtocolStatus]
 
 
 class VersionStatus(Struct, frozen=True):
-    """A target of a model; ``share`` is its part of the split in percent."""
+    """A version of a model; ``share`` is its percentage of the traffic split."""
 
     name: str
     backend: str
@@ -60,11 +60,11 @@ class ModelStatus(Struct, frozen=True):
 
 
 class VersionStats(Struct, kw_only=True):
-    """What a version's exchanges came to, those of all who sent there.
+    """Statistics of a version, over all splits.
 
-    ``requests`` to ``completion_tokens`` are since the start; the rest is of the last
-    ``Status.recent`` seconds. ``first_token_*`` are of streams, in seconds; the counts are by the
-    edges of ``interlingua_time_to_first_token_seconds``, the last for what is above.
+    ``requests`` to ``completion_tokens`` are since the start; the rest is over the last
+    ``GatewayStatus.recent_seconds``. ``first_token_*`` are seconds, of streams; the counts are by
+    the buckets of ``interlingua_time_to_first_token_seconds``, the last one for larger values.
     """
 
     model: str
@@ -80,40 +80,40 @@ class VersionStats(Struct, kw_only=True):
     first_token_counts: Sequence[int]
 
     def compute_quantiles(self) -> "VersionStats":
-        """With the times that the counts come to."""
+        """Set the quantiles from the counts; returns the same object."""
         self.first_token_p50 = bucket_quantile(FIRST_TOKEN_BUCKETS, self.first_token_counts, 0.5)
         self.first_token_p95 = bucket_quantile(FIRST_TOKEN_BUCKETS, self.first_token_counts, 0.95)
         return self
 
 
 class GatewayStatus(Struct, frozen=True, kw_only=True):
-    """How everything is. ``workers`` are those of each backend that has some."""
+    """The status of the gateway. ``workers`` are the reports of each pool's workers."""
 
     version: str
     python: str
     config_hash: str
     uptime: float
-    """Seconds; of several processes, of the one that runs longest."""
+    """Seconds; over several processes, the longest."""
     processes: int = 1
     draining: bool
     running: int
-    """Exchanges, now."""
+    """Running requests."""
     recent_seconds: float
     listeners: Sequence[ListenerStatus]
     models: Sequence[ModelStatus]
     stats: Sequence[VersionStats]
     backends: Mapping[str, bool]
-    """Whether each could answer now, as far as is known."""
+    """Whether each backend is ready."""
     workers: Mapping[str, Any]
 
 
 def add_counts(one: Sequence[int], other: Sequence[int]) -> Sequence[int]:
-    """Both counts together."""
+    """The sums of two lists of counts."""
     return [a + b for a, b in zip(one, other, strict=True)]
 
 
 def merge_statuses(told: Sequence[GatewayStatus], workers: Mapping[str, Any]) -> GatewayStatus:
-    """What several processes tell, at least one, as one tells it. ``workers`` are theirs."""
+    """Merge the statuses of one or more processes. ``workers`` are the merged reports."""
     first = told[0]
     return replace(
         first,
@@ -151,19 +151,19 @@ def _add_stats(one: VersionStats, other: VersionStats) -> VersionStats:
     ).compute_quantiles()
 
 
-# Figures of the last minute, from counts that only grow. Nothing is done unless somebody looks.
+# Statistics of the last minute, computed from cumulative counts when the status is read.
 
 _WINDOW_SECONDS: Final = 60.0
-"""Seconds that are looked back over, if somebody looked then."""
+"""Seconds that recent statistics cover, if the status was read then."""
 _SAMPLE_INTERVAL: Final = 5.0
-"""Seconds between two looks of which both are kept."""
+"""Minimum seconds between two kept samples."""
 
 TargetKey = tuple[str, str]
 """Model and version."""
 
 
 class _VersionCounts(Struct):
-    """What one version's arms came to."""
+    """Cumulative counts of a version."""
 
     requests: int = 0
     errors: int = 0
@@ -173,17 +173,17 @@ class _VersionCounts(Struct):
 
 
 class RecentStats:
-    """Over the figures that ``arms`` gives, which were all 0 when it was made."""
+    """Recent statistics, from the cumulative ones that ``get_stats`` gives."""
 
     def __init__(
-        self, arms: Callable[[], Mapping[StatsKey, RequestStats[Histogram]]], clock: Clock
+        self, get_stats: Callable[[], Mapping[StatsKey, RequestStats[Histogram]]], clock: Clock
     ) -> None:
-        self._get_stats = arms
+        self._get_stats = get_stats
         self._clock = clock
         self._samples = deque[tuple[float, Mapping[TargetKey, _VersionCounts]]]([(clock(), {})])
 
     def sample(self) -> tuple[float, list[VersionStats]]:
-        """Each version's figures, and the seconds over which what is recent was counted."""
+        """The seconds that recent statistics cover, and the statistics of each version."""
         now, counts = self._clock(), _count_by_version(self._get_stats())
         while len(self._samples) > 1 and now - self._samples[1][0] >= _WINDOW_SECONDS:
             self._samples.popleft()
@@ -235,21 +235,21 @@ def _build_version_stats(
 
 
 _HASH_LENGTH: Final = 12
-"""As many digits as a configuration's hash has."""
+"""Digits of a configuration hash."""
 _MASKED_FIELDS: Final = frozenset({"sha256", "watermark"})
-"""Fields that are no secrets, and by which one could be guessed or a mark be found."""
+"""Fields that are masked although they are no secrets."""
 
 
 class HandlerView(Protocol):
-    """What serves a listener."""
+    """A request handler."""
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """With the exchanges that run there."""
+        """Its dispatcher, which has the running requests."""
 
 
 class SnapshotView(Protocol):
-    """What one configuration makes."""
+    """A configuration snapshot."""
 
     @property
     def config(self) -> schema.Config: ...
@@ -262,16 +262,16 @@ class SnapshotView(Protocol):
     @property
     def handlers(self) -> Mapping[config_listeners.ListenerId, HandlerView]: ...
     def get_handler(self, listener_id: config_listeners.ListenerId) -> HandleRequest:
-        """What a listener's requests go through."""
+        """The handler of a listener's requests."""
 
 
 @runtime_checkable
 class HasQueue(Protocol):
-    """A backend at which requests wait for a place."""
+    """A backend with a queue."""
 
     @property
     def queued_request_ids(self) -> Sequence[str]:
-        """The ids of those that do."""
+        """The ids of the queued requests."""
 
 
 class GatewayView(Protocol):
@@ -279,20 +279,20 @@ class GatewayView(Protocol):
 
     @property
     def active_snapshots(self) -> Sequence[SnapshotView]:
-        """What has exchanges, or may have; the last is what is served."""
+        """Snapshots that may have running requests; the last one is current."""
 
     @property
     def listener_urls(self) -> Mapping[config_listeners.ListenerId, str]:
-        """Where each listener is bound."""
+        """The URL of each bound listener."""
 
     def set_draining(self, *, on: bool) -> None:
         """See ``gateway.admin.api.StatusService``."""
 
 
 class RunningRequest(Struct, frozen=True):
-    """An exchange that runs. ``age`` is in seconds, ``tokens`` are those passed on so far.
+    """A running request. ``age`` is in seconds, ``tokens`` are those sent so far.
 
-    ``queued``: no worker has a place for it; ``waiting``: nothing of its answer was passed on.
+    ``phase``: ``queued`` for a worker, ``waiting`` for the response, or ``streaming``.
     """
 
     id: str
@@ -308,17 +308,14 @@ class RunningRequest(Struct, frozen=True):
 
 
 class StatusReporter:
-    """Of ``house``, whose configuration is in the file of this name.
-
-    ``figures`` are those of all its exchanges.
-    """
+    """Reports the status of ``gateway``, whose configuration file is ``filename``."""
 
     def __init__(
-        self, house: GatewayView, filename: str, figures: RecentStats, clock: Clock
+        self, gateway: GatewayView, filename: str, recent_stats: RecentStats, clock: Clock
     ) -> None:
-        self._gateway = house
+        self._gateway = gateway
         self._filename = filename
-        self._recent_stats = figures
+        self._recent_stats = recent_stats
         self._clock = clock
         self._started_at = clock()
 
@@ -330,7 +327,7 @@ class StatusReporter:
     def get_status(self) -> GatewayStatus:
         """See ``gateway.admin.api.StatusService``."""
         now = self._current
-        seconds, figures = self._recent_stats.sample()
+        seconds, stats = self._recent_stats.sample()
         return GatewayStatus(
             version=__version__,
             python=platform.python_version(),
@@ -341,7 +338,7 @@ class StatusReporter:
             recent_seconds=seconds,
             listeners=[*self._list_listeners()],
             models=[*_list_models(now)],
-            stats=figures,
+            stats=stats,
             backends={name: one.ready for name, one in now.backends.items()},
             workers={
                 name: one.report_workers()
@@ -393,23 +390,23 @@ class StatusReporter:
             for made in self._gateway.active_snapshots
             for one in made.handlers.values()
         )
-        return {exchange for one in answers for exchange in one.running_requests}
+        return {request for one in answers for request in one.running_requests}
 
     def _list_listeners(self) -> Iterator[ListenerStatus]:
         for listener_id, one in config_listeners.listeners_by_id(self._current.config).items():
-            dialects = [
+            protocols = [
                 ListenerProtocolStatus(it.name, it.profile or "", it.prefix) for it in one.protocols
             ]
-            yield ListenerStatus(self._gateway.listener_urls.get(listener_id, ""), dialects)
+            yield ListenerStatus(self._gateway.listener_urls.get(listener_id, ""), protocols)
 
 
 async def describe_config(config: schema.Config, digest: str, filename: str) -> Mapping[str, Any]:
-    """A configuration as it may be shown, and what its file holds now if it is in one."""
-    found = await asyncio.to_thread(read_file_state, filename)
-    there = None if found is None else found.digest.hex()[:_HASH_LENGTH]
+    """The configuration with masked secrets, and the state of its file."""
+    state = await asyncio.to_thread(read_file_state, filename)
+    file_hash = None if state is None else state.digest.hex()[:_HASH_LENGTH]
     return {
         "hash": digest,
-        "file": {"name": filename, "hash": there, "differs": there not in (None, digest)},
+        "file": {"name": filename, "hash": file_hash, "differs": file_hash not in (None, digest)},
         "config": _mask_fields(loader.dump_config(config)),
     }
 
@@ -439,12 +436,12 @@ def _list_models(now: SnapshotView) -> Iterator[ModelStatus]:
         yield ModelStatus(info.name, info.task, info.aliases, versions)
 
 
-def _describe_request(exchange: Responder, *, queued: bool) -> RunningRequest:
-    record = exchange.record
+def _describe_request(request: Responder, *, queued: bool) -> RunningRequest:
+    record = request.record
     return RunningRequest(
         record.id,
-        exchange.age,
-        "streaming" if exchange.started else "queued" if queued else "waiting",
+        request.age,
+        "streaming" if request.started else "queued" if queued else "waiting",
         record.protocol,
         record.model,
         record.version,

@@ -86,8 +86,12 @@ def ab(source: str, **stated: Any) -> None:
     Exit codes: 0 compared, 1 compared, but the requests do not fit the weights of --config, 2 wrong
     usage, a source that can't be read, or nothing to compare.
     """
-    from gateway.tools.ab.comparison import ComparisonError, build_report, describe_excluded
-    from gateway.tools.ab.sources import UsageQuery
+    from gateway.tools.ab.comparison import (  # noqa: PLC0415 - only here
+        ComparisonError,
+        build_report,
+        describe_excluded,
+    )
+    from gateway.tools.ab.sources import UsageQuery  # noqa: PLC0415 - as above
 
     options = _Options(**stated)
     if options.everything and (options.split is not None or options.config is not None):
@@ -115,7 +119,7 @@ def print_report(report: "ComparisonReport") -> None:
 
 def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
     """Raises ComparisonError."""
-    from gateway.tools.ab.comparison import (
+    from gateway.tools.ab.comparison import (  # noqa: PLC0415 - as above
         ComparisonError,
         check_split_ratio,
         compare_versions,
@@ -137,7 +141,7 @@ def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
 
 def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Evidence":
     """Read the source. Raises UsageError."""
-    from gateway.tools.ab.sources import SourceError, read_source
+    from gateway.tools.ab.sources import SourceError, read_source  # noqa: PLC0415 - as above
 
     try:
         if (match := _URL.fullmatch(source)) is not None:

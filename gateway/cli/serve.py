@@ -272,7 +272,7 @@ def run_gateway(
     raise_fd_limit()
     settings = first.config.observe.access_log
     with (
-        open_access_log(settings.buffer, exchanges=settings.format != "off") as lines,
+        open_access_log(settings.buffer, log_requests=settings.format != "off") as lines,
         asyncio.Runner(loop_factory=get_loop_factory()) as runner,
     ):
         life = ServerProcess(first, source, watched, lines, warmed, handover)

@@ -1,4 +1,4 @@
-"""The reference front: aiohttp's low-level server, below its applications and routes."""
+"""The aiohttp HTTP server: aiohttp's low-level server, without applications and routes."""
 
 import asyncio
 import logging
@@ -15,13 +15,13 @@ from protocols.core.errors import MalformedRequest, RequestTooLarge
 from protocols.core.interfaces import Headers
 
 _SHUTDOWN_TIMEOUT = 0.1
-"""Seconds that an answer has after it was told that it is cut."""
+"""Seconds for responses to end after the shutdown has begun."""
 
 AiohttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class _AiohttpRequest:
-    """A gateway.pipeline.http.HttpRequest."""
+    """An ``HttpRequest``."""
 
     head = None
     __slots__ = ("_raw", "headers", "method", "path", "peer", "query")
@@ -57,7 +57,7 @@ def _build_too_large(limit: int) -> RequestTooLarge:
 
 
 class _AiohttpResponseWriter:
-    """A gateway.pipeline.http.ResponseWriter. Nothing is sent before ``drain``, so a short answer is one write."""
+    """A ``ResponseWriter``. Nothing is sent before ``drain``: a short response is one write."""
 
     needs_drain = True
     _is_stream = False
@@ -91,7 +91,7 @@ class _AiohttpResponseWriter:
         await self._flush()
 
     async def _flush(self) -> web.StreamResponse:
-        """The answer, of which all that was written is sent."""
+        """Send the buffered data; returns the response."""
         if self._response is None:
             self._response = self._set_headers(web.StreamResponse(status=self._status))
             self._response.headers[hdrs.CACHE_CONTROL] = "no-cache"
@@ -104,7 +104,7 @@ class _AiohttpResponseWriter:
         return self._response
 
     async def close(self) -> web.StreamResponse:
-        """Send what is left. The connection is cut when the answer was not finished."""
+        """Send the rest; abort the connection if the response is not finished."""
         if self._response is None and self.finished and not self._is_stream:
             body = b"".join(self._buffer)
             return self._set_headers(web.Response(status=self._status, body=body))
@@ -137,7 +137,7 @@ class _AiohttpResponseWriter:
 
 
 class _LimitedServer(web.Server):
-    """Closes connections past a number of them at once: it has nothing to say to them in HTTP."""
+    """A server that closes connections beyond its limits at once."""
 
     def __init__(self, answer: AiohttpHandler, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(answer, **kwargs)
@@ -153,7 +153,7 @@ class _LimitedServer(web.Server):
             transport.abort()
 
     def set_limits(self, limits: ConnectionLimits) -> None:
-        """Hold new connections to these. Of the times it knows how long a connection may wait."""
+        """Set the limits of new connections; of the timeouts only ``idle_timeout`` applies."""
         self._limits = limits
         size = limits.max_header_size
         told = {
@@ -170,12 +170,12 @@ def _get_peer_address(transport: asyncio.BaseTransport | None) -> Any:
 
 
 class AiohttpListener:
-    """A ``gateway.http_server.listener.Listener`` on aiohttp. It has no time for a head or a body."""
+    """A ``Listener`` on aiohttp. It has no timeouts for headers and bodies."""
 
-    def __init__(self, serve: HandleRequest, limits: ConnectionLimits) -> None:
-        self.handle_request = serve
+    def __init__(self, handle_request: HandleRequest, limits: ConnectionLimits) -> None:
+        self.handle_request = handle_request
         self.is_draining = False
-        """Whether connections end with the answer that they have."""
+        """Whether each response closes its connection."""
         self._server = _LimitedServer(
             self._handle,
             limits,
@@ -186,17 +186,17 @@ class AiohttpListener:
         )
         self._sockets = ListenSockets(self._server)
         self.malformed_by_status: Mapping[int, int] = {}
-        """See ``gateway.http_server.listener.Listener``: the library does not tell."""
+        """See ``Listener``; aiohttp does not count them."""
         self._active_requests = 0
         self._idle_event = asyncio.Event()
         self._idle_event.set()
 
     def set_limits(self, limits: ConnectionLimits) -> None:
-        """What new connections are held to, and how many there may be."""
+        """Set the limits of new connections."""
         self._server.set_limits(limits)
 
     def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
-        """With which certificate new connections are met; None where they are plain."""
+        """Set the certificate of new connections; None without TLS."""
         self._sockets.set_tls_context(tls)
 
     async def listen(
@@ -208,25 +208,25 @@ class AiohttpListener:
         reuse_port: bool = False,
         given: Sequence[socket.socket] = (),
     ) -> int:
-        """See ``gateway.http_server.listener.Listener``."""
+        """See ``Listener``."""
         return await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
 
     @property
     def socket_fds(self) -> Sequence[int]:
-        """The descriptors of its listening sockets."""
+        """File descriptors of the listening sockets."""
         return self._sockets.fds
 
     @property
     def connections(self) -> int:
-        """How many clients have now."""
+        """Open client connections."""
         return len(self._server.connections)
 
     def stop_accepting(self) -> None:
-        """Take no more connections. Those that are there go on."""
+        """Accept no more connections; open connections stay."""
         self._sockets.stop_accepting()
 
     async def drain(self, seconds: float) -> None:
-        """Leave and shut, end what rests, and wait for what runs, so long at most."""
+        """Stop accepting, close idle connections, wait ``seconds`` for running requests."""
         self.is_draining = True
         await self._sockets.wait_closed()
         self._server.pre_shutdown()
@@ -237,7 +237,7 @@ class AiohttpListener:
             pass
 
     async def close(self) -> None:
-        """Cut what is left."""
+        """Close the remaining connections at once."""
         await self._sockets.wait_closed()
         await self._server.shutdown(_SHUTDOWN_TIMEOUT)
 

@@ -1,4 +1,4 @@
-"""One connection from a client: its requests, served one after the other."""
+"""One client connection, whose requests are served in order."""
 
 import asyncio
 from collections import Counter, deque
@@ -12,34 +12,31 @@ from gateway.http_server.parser import BadRequest, IncomingRequest, RequestParse
 from gateway.http_server.response import Http1ResponseWriter, render_head
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
-# What a listener holds its clients to.
+# Limits of client connections.
 
 
 class ConnectionLimits(Struct, frozen=True):
-    """Times in seconds, sizes in bytes. What opens after a change is held to the new ones."""
+    """Times in seconds, sizes in bytes. Changes apply to new connections."""
 
     max_header_size: int = 16 << 10
-    """A line of the head; all of it together is eight times as large at most."""
+    """Bytes of one header line; the whole head may be eight times as large."""
     max_connections: int = 10_000
     max_per_address: int | None = None
-    """How many of them one address may have; None: all."""
+    """Connections per client address; None is unlimited."""
     header_timeout: float = 10.0
-    """How long a head may take, once its first byte is there."""
+    """From the first byte of a request to the end of its headers."""
     body_timeout: float = 10.0
-    """How long nothing of a body may come."""
+    """Without any data of a request body."""
     idle_timeout: float = 75.0
-    """How long a connection may wait between requests."""
+    """Between requests of a connection."""
     write_timeout: float = 30.0
-    """How long nothing may be taken of an answer that is complete."""
+    """Without the client reading data of a finished response."""
     linger_timeout: float = 2.0
-    """How long what is sent after a refusal is thrown away, so that the refusal is read."""
+    """How long input is discarded after an error, so that the client can read the response."""
 
     @property
     def check_interval(self) -> float:
-        """Seconds between looks at who takes too long.
-
-        Nobody is let go sooner than these times say, and nobody later by more than two of it.
-        """
+        """Seconds between timeout checks; a timeout fires at most two intervals late."""
         return min(1.0, self.header_timeout / 4, self.body_timeout / 4, self.idle_timeout / 4)
 
 
@@ -47,43 +44,43 @@ HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
 
 
 _MAX_PIPELINED: Final = 8
-"""Requests that may wait behind another before no more is read."""
+"""Pipelined requests before reading pauses."""
 _WRITE_HIGH_WATER: Final = 64 << 10
-"""Bytes that a client has not taken before writing waits."""
+"""Bytes in the write buffer before writing pauses."""
 
 
 ConnectionState = Literal["head", "body", "answer", "ending", "lingering"]
-"""What a connection waits for: a request, the rest of its body, its answer, the client to take the
-end of that, or the client to read what refuses it."""
+"""What a connection waits for: a request, its body, its response, the client to read the end of the
+response (ending), or the client to read an error (lingering)."""
 
 
 class ConnectionOwner(Protocol):
-    """Whose connections they are."""
+    """The listener that owns a connection."""
 
     handle_request: HandleRequest
     is_draining: bool
     limits: ConnectionLimits
     write_batcher: WriteBatcher
     loop_time: float
-    """By the loop's clock, as of the last look at who takes too long."""
+    """The loop's time at the last timeout check."""
     malformed_by_status: Counter[int]
-    """What could not be read as a request, by the status that says so."""
+    """Inputs that are not valid requests, by the status of the response."""
 
     def on_connection_open(self, connection: "ClientConnection") -> bool:
-        """Whether there is room for one more."""
+        """Register a connection; returns False if it must be closed."""
 
     def on_connection_close(self, connection: "ClientConnection") -> None:
-        """It is over."""
+        """Remove a closed connection."""
 
     def on_request_start(self, connection: "ClientConnection") -> None:
-        """A request of this connection is served."""
+        """Note the start of a request."""
 
     def on_request_end(self, connection: "ClientConnection") -> None:
-        """It is over."""
+        """Note the end of a request."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """Reads requests and serves them in their order. Ends when its client does."""
+    """Reads requests and serves them in order until either side closes."""
 
     def __init__(self, owner: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
@@ -93,9 +90,9 @@ class ClientConnection(asyncio.Protocol):
         self.peer = ""
         """The client's address."""
         self._state_since = owner.loop_time
-        """When what it waits for last went on, by the owner's clock."""
+        """Time of the last progress in this state, by the owner's clock."""
         self._unsent_bytes = 0
-        """Bytes that the client had not taken when it was last looked at."""
+        """Size of the write buffer at the last check."""
         self._transport: asyncio.Transport | None = None
         self._parser = RequestParser(
             owner.limits.max_header_size, loop, self._on_request, self._resume_body
@@ -107,11 +104,11 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is in work or begun."""
+        """Whether no request runs or is being received."""
         return self._task is None and not self._queue and not self._parser.in_head
 
     def close(self) -> None:
-        """Close, once what was written is sent."""
+        """Close after the written data is sent."""
         self._parser.is_stopped = True
         self._set_state("ending")
         self._owner.write_batcher.flush()
@@ -125,12 +122,12 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def check_timeouts(self) -> None:
-        """Let the client go if what it is to do takes too long."""
+        """Close the connection if its timeout has passed."""
         now = self._owner.loop_time
         if self._transport is None or self._state == "answer":
             return
         left = self._transport.get_write_buffer_size()
-        if left != self._unsent_bytes:  # it still reads what was sent before
+        if left != self._unsent_bytes:  # the client still reads
             self._unsent_bytes = left
             self._state_since = now
         if now - self._state_since <= self._get_timeout() + self._limits.check_interval:
@@ -195,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
     # --- reading --------------------------------------------------------------------------------
 
     def _resume_body(self) -> None:
-        """Let more of a body come."""
+        """Resume reading a request body."""
         body = self._parser.body_request
         if self._transport is not None and body is not None and body.expects_continue:
             body.expects_continue = False
@@ -209,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _limit_reading(self) -> None:
-        """Read no more than is wanted."""
+        """Pause reading if enough data is buffered."""
         body = self._parser.body_request
         wanted = len(self._queue) <= _MAX_PIPELINED and not (body is not None and body.is_full)
         if self._transport is not None and not self._is_reading_paused and not wanted:
@@ -219,7 +216,7 @@ class ClientConnection(asyncio.Protocol):
     # --- serving --------------------------------------------------------------------------------
 
     def _on_request(self, one: IncomingRequest | BadRequest) -> None:
-        """Serve a request, or say why it is none, when no other is served any more."""
+        """Serve a request or reject it, after the one that runs."""
         if self._task is not None:
             self._queue.append(one)
         elif type(one) is BadRequest:
@@ -234,7 +231,7 @@ class ClientConnection(asyncio.Protocol):
             sink = self._writer = Http1ResponseWriter(transport, owner, one, one.method == "HEAD")
             owner.on_request_start(self)
             self._task = asyncio.Task(
-                self._handle_request(one, sink), loop=self._loop, name="exchange"
+                self._handle_request(one, sink), loop=self._loop, name="request"
             )
 
     async def _handle_request(self, request: IncomingRequest, sink: Http1ResponseWriter) -> None:
@@ -248,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
             self._on_response_done(request, sink)
 
     def _on_response_done(self, request: IncomingRequest, sink: Http1ResponseWriter) -> None:
-        """An answer is over: go on, or end."""
+        """Continue with the next request, or close."""
         if not sink.finished:
             self.abort()
         elif not request.is_complete:
@@ -278,7 +275,7 @@ class ClientConnection(asyncio.Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """End, but read on for a little: an answer is lost if its reader is met by a reset."""
+        """Close after discarding input for a while: a reset would lose the response."""
         self._parser.is_stopped = True
         self._set_state("lingering")
         self._owner.write_batcher.flush()
@@ -286,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             if self._transport.can_write_eof():
                 self._transport.write_eof()
-            else:  # with TLS one side can't end alone
+            else:  # TLS has no half-close
                 self._transport.close()
 
     def _set_state(self, state: ConnectionState) -> None:

@@ -1,4 +1,4 @@
-"""The native front: HTTP/1.1 over asyncio's own transports, parsed by httptools (llhttp)."""
+"""The native HTTP/1.1 server: asyncio transports, parsed by httptools (llhttp)."""
 
 import asyncio
 import socket
@@ -11,31 +11,31 @@ from backends.aio import WriteBatcher
 from gateway.http_server.connection import ClientConnection, ConnectionLimits, HandleRequest
 from gateway.http_server.sockets import ListenSockets
 
-# What turns sockets into requests and sinks (``gateway.pipeline.http``). One line per front.
+# The listener interface, and its implementations by configured name.
 
 LISTENER_CLASSES: Final[Mapping[str, str]] = {
     "native": "gateway.http_server.listener:NativeListener",
     "aiohttp": "gateway.http_server.aiohttp_listener:AiohttpListener",
 }
-"""By the name that a listener's configuration gives; each is imported where it is used."""
+"""``module:class`` by configured name; imported on first use."""
 
 
 class Listener(Protocol):
     """One listening address.
 
-    ``serve`` is called for each request, in a task that is cancelled when the client leaves. It may
-    be put in another's place at any time: a request that runs keeps the one that it began with.
+    ``handle_request`` runs for each request in a task, which is cancelled if the client
+    disconnects. It can be replaced at any time; running requests keep the old one.
     """
 
     handle_request: HandleRequest
     is_draining: bool
-    """Whether each answer is the last of its connection."""
+    """Whether each response closes its connection."""
 
     def set_limits(self, limits: ConnectionLimits) -> None:
-        """What new connections are held to, and how many there may be."""
+        """Set the limits of new connections."""
 
     def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
-        """With which certificate new connections are met; None where they are plain."""
+        """Set the certificate of new connections; None without TLS."""
 
     async def listen(
         self,
@@ -46,69 +46,69 @@ class Listener(Protocol):
         reuse_port: bool = False,
         given: Sequence[socket.socket] = (),
     ) -> int:
-        """Bind; gives the port, which the system chooses for 0.
+        """Bind; returns the port, which the system chooses for 0.
 
-        With ``reuse_port`` other processes may listen there too. Sockets that are ``given`` listen
-        already, and nothing is bound.
+        With ``reuse_port``, other processes may bind it too. If sockets are ``given``, they are
+        used and nothing is bound.
         """
 
     @property
     def socket_fds(self) -> Sequence[int]:
-        """The descriptors of its listening sockets."""
+        """File descriptors of the listening sockets."""
 
     @property
     def connections(self) -> int:
-        """How many clients have now."""
+        """Open client connections."""
 
     @property
     def malformed_by_status(self) -> Mapping[int, int]:
-        """How often what came could not be read as a request, by the status that said so."""
+        """Inputs that are not valid requests, by the status of the response."""
 
     def stop_accepting(self) -> None:
-        """Take no more connections. Those that are there go on."""
+        """Accept no more connections; open connections stay."""
 
     async def drain(self, seconds: float) -> None:
-        """Leave and shut, end what rests, and wait for what runs, so long at most."""
+        """Stop accepting, close idle connections, wait ``seconds`` for running requests."""
 
     async def close(self) -> None:
-        """Cut what is left."""
+        """Close the remaining connections at once."""
 
 
 class NativeListener:
-    """A ``gateway.http_server.listener.Listener`` of our own.
+    """A ``Listener`` over asyncio transports.
 
-    Where all connections are taken, the one that has waited longest for a request makes room for
-    a new one. Past an address's own number a connection is closed at once.
+    At the connection limit, a new connection replaces the one that is idle longest. Connections
+    beyond the limit per address are closed at once.
     """
 
-    def __init__(self, serve: HandleRequest, limits: ConnectionLimits) -> None:
-        self.handle_request = serve
+    def __init__(self, handle_request: HandleRequest, limits: ConnectionLimits) -> None:
+        self.handle_request = handle_request
         self.is_draining = False
         self.loop_time = 0.0
         self.limits = limits
         self.write_batcher = WriteBatcher(asyncio.get_running_loop)
         self._connections: dict[ClientConnection, None] = {}
         self._connections_per_address: dict[str, int] = {}
-        """How many connections each has."""
+        """Open connections by client address."""
         self._idle_connections: dict[ClientConnection, None] = {}
-        """Those that wait for a request; who has waited longest stands first."""
+        """Connections without a request, the one that is idle longest first."""
         self._sockets = ListenSockets(lambda: ClientConnection(self, asyncio.get_running_loop()))
         self.malformed_by_status = Counter[int]()
-        """See ``gateway.http_server.listener.Listener``."""
+        """See ``Listener``."""
         self._active_requests = 0
         self._idle_event: asyncio.Event | None = None
-        """That nothing is served, once somebody waits for it."""
+        """Set when no request runs; created by the first waiter."""
         self._is_closed = False
-        """It meets nobody any more, whoever was let in before its door was shut."""
+        """Whether connections that were accepted before closing are rejected."""
         self._all_closed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     def set_limits(self, limits: ConnectionLimits) -> None:
-        """What new connections are held to, and how many there may be."""
+        """Set the limits of new connections."""
         self.limits = limits
 
     def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
-        """With which certificate new connections are met; None where they are plain."""
+        """Set the certificate of new connections; None without TLS."""
         self._sockets.set_tls_context(tls)
 
     async def listen(
@@ -120,7 +120,7 @@ class NativeListener:
         reuse_port: bool = False,
         given: Sequence[socket.socket] = (),
     ) -> int:
-        """See ``gateway.http_server.listener.Listener``."""
+        """See ``Listener``."""
         loop = asyncio.get_running_loop()
         self.loop_time = loop.time()
         bound = await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
@@ -129,20 +129,20 @@ class NativeListener:
 
     @property
     def socket_fds(self) -> Sequence[int]:
-        """The descriptors of its listening sockets."""
+        """File descriptors of the listening sockets."""
         return self._sockets.fds
 
     @property
     def connections(self) -> int:
-        """How many clients have now."""
+        """Open client connections."""
         return len(self._connections)
 
     def stop_accepting(self) -> None:
-        """Take no more connections. Those that are there go on."""
+        """Accept no more connections; open connections stay."""
         self._sockets.stop_accepting()
 
     async def drain(self, seconds: float) -> None:
-        """Leave and shut, end what rests, and wait for what runs, so long at most."""
+        """Stop accepting, close idle connections, wait ``seconds`` for running requests."""
         self.is_draining = True
         await self._sockets.wait_closed()
         for connection in list(self._connections):
@@ -155,7 +155,7 @@ class NativeListener:
             pass
 
     async def close(self) -> None:
-        """Cut what is left."""
+        """Close the remaining connections at once."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -167,10 +167,10 @@ class NativeListener:
             await self._all_closed.wait()
         await self._wait_idle()
 
-    # --- see gateway.http_server.connection.ConnectionOwner -----------------------------------------------------
+    # --- ConnectionOwner --------------------------------------------------------------------------
 
     def on_connection_open(self, connection: ClientConnection) -> bool:
-        """See Owner."""
+        """See ``ConnectionOwner``."""
         limits, at = self.limits, connection.peer
         here = self._connections_per_address[at] = self._connections_per_address.get(at, 0) + 1
         room = not self._is_closed and (
@@ -181,7 +181,7 @@ class NativeListener:
         return room
 
     def on_connection_close(self, connection: ClientConnection) -> None:
-        """See Owner."""
+        """See ``ConnectionOwner``."""
         del self._connections[connection]
         self._idle_connections.pop(connection, None)
         self._connections_per_address[connection.peer] -= 1
@@ -191,13 +191,13 @@ class NativeListener:
             self._all_closed.set()
 
     def on_request_start(self, connection: ClientConnection) -> None:
-        """See Owner."""
+        """See ``ConnectionOwner``."""
         if connection in self._idle_connections:
             del self._idle_connections[connection]
         self._active_requests += 1
 
     def on_request_end(self, connection: ClientConnection) -> None:
-        """See Owner."""
+        """See ``ConnectionOwner``."""
         if connection in self._connections:
             self._idle_connections[connection] = None
         self._active_requests -= 1
@@ -205,14 +205,14 @@ class NativeListener:
             self._idle_event.set()
 
     async def _wait_idle(self) -> None:
-        """Wait until nothing is served."""
+        """Wait until no request runs."""
         self._idle_event = self._idle_event or asyncio.Event()
         while self._active_requests:
             self._idle_event.clear()
             await self._idle_event.wait()
 
     def _evict_idle(self) -> bool:
-        """Let the one go that has waited longest for a request; whether there is one."""
+        """Close the connection that is idle longest; returns whether there is one."""
         for one in self._idle_connections:
             del self._idle_connections[one]
             one.abort()
@@ -220,7 +220,7 @@ class NativeListener:
         return False
 
     def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let go of those who take too long."""
+        """Check the timeouts of all connections."""
         self.loop_time = loop.time()
         for connection in list(self._connections):
             connection.check_timeouts()

@@ -1,4 +1,4 @@
-"""A listener in the words of OpenAPI 3.1, put together from what its dialects tell. Pure."""
+"""The OpenAPI 3.1 document of a listener, merged from its protocols. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ _PATH_PARAM = re.compile(r"\{(\w+)\}")
 _SCHEMA_REF = "#/components/schemas/"
 _HEALTH_PATH_ITEM = {
     "get": {
-        "summary": "Tell that the gateway listens.",
+        "summary": "Health of the gateway.",
         "responses": {
             "200": {
-                "description": "It does.",
+                "description": "The gateway serves requests.",
                 "content": {"application/json": {"schema": {"type": "object"}}},
             },
             "503": {
-                "description": "It does, but for no longer: requests should go elsewhere.",
+                "description": "The gateway drains: send requests elsewhere.",
                 "content": {"application/json": {"schema": {"type": "object"}}},
             },
         },
@@ -29,20 +29,20 @@ _HEALTH_PATH_ITEM = {
 
 
 def build_document(mounts: Sequence[AdapterMount], *, version: str, keyed: bool) -> bytes:
-    """The document, as JSON.
+    """Build the document as JSON.
 
-    ``keyed``: endpoints want a key, except those that are open. An endpoint of which its dialect
-    tells nothing is left out; of several dialects with one path, the first has it.
+    ``keyed``: non-public endpoints require an API key. Endpoints that their protocol does not
+    describe are omitted; if several protocols have a path, the first one has it.
     """
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
     for number, mount in enumerate(mounts):
         if not isinstance(mount.adapter, OpenApiProvider):
             continue
-        told = mount.adapter.openapi_fragment()
+        fragment = mount.adapter.openapi_fragment()
         space = f"{mount.adapter.name}.{number}."
         for endpoint in mount.adapter.endpoints:
-            if (operation := told.operations.get(endpoint.operation)) is not None:
+            if (operation := fragment.operations.get(endpoint.operation)) is not None:
                 whole = {
                     "tags": [mount.adapter.name],
                     **_build_security(endpoint, keyed=keyed),
@@ -52,7 +52,7 @@ def build_document(mounts: Sequence[AdapterMount], *, version: str, keyed: bool)
                     paths, mount.prefix + endpoint.path, endpoint.method, _prefix_refs(whole, space)
                 )
         schemas |= {
-            space + name: _prefix_refs(schema, space) for name, schema in told.schemas.items()
+            space + name: _prefix_refs(schema, space) for name, schema in fragment.schemas.items()
         }
     paths.setdefault("/health", _HEALTH_PATH_ITEM)
     components: dict[str, Any] = {"schemas": schemas}
@@ -75,7 +75,7 @@ def _build_security(endpoint: Endpoint, *, keyed: bool) -> dict[str, Any]:
 def _add_operation(
     paths: dict[str, dict[str, Any]], path: str, method: str, operation: Any
 ) -> None:
-    """Two paths that differ only in what their parameters are called are one."""
+    """Add an operation. Paths that differ only in parameter names are merged."""
     shape = _PATH_PARAM.sub("{}", path)
     known = next((one for one in paths if _PATH_PARAM.sub("{}", one) == shape), path)
     item = paths.setdefault(known, _build_parameters(_PATH_PARAM.findall(known)))
@@ -91,7 +91,7 @@ def _build_parameters(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _prefix_refs(node: Any, space: str) -> Any:
-    """The same, with its references into ``space``, where the dialect's schemas are."""
+    """Prefix schema references with ``space``, the namespace of a protocol."""
     match node:
         case {"$ref": str(target)}:
             return {"$ref": _SCHEMA_REF + space + target.removeprefix(_SCHEMA_REF)}

@@ -1,4 +1,4 @@
-"""What a client sends, read as requests: each is told of when its head is there."""
+"""HTTP/1.1 request parser: reports each request as soon as its head is complete."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -9,14 +9,14 @@ from msgspec import Struct
 
 from protocols.core.errors import MalformedRequest, RequestTooLarge
 
-# A request as it comes in: its head is there, its body may still be on its way.
+# A request whose head is complete and whose body may still arrive.
 
 MAX_UNREAD_BODY: Final = 64 << 10
-"""Bytes of a body that are held before anybody asks for it."""
+"""Bytes of a body that are buffered before it is requested."""
 
 
 class IncomingRequest(Struct, eq=False):
-    """A gateway.pipeline.http.HttpRequest. ``_go_on`` lets more of the body come."""
+    """A ``gateway.pipeline.http.HttpRequest``."""
 
     _loop: asyncio.AbstractEventLoop
     _resume_body: Callable[[], None]
@@ -26,27 +26,27 @@ class IncomingRequest(Struct, eq=False):
     headers: Mapping[str, str]
     is_complete: bool = False
     body_parts: list[bytes] = []
-    """Those of the body that came."""
+    """The received data of the body."""
     body_size: int = 0
-    """How many bytes these have."""
+    """Bytes received."""
     peer: str = ""
     is_http10: bool = False
     keep_alive: bool = True
-    """Whether the client will use the connection again."""
+    """Whether the client keeps the connection open."""
     expects_continue: bool = False
-    """The client waits to be told before it sends the body."""
+    """Whether the client waits for 100 Continue."""
     is_broken: bool = False
-    """The body is not what its head said."""
+    """Whether the body is malformed or incomplete."""
     _limit: int | None = None
     _waiter: asyncio.Future[None] | None = None
 
     @property
     def is_full(self) -> bool:
-        """Whether no more of the body is wanted for now."""
+        """Whether reading should pause."""
         return self.body_size > (MAX_UNREAD_BODY if self._limit is None else self._limit)
 
     async def body(self, limit: int) -> bytes:
-        """See ``gateway.pipeline.http.HttpRequest``. Raises Malformed for one that did not arrive whole."""
+        """See ``HttpRequest``. Raises MalformedRequest for an incomplete body."""
         self._limit = limit
         if not self.is_complete:
             await self._wait_for_body(limit)
@@ -55,7 +55,7 @@ class IncomingRequest(Struct, eq=False):
         return b"".join(self.body_parts)
 
     async def _wait_for_body(self, limit: int) -> None:
-        """Wait for the rest of the body, but not of one that is too large."""
+        """Wait for the rest of the body. Raises RequestTooLarge early."""
         if "content-length" in self.headers and int(self.headers["content-length"]) > limit:
             raise _build_too_large(limit)
         while not self.is_complete:
@@ -71,7 +71,7 @@ class IncomingRequest(Struct, eq=False):
                 self._waiter = None
 
     def notify(self) -> None:
-        """Something of the body has come, or it never will."""
+        """Wake the reader of the body."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -82,61 +82,61 @@ def _build_too_large(limit: int) -> RequestTooLarge:
 
 _MAX_HEADERS: Final = 128
 _HEAD_SIZE_FACTOR: Final = 8
-"""How many lines as long as one may be a head may take."""
+"""The maximum head size, in maximum line sizes."""
 
 
 @final
 class BadRequest(Struct, frozen=True):
-    """A request that can't be read: what is answered, before the connection ends."""
+    """The response to an unreadable request; the connection closes after it."""
 
     status: int
     message: str
 
 
 class RequestParser:
-    """Reads the requests of one connection.
+    """Parses the requests of one connection.
 
-    ``arrived`` is called with each, in their order; after one that is refused nothing more is read.
-    ``go_on`` is what a request calls that waits for its body.
+    ``on_request`` gets each request in order, a ``BadRequest`` as the last one. A request
+    that waits for its body calls ``resume_body``.
     """
 
     def __init__(
         self,
-        line: int,
+        max_line_size: int,
         loop: asyncio.AbstractEventLoop,
-        arrived: Callable[[IncomingRequest | BadRequest], None],
-        go_on: Callable[[], None],
+        on_request: Callable[[IncomingRequest | BadRequest], None],
+        resume_body: Callable[[], None],
     ) -> None:
-        """``line`` is how many bytes the target and each header may have."""
+        """``max_line_size`` limits the target and each header, in bytes."""
         self.in_head = False
-        """A head has begun, and not ended."""
+        """Whether a head is being received."""
         self.body_request: IncomingRequest | None = None
-        """The request whose body comes."""
+        """The request whose body is being received."""
         self.is_stopped = False
-        """Nothing that comes is read any more."""
-        self._max_line_size = line
+        """Whether input is discarded."""
+        self._max_line_size = max_line_size
         self._loop = loop
-        self._on_request = arrived
-        self._resume_body = go_on
+        self._on_request = on_request
+        self._resume_body = resume_body
         self._parser = HttpRequestParser(self)
         self._url = b""
         self._headers: dict[str, str] = {}
         self._has_duplicate_host = False
-        """Several headers Host have come."""
+        """Whether there are several Host headers."""
         self._header_count = 0
         self._head_size = 0
         self._max_part_size = 0
-        """Bytes that came since some time before the head began: no part of it has more."""
+        """An upper bound for the size of each part of the head."""
         self._framing_bytes = 0
-        """How many bytes came since the last piece of the body: sizes of chunks, trailers."""
+        """Bytes since the last body data: chunk sizes and trailers."""
         self._error: BadRequest | None = None
         self._upgrade_request: IncomingRequest | None = None
-        """The request whose head offers another protocol."""
+        """The request that has an Upgrade header."""
         self._is_replay = False
-        """The head is one that was read before."""
+        """Whether a head is parsed a second time."""
 
     def feed(self, data: bytes) -> None:
-        """Read on."""
+        """Parse data."""
         rest: bytes | memoryview = data
         while rest and not self.is_stopped:
             come = len(rest)
@@ -250,9 +250,9 @@ class RequestParser:
     # --- within ---------------------------------------------------------------------------------
 
     def _ignore_upgrade(self) -> None:
-        """Read on as plain HTTP after an offer of another protocol: that changes nothing here.
+        """Ignore an Upgrade header and continue with plain HTTP.
 
-        The parser has left the request's body unread, and needs to be told of it again.
+        The parser stops before the body, so a new one gets the framing headers again.
         """
         self._parser = HttpRequestParser(self)
         offering, self._upgrade_request = self._upgrade_request, None
@@ -301,13 +301,13 @@ class RequestParser:
 
 
 def _split_target(url: bytes) -> tuple[str, str]:
-    """Path and query of a request's target."""
+    """Split the request target into path and query."""
     target, _, query = url.decode("utf-8", "surrogateescape").partition("?")
     return target if target[:1] == "/" else _strip_origin(target), query
 
 
 def _strip_origin(target: str) -> str:
-    """The path of a target that may name the host before it (RFC 9112, 3.2.2)."""
+    """The path of a target in absolute form (RFC 9112, 3.2.2)."""
     scheme, found, rest = target.partition("://")
     if found and scheme.lower() in ("http", "https"):
         _, slash, path = rest.partition("/")

@@ -1,4 +1,4 @@
-"""An answer on its way to a client."""
+"""HTTP/1.1 responses: headers, chunked bodies and the response writer."""
 
 import asyncio
 import functools
@@ -14,28 +14,28 @@ from backends.aio import WriteBatcher
 from gateway.http_server.parser import IncomingRequest
 from protocols.core.interfaces import Headers
 
-# The head of an answer, as bytes. Pure, but for the date.
+# Response heads. Pure, except for the date.
 
 _LISTENER_HEADERS: Final = frozenset(
     {"connection", "content-length", "date", "server", "transfer-encoding"}
 )
-"""What the front says itself, whatever the answer has."""
+"""Headers that the server sets itself."""
 _STREAM_HEADERS: Final = frozenset({"cache-control", "x-accel-buffering"})
-"""What it says itself of a stream, too."""
+"""Headers that the server also sets itself for streams."""
 _MAX_CACHED_NAMES: Final = 1024
-"""Names that are remembered, before all of them are forgotten."""
+"""Cached names; the cache is cleared when it is full."""
 
 
 class HeaderPrefixCache(dict[str, str]):
-    """What the line of a header begins with, by its name: "" where the front says it itself."""
+    """Line prefixes by header name; "" for headers that the server sets itself."""
 
-    def __init__(self, ours: frozenset[str]) -> None:
+    def __init__(self, omitted: frozenset[str]) -> None:
         super().__init__()
-        self._omitted = ours
+        self._omitted = omitted
 
     def __missing__(self, name: str) -> str:
         if not name.isprintable():
-            raise ValueError("a header's name holds what none can")
+            raise ValueError("a header name has invalid characters")
         start = "" if name.lower() in self._omitted else f"{name}: "
         if len(self) >= _MAX_CACHED_NAMES:
             self.clear()
@@ -44,34 +44,34 @@ class HeaderPrefixCache(dict[str, str]):
 
 
 UNARY_PREFIXES: Final = HeaderPrefixCache(_LISTENER_HEADERS)
-"""In an answer that is sent as a whole."""
+"""For responses that are not streamed."""
 STREAM_PREFIXES: Final = HeaderPrefixCache(_LISTENER_HEADERS | _STREAM_HEADERS)
 
 
 def render_headers(
-    headers: Headers, starts: HeaderPrefixCache
+    headers: Headers, prefixes: HeaderPrefixCache
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The lines of an answer's own headers, and the names, in lower case, that have none.
+    """Render headers; returns the lines and the lower-case names of omitted headers.
 
-    Raises ValueError for a header that would be two.
+    Raises ValueError for header values with line breaks or NUL.
     """
     lines: list[str] = []
-    silent: tuple[str, ...] = ()
+    omitted_names: tuple[str, ...] = ()
     for name, value in headers:
-        if start := starts[name]:
+        if start := prefixes[name]:
             lines.append(start + value)
         else:
-            silent += (name.lower(),)
-    said = "".join(lines)
-    if "\n" in said or "\r" in said or "\0" in said:
-        raise ValueError("a header of the answer holds a line's end")
-    return lines, silent
+            omitted_names += (name.lower(),)
+    parts = "".join(lines)
+    if "\n" in parts or "\r" in parts or "\0" in parts:
+        raise ValueError("a response header contains a line break or NUL")
+    return lines, omitted_names
 
 
 def render_head(status: int, lines: Sequence[str]) -> bytes:
-    """The status line, these lines, and what is said of every answer."""
-    said = (_render_status_line(status), *lines, _render_date(int(time.monotonic())))
-    return "\r\n".join(said).encode("utf-8", "surrogateescape")
+    """Render the status line, these lines and the common headers."""
+    parts = (_render_status_line(status), *lines, _render_date(int(time.monotonic())))
+    return "\r\n".join(parts).encode("utf-8", "surrogateescape")
 
 
 @functools.cache
@@ -85,7 +85,7 @@ def _render_status_line(status: int) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _render_date(second: int) -> str:
-    """Made anew each second; with the empty line that ends a head."""
+    """The Date line and the end of the head, cached per second."""
     del second
     return f"Date: {formatdate(usegmt=True)}\r\n\r\n"
 
@@ -99,29 +99,29 @@ _BODILESS_STATUSES: Final = (204, 304)
 
 
 class ResponseOwner(Protocol):
-    """What may close its connections."""
+    """The listener that owns the connection."""
 
     is_draining: bool
     write_batcher: WriteBatcher
-    """By which all of them are written to."""
+    """Batches the writes of all connections."""
 
 
 class Http1ResponseWriter(Struct, eq=False):
-    """A gateway.pipeline.http.ResponseWriter over a transport.
+    """A ``gateway.pipeline.http.ResponseWriter`` over a transport.
 
-    Of an answer in pieces, what is written before the first ``drain`` is sent with the head; with
-    the end too, where that comes first. After it each ``write`` is sent as it comes.
+    A stream's head is sent at the first ``drain`` or at ``finish``, together with the data written
+    before. Later writes are sent immediately.
     """
 
     _transport: asyncio.Transport
     _owner: ResponseOwner
     _request: IncomingRequest
     _is_head_only: bool
-    """The client wants no body."""
+    """A HEAD request: no body is sent."""
     started: bool = False
     finished: bool = False
     closes_connection: bool = False
-    """The connection ends with this answer: told with its head."""
+    """Whether the connection closes after this response; announced in its head."""
     needs_drain: bool = True
     """See ``gateway.pipeline.http.ResponseWriter``."""
     _is_chunked: bool = False
@@ -134,19 +134,19 @@ class Http1ResponseWriter(Struct, eq=False):
     def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         """See ``gateway.pipeline.http.ResponseWriter``."""
         self.started = True
-        lines, silent = render_headers(headers, UNARY_PREFIXES)
+        lines, omitted_names = render_headers(headers, UNARY_PREFIXES)
         if status in _BODILESS_STATUSES:
             body = b""
-        elif "transfer-encoding" in silent and not self._request.is_http10:
+        elif "transfer-encoding" in omitted_names and not self._request.is_http10:
             self._is_chunked = True
             lines.append(_CHUNKED_LINE)
             body = self._frame_chunk(body) + _LAST_CHUNK
         else:
             lines.append(f"Content-Length: {len(body)}")
-        if "connection" in silent:
+        if "connection" in omitted_names:
             self.closes_connection = True
-        top = self._build_head(status, lines)
-        self._owner.write_batcher.send(self._transport, top if self._is_head_only else top + body)
+        head = self._build_head(status, lines)
+        self._owner.write_batcher.send(self._transport, head if self._is_head_only else head + body)
         self.finished = True
 
     def start(self, status: int, headers: Headers) -> None:
@@ -179,13 +179,13 @@ class Http1ResponseWriter(Struct, eq=False):
             await self._writable
 
     def pause(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The client does not take what was sent as fast as it comes."""
+        """Note that the write buffer is full."""
         self.needs_drain = True
         if self._writable is None:
             self._writable = loop.create_future()
 
     def resume(self) -> None:
-        """It has caught up, or is gone."""
+        """Note that the client has caught up or is gone."""
         self.needs_drain = not self._head_sent
         if self._writable is not None:
             if not self._writable.done():
@@ -193,30 +193,30 @@ class Http1ResponseWriter(Struct, eq=False):
             self._writable = None
 
     def _send_head(self, last: bytes = b"") -> None:
-        """Begin a stream; and end it, with ``last`` where that is told."""
-        lines, silent = render_headers(self._headers, STREAM_PREFIXES)
+        """Send the head and the buffered data, followed by ``last``."""
+        lines, omitted_names = render_headers(self._headers, STREAM_PREFIXES)
         lines += _STREAM_HEADER_LINES
         http10 = self._request.is_http10
         if not http10:
             lines.append(_CHUNKED_LINE)
         self._is_chunked = not http10 and not self._is_head_only
-        self.closes_connection = http10 or "connection" in silent
-        top = self._build_head(self._status, lines)
+        self.closes_connection = http10 or "connection" in omitted_names
+        head = self._build_head(self._status, lines)
         self._head_sent = True
         self.needs_drain = self._writable is not None
-        said = [top] if self._is_head_only else [top, *self._buffer]
+        parts = [head] if self._is_head_only else [head, *self._buffer]
         if self._is_chunked:
             if size := sum(map(len, self._buffer)):
-                said[0] = b"%b%x\r\n" % (top, size)
-                said.append(b"\r\n")
-            said.append(last)
+                parts[0] = b"%b%x\r\n" % (head, size)
+                parts.append(b"\r\n")
+            parts.append(last)
         self._buffer.clear()
-        self._owner.write_batcher.send(self._transport, b"".join(said))
+        self._owner.write_batcher.send(self._transport, b"".join(parts))
 
     def _build_head(self, status: int, lines: list[str]) -> bytes:
-        """The head, which also says whether the connection ends."""
+        """Render the head, with the Connection header."""
         request = self._request
-        # A body that nobody waited for is not read to its end: no other request can follow it.
+        # A request body that is not read to its end leaves no room for another request.
         if (
             self.closes_connection
             or self._owner.is_draining

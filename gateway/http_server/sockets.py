@@ -1,4 +1,4 @@
-"""The sockets on which somebody listens, and TLS whose certificate may change meanwhile."""
+"""Listening sockets, with TLS certificates that can be replaced while they listen."""
 
 import asyncio
 import socket
@@ -8,20 +8,20 @@ from typing import Any, Final
 
 _BACKLOG: Final = 1024
 _PENDING_ACCEPT_TURNS: Final = 2
-"""Of the loop, until who was let in is met."""
+"""Iterations of the loop until accepted connections have their protocol."""
 
 
 class ListenSockets:
-    """Where connections come in; ``make`` makes what meets each of them."""
+    """The listening sockets of one address; ``protocol_factory`` handles their connections."""
 
-    def __init__(self, make: Callable[[], asyncio.BaseProtocol]) -> None:
-        self._protocol_factory = make
+    def __init__(self, protocol_factory: Callable[[], asyncio.BaseProtocol]) -> None:
+        self._protocol_factory = protocol_factory
         self._servers: list[asyncio.Server] = []
         self._tls: ssl.SSLContext | None = None
         self._closing_task: asyncio.Task[None] | None = None
 
     def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
-        """With which certificate new connections are met; None where they are plain."""
+        """Set the certificate of new connections; None without TLS."""
         self._tls = tls
 
     async def listen(
@@ -33,10 +33,10 @@ class ListenSockets:
         reuse_port: bool = False,
         given: Sequence[socket.socket] = (),
     ) -> int:
-        """Bind; gives the port, which the system chooses for 0. Raises OSError.
+        """Bind; returns the port, which the system chooses for 0. Raises OSError.
 
-        With ``reuse_port`` other processes may listen there too. Sockets that are ``given`` listen
-        already, and nothing is bound.
+        With ``reuse_port``, other processes may bind it too. If sockets are ``given``, they are
+        used and nothing is bound.
         """
         self.set_tls_context(tls)
         loop = asyncio.get_running_loop()
@@ -62,22 +62,22 @@ class ListenSockets:
 
     @property
     def fds(self) -> Sequence[int]:
-        """Those of its sockets."""
+        """The file descriptors of the sockets."""
         return [one.fileno() for server in self._servers for one in server.sockets]
 
     def stop_accepting(self) -> None:
-        """Let no more connections in. Who was let in already is met."""
+        """Accept no more connections; those accepted already are served."""
         loop = asyncio.get_running_loop()
         if not isinstance(loop, asyncio.SelectorEventLoop):
             self._close()
         elif self._closing_task is None:
-            # Until Python 3.12 it loses whom it lets in as it closes, and does not hang up either.
+            # Before Python 3.12, closing leaks connections that are being accepted.
             for descriptor in self.fds:
                 loop.remove_reader(descriptor)
             self._closing_task = loop.create_task(self._close_later())
 
     async def wait_closed(self) -> None:
-        """Shut it, and wait until it is."""
+        """Close the sockets and wait until they are closed."""
         self.stop_accepting()
         if self._closing_task is not None:
             await asyncio.shield(self._closing_task)
@@ -92,12 +92,12 @@ class ListenSockets:
             server.close()
 
 
-def _make_reloadable_context(trusted: Callable[[], ssl.SSLContext | None]) -> ssl.SSLContext:
-    """What a connection is met with at first: it has no certificate but that of ``trusted``."""
+def _make_reloadable_context(get_context: Callable[[], ssl.SSLContext | None]) -> ssl.SSLContext:
+    """Make a context that takes the certificate of ``get_context`` for each connection."""
 
     def choose(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
         del name, context
-        connection.context = trusted()
+        connection.context = get_context()
 
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.sni_callback = choose

@@ -1,11 +1,11 @@
-"""What the supervisor and a process tell each other, and the socket that carries it.
+"""Messages between the supervisor and a serving process, over a socket pair.
 
-Begin    -> Ready, or Failed and its end
-Prepare  -> Prepared: with complaints, and it goes on as before; without, and it waits for
-Verdict  -> Done
-Wish     <- a process is asked for a reload; Outcome tells it, by its number, what came of that
+StartCommand   -> ProcessReady, or ProcessFailed and its exit
+PrepareReload  -> ReloadPrepared: with issues, and nothing changes; without, and it waits for
+CommitReload   -> ReloadDone
+ReloadRequest  <- the admin API of a process asks for a reload; ReloadReply has the result
 
-Each is its length in 4 bytes, then MessagePack. Whose other end is closed is alone.
+A message is its length in 4 bytes and MessagePack.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LENGTH_BYTES = 4
 
 
 class ListenerPort(Struct, frozen=True, array_like=True):
-    """A listener's place and its port."""
+    """A listener id and its port."""
 
     address: str
     number: int
@@ -36,9 +36,9 @@ class ListenerPort(Struct, frozen=True, array_like=True):
 
 
 class StartCommand(Struct, frozen=True, tag=True):
-    """Serve this, as one of so many. ``admin`` is the path of its admin socket, "" for none.
+    """Serve this configuration as one of ``process_count`` processes.
 
-    ``draining``: tell whoever asks that no more requests should come.
+    ``admin_socket`` is the path of the admin socket, or "". ``draining``: start in draining state.
     """
 
     config_text: ConfigText
@@ -50,49 +50,49 @@ class StartCommand(Struct, frozen=True, tag=True):
 
 
 class ProcessReady(Struct, frozen=True, tag=True):
-    """It serves."""
+    """The process serves."""
 
     urls: Sequence[str]
     models: Sequence[str]
 
 
 class ProcessFailed(Struct, frozen=True, tag=True):
-    """It can't, and ends."""
+    """The process cannot serve and exits."""
 
     reason: str
 
 
 class PrepareReload(Struct, frozen=True, tag=True):
-    """Get ready to serve this instead."""
+    """Prepare a new configuration."""
 
     config_text: ConfigText
     ports: Sequence[ListenerPort]
 
 
 class ReloadPrepared(Struct, frozen=True, tag=True):
-    """It is ready to, unless there are complaints."""
+    """The process has prepared it, unless there are issues."""
 
     issues: Sequence[ConfigIssue] = ()
 
 
 class CommitReload(Struct, frozen=True, tag=True):
-    """Serve what was prepared, or leave it."""
+    """Apply or discard the prepared configuration."""
 
     commit: bool
 
 
 class ReloadDone(Struct, frozen=True, tag=True):
-    """So it did."""
+    """The process has applied or discarded it."""
 
 
 class ReloadRequest(Struct, frozen=True, tag=True):
-    """Somebody asks for a reload."""
+    """A client of a process's admin API requests a reload."""
 
     number: int
 
 
 class ReloadReply(Struct, frozen=True, tag=True):
-    """What came of it."""
+    """The result of a requested reload."""
 
     number: int
     result: ReloadResult
@@ -114,7 +114,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class IpcChannel:
-    """One end of it."""
+    """One end of the socket pair."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -122,31 +122,31 @@ class IpcChannel:
 
     @classmethod
     async def connect(cls, end: socket.socket) -> Self:
-        """Over this end of a pair of sockets."""
+        """Open a channel over a socket."""
         return cls(*await asyncio.open_connection(sock=end))
 
     def send(self, message: IpcMessage) -> None:
-        """Tell the other end. What nobody can hear any more is lost."""
+        """Send a message; it is lost if the other end is closed."""
         data = _encode(message)
         self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
     async def receive(self) -> IpcMessage | None:
-        """What the other end tells next; None when it is gone."""
+        """Receive the next message; None if the other end is closed."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
             return _decoder.decode(await self._reader.readexactly(size))
         return None
 
     def close(self) -> None:
-        """Say no more."""
+        """Close this end."""
         self._writer.close()
 
 
-# A serving process, as the supervisor sees it.
+# A serving process, seen from the supervisor.
 
 
 class ServingProcess:
-    """It runs from ``born`` on. ``ready`` is what it said when it began to serve."""
+    """A serving process. ``ready_message`` is set while it serves."""
 
     def __init__(self, process: Process, line: IpcChannel, admin: str) -> None:
         self.process = process
@@ -158,7 +158,7 @@ class ServingProcess:
 
     @classmethod
     async def spawn(cls, admin: str) -> Self:
-        """A new process, in a group of its own: a terminal's Ctrl-C is the supervisor's to hear."""
+        """Start a process, in its own process group so that Ctrl-C only reaches the supervisor."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # noqa: FBT003 - it has no other form
         with theirs:
@@ -173,7 +173,7 @@ class ServingProcess:
         return cls(process, await IpcChannel.connect(ours), admin)
 
     async def start_serving(self, begin: StartCommand) -> str:
-        """Let it serve; why it does not, or ""."""
+        """Start serving; returns the error, or ""."""
         match await self.send_request(begin):
             case ProcessReady() as ready:
                 self.ready_message = ready
@@ -186,9 +186,9 @@ class ServingProcess:
     async def send_request(
         self, message: IpcMessage, within: float | None = None
     ) -> IpcMessage | None:
-        """What it replies to that; None when it is gone.
+        """Send a message and wait for the reply; None if the process has ended.
 
-        One that says nothing for so many seconds is killed: it could come back with anything.
+        A process that does not reply within ``within`` seconds is killed: its state is unknown.
         """
         if self._is_gone:
             return None
@@ -201,7 +201,7 @@ class ServingProcess:
             return None
 
     async def read_messages(self, reload: Callable[[], Awaitable[ReloadResult]]) -> None:
-        """Hear it until it is gone. Its wishes are told to ``reload``."""
+        """Read its messages until it ends; reload requests call ``reload``."""
         async with asyncio.TaskGroup() as tasks:
             while (told := await self._channel.receive()) is not None:
                 if isinstance(told, ReloadRequest):
@@ -214,12 +214,12 @@ class ServingProcess:
             self._channel.close()
 
     async def wait_exit(self) -> str:
-        """Wait for its end; says which it was."""
+        """Wait for its exit; returns the exit code or signal as text."""
         code = await self.process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def send_signal(self, which: signal.Signals) -> None:
-        """Send it a signal, if it still runs."""
+        """Send a signal, if it still runs."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 self.process.send_signal(which)

@@ -1,4 +1,4 @@
-"""Each process's part of what the file allows to the whole gateway."""
+"""Divides the configured limits among the serving processes."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
@@ -15,7 +15,7 @@ ListenerPorts = Mapping[config_listeners.ListenerId, int]
 
 
 def partition_config(config: schema.Config, processes: int, ports: ListenerPorts) -> schema.Config:
-    """What one of so many processes serves: a part of each limit, at the ports that all have.
+    """The configuration of one process: its part of each limit, at the shared ports.
 
     Parts are rounded up, so that none is 0.
     """
@@ -43,7 +43,7 @@ def partition_config(config: schema.Config, processes: int, ports: ListenerPorts
 
 
 def find_unpartitionable(config: schema.Config) -> Iterator[tuple[ConfigPath, str]]:
-    """What several processes can't share, and what to do instead."""
+    """Find what several processes cannot share; yields paths and messages."""
     for name, backend in config.backends.items():
         if isinstance(backend, schema.TorchConfig):
             message = (
@@ -84,7 +84,7 @@ def _partition_backend(backend: schema.BackendConfig, processes: int) -> schema.
 
 
 def _partition_all_key_limits(config: schema.Config, processes: int) -> schema.Config:
-    """With a part of what every key may take, where no state tells the processes of each other."""
+    """Divide the limits of all keys; used without shared state."""
     keys = (
         replace(key, limits=_partition_key_limits(key.limits, processes)) for key in config.keys
     )

@@ -49,7 +49,7 @@ class _ReloadAborted(Exception):
 
 
 class SupervisorLink:
-    """The other processes, as the supervisor tells of them: see ``gateway.runtime.gateway.ProcessGroup``."""
+    """The other processes: a ``gateway.runtime.gateway.ProcessGroup`` over the supervisor."""
 
     def __init__(self, line: IpcChannel, begin: StartCommand) -> None:
         self.channel = line
@@ -132,7 +132,7 @@ async def serve_process(end: socket.socket) -> int:
         line.send(ProcessFailed(str(error)))
         return 1
     told = loaded.config.observe.access_log
-    with open_access_log(told.buffer, exchanges=told.format != "off") as lines:
+    with open_access_log(told.buffer, log_requests=told.format != "off") as lines:
         return await _run_gateway(loaded, among, lines, draining=begin.draining)
 
 
@@ -141,7 +141,7 @@ async def _run_gateway(
 ) -> int:
     loop, stopping = asyncio.get_running_loop(), ShutdownSignal()
     origin = ConfigSource(loaded, lambda: loaded)
-    app = Gateway(loaded.config, build_services(lines), origin=origin, among=among)
+    app = Gateway(loaded.config, build_services(lines), origin=origin, process_group=among)
     app.set_draining(on=draining)
     try:
         urls = await app.start()

@@ -1,6 +1,6 @@
-"""Who looks after the processes: starts them, restarts one that died, reloads and stops them all.
+"""The supervisor of the serving processes: starts, restarts, reloads and stops them.
 
-It reads the configuration, holds the ports and has the admin listener, but serves no request.
+It loads the configuration, reserves the ports and runs the admin listener, but serves no requests.
 """
 
 import asyncio
@@ -42,33 +42,33 @@ from gateway.observability.metrics.system import (
 )
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadTrigger
 
-# The ports that all processes bind, and that nobody else can take meanwhile.
+# Reservation of the ports that all processes bind.
 
 
 class PortReservations:
-    """Holds each listener's port with a socket of its own, that never listens."""
+    """Reserves each listener's port with a bound socket that does not listen."""
 
     def __init__(self) -> None:
         self._sockets: dict[listeners.ListenerId, socket.socket] = {}
 
     @property
     def ports(self) -> ListenerPorts:
-        """Those that are held."""
+        """The reserved ports."""
         return {listener_id: one.getsockname()[1] for listener_id, one in self._sockets.items()}
 
     def reserve(self, listener_id: listeners.ListenerId) -> None:
-        """Hold this listener's port too, of which 0 is any that is free. Raises OSError."""
+        """Reserve a listener's port; 0 is any free port. Raises OSError."""
         host, _, port = listener_id[0].rpartition(":")
         self._sockets[listener_id] = _reserve_port(host.strip("[]"), int(port))
 
     def release_others(self, listener_ids: frozenset[listeners.ListenerId]) -> None:
-        """Hold only these."""
+        """Release the ports of all other listeners."""
         for listener_id in self._sockets.keys() - listener_ids:
             self._sockets.pop(listener_id).close()
 
 
 def _reserve_port(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises OSError, also where another gateway's processes share the port."""
+    """Bind a socket. Raises OSError, also if another gateway's processes share the port."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, address = socket.AddressFamily(found[0][0]), found[0][4]
     with _create_socket(family) as alone:
@@ -91,18 +91,18 @@ def _create_socket(family: socket.AddressFamily) -> socket.socket:
 log = logging.getLogger("interlingua")
 
 _MAX_START_FAILURES: Final = 5
-"""So many starts fail in a row, and nobody serves: then no more are tried."""
+"""The supervisor gives up after so many failed starts in a row if no process serves."""
 _MIN_RESTART_DELAY: Final = 0.1
 _MAX_RESTART_DELAY: Final = 30.0
-"""Seconds before another takes a place: at first, and at most."""
+"""Seconds before a restart: the first delay and the longest."""
 _STABLE_AFTER: Final = 10.0
-"""A process that lived for so many seconds was started well."""
+"""Seconds after which a process counts as stable, which resets the delay."""
 _RELOAD_GRACE: Final = 5.0
-"""Seconds that a process may take to reload, beside those that its backends may."""
+"""Seconds for a reload, in addition to the warmup of backends."""
 
 
 class ServePlan(Struct, frozen=True):
-    """What is served at first and by how many, what reads it anew, and the file that is watched."""
+    """The initial configuration, its reader, the number of processes and the watched file."""
 
     initial_config: LoadedConfig
     config_reader: ConfigReader
@@ -112,10 +112,10 @@ class ServePlan(Struct, frozen=True):
 
 
 class Supervisor(Collector):
-    """Of the processes that ``plan`` asks for."""
+    """Supervises the serving processes of a plan."""
 
     def __init__(self, plan: ServePlan, folder: str) -> None:
-        """``folder`` is for the processes' admin sockets: nobody else may enter it."""
+        """``folder`` is a private directory for the processes' admin sockets."""
         self._plan = plan
         self._folder = Path(folder)
         self._loaded_config, self._config_text = plan.initial_config, plan.config_reader.last_text
@@ -123,10 +123,10 @@ class Supervisor(Collector):
         self._processes: list[ServingProcess] = []
         self._spawn_count = self._start_failures = 0
         self._lock = asyncio.Lock()
-        """Whose it is may start a process, or change what they serve."""
+        """Held while a process starts or the configuration changes."""
         self._stop_event = asyncio.Event()
         self._failure_reason = ""
-        """What keeps all of it from going on."""
+        """Why the supervisor gives up, or ""."""
         self._tasks = asyncio.TaskGroup()
         reloads = ReloadCollector(plan.initial_config.hash, time.time)  # noqa: TID251 - here it is passed in
         self._reloader = Reloader(
@@ -145,7 +145,7 @@ class Supervisor(Collector):
             )
 
     async def run(self) -> int:
-        """Serve until told to stop; gives the command's exit code."""
+        """Serve until stopped; returns the exit code."""
         following = ReloadTrigger(self._reloader, self._plan.watched_file)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -179,10 +179,10 @@ class Supervisor(Collector):
     def _list_serving(self) -> list[ServingProcess]:
         return [one for one in self._processes if one.ready_message is not None]
 
-    # --- from the start to the end ----------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------
 
     async def _start_all(self) -> None:
-        """Start all of them and listen, or give up."""
+        """Start all processes and the admin listener."""
         try:
             for listener_id in listeners.listeners_by_id(self._loaded_config.config):
                 self._ports.reserve(listener_id)
@@ -204,7 +204,7 @@ class Supervisor(Collector):
         click.echo(f"interlingua serves {names} on {places} ({count} processes)", err=True)
 
     async def _wait_closed(self) -> None:
-        """Wait until what runs in them has ended."""
+        """Wait until all processes have exited."""
         await self._reloader.aclose()
         await asyncio.gather(*(one.wait_exit() for one in self._processes))
         if self._admin_proxy is not None:
@@ -217,7 +217,7 @@ class Supervisor(Collector):
             self._signal_all(signal.SIGINT)
 
     def _handle_signal(self, name: signal.Signals) -> None:
-        """A signal has come; a second one ends all at once."""
+        """Stop gracefully; a second signal stops at once."""
         if not self._stop_event.is_set():
             said = "interlingua stops when what runs has ended; signal again to stop at once"
             click.echo(said, err=True)
@@ -229,7 +229,7 @@ class Supervisor(Collector):
         signal.raise_signal(name)
 
     def _signal_all(self, name: signal.Signals) -> None:
-        """Let each come to its end. It must be told once: the second time ends it."""
+        """Stop all processes gracefully. Sent only once: a second signal would kill them."""
         self._stop_event.set()
         for one in self._processes:
             one.send_signal(name)
@@ -240,29 +240,29 @@ class Supervisor(Collector):
     # --- each process -----------------------------------------------------------------------------
 
     async def _spawn_process(self) -> str:
-        """Start one more; why it does not serve, or ""."""
+        """Start a process; returns the error, or ""."""
         self._spawn_count += 1
         admin = "" if self._admin_proxy is None else str(self._folder / str(self._spawn_count))
         draining = self._admin_proxy is not None and self._admin_proxy.draining
-        member = await ServingProcess.spawn(admin)
-        self._processes.append(member)
-        self._tasks.create_task(member.read_messages(self._reloader.reload))
+        process = await ServingProcess.spawn(admin)
+        self._processes.append(process)
+        self._tasks.create_task(process.read_messages(self._reloader.reload))
         count, level = self._plan.process_count, self._plan.log_level
         begin = StartCommand(self._config_text, count, self._list_ports(), admin, level, draining)
         if self._stop_event.is_set():
-            member.send_signal(signal.SIGTERM)
-        return await member.start_serving(begin)
+            process.send_signal(signal.SIGTERM)
+        return await process.start_serving(begin)
 
-    async def _keep_running(self, member: ServingProcess) -> None:
-        """Start another in this one's place when it ends, and in that one's."""
+    async def _keep_running(self, process: ServingProcess) -> None:
+        """Restart a process whenever it ends."""
         loop = asyncio.get_running_loop()
         pause = _MIN_RESTART_DELAY
         while True:
             began = loop.time()
-            end = await member.wait_exit()
-            self._processes.remove(member)
+            end = await process.wait_exit()
+            self._processes.remove(process)
             if self._admin_proxy is not None:
-                self._admin_proxy.forget_process(member)
+                self._admin_proxy.forget_process(process)
             pause = (
                 _MIN_RESTART_DELAY
                 if loop.time() - began > _STABLE_AFTER
@@ -272,7 +272,7 @@ class Supervisor(Collector):
             await asyncio.sleep(pause)
             async with self._lock:
                 why = await self._spawn_process()
-            member = self._processes[-1]
+            process = self._processes[-1]
             self._start_failures = self._start_failures + 1 if why else 0
             if why:
                 log.error("a process can't serve: %s", why)
@@ -282,7 +282,7 @@ class Supervisor(Collector):
     # --- another configuration --------------------------------------------------------------------
 
     async def _apply_config(self, loaded: LoadedConfig) -> None:
-        """Let all of them serve this from now on. Raises ConfigError, and all stays as it was."""
+        """Apply a configuration in all processes. Raises ConfigError and changes nothing."""
         if wrong := [
             *listeners.restart_required(self._loaded_config.config, loaded.config),
             *find_unpartitionable(loaded.config),
@@ -291,19 +291,17 @@ class Supervisor(Collector):
         async with self._lock:
             self._reserve_ports(loaded)
             text = self._plan.config_reader.last_text
-            complaints = await self._commit_reload(
-                text, loaded.config.limits.warmup_timeout + _RELOAD_GRACE
-            )
-            if complaints:
+            issues = await self._commit_reload(text, loaded.config.limits.warmup_timeout + _RELOAD_GRACE)
+            if issues:
                 self._ports.release_others(
                     frozenset(listeners.listeners_by_id(self._loaded_config.config))
                 )
-                raise ConfigError(loaded.filename, complaints, loaded.files)
+                raise ConfigError(loaded.filename, issues, loaded.files)
             self._loaded_config, self._config_text = loaded, text
             self._ports.release_others(frozenset(listeners.listeners_by_id(loaded.config)))
 
     def _reserve_ports(self, loaded: LoadedConfig) -> None:
-        """Hold the ports that are new. Raises ConfigError."""
+        """Reserve new ports. Raises ConfigError."""
         for number, listener_id in enumerate(listeners.listeners_by_id(loaded.config)):
             if listener_id in self._ports.ports:
                 continue
@@ -317,7 +315,7 @@ class Supervisor(Collector):
                 raise loaded.build_error((("listeners", number, "address"), why)) from None
 
     async def _commit_reload(self, text: ConfigText, within: float) -> Sequence[ConfigIssue]:
-        """Let all prepare this, and serve it if all can; what keeps one of them from it."""
+        """Prepare in all processes and commit if all can; returns the issues otherwise."""
         serving = self._list_serving()
         prepare = PrepareReload(text, self._list_ports())
         replies = await asyncio.gather(*(one.send_request(prepare, within) for one in serving))
@@ -326,18 +324,18 @@ class Supervisor(Collector):
             for one, it in zip(serving, replies, strict=True)
             if isinstance(it, ReloadPrepared)
         }
-        complaints = next((it.issues for it in said.values() if it.issues), ())
+        issues = next((it.issues for it in said.values() if it.issues), ())
         ready = [one for one, it in said.items() if not it.issues]
-        verdict = CommitReload(not complaints)
+        verdict = CommitReload(not issues)
         await asyncio.gather(*(one.send_request(verdict, _RELOAD_GRACE) for one in ready))
-        return complaints
+        return issues
 
     def _list_ports(self) -> Sequence[ListenerPort]:
         return [ListenerPort(*listener_id, port) for listener_id, port in self._ports.ports.items()]
 
 
 def run_supervisor(plan: ServePlan) -> int:
-    """Serve what the plan says until told to stop; gives the command's exit code."""
+    """Run the plan until stopped; returns the exit code."""
     if wrong := [*find_unpartitionable(plan.initial_config.config)]:
         click.echo(str(plan.initial_config.build_error(*wrong)), err=True)
         return 1

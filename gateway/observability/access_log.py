@@ -1,7 +1,7 @@
-"""The log: a line of JSON for each exchange, and between them what the gateway has to say.
+"""The access log: one JSON line per request, between the gateway's own log messages.
 
-Nobody may read it for a while. Then lines wait, so many at most, and the rest are left out and
-counted; how many is said as soon as somebody reads on.
+If the reader of the log stalls, lines are queued up to a limit. Lines beyond it are dropped and
+counted, and a message says how many as soon as the reader continues.
 """
 
 import itertools
@@ -19,19 +19,17 @@ from msgspec import Struct
 from gateway.observability.background_writer import BackgroundWriter
 from gateway.observability.record import ignore_record
 
-# What is logged again and again is said a few times a second.
-#
-# A loop that can't accept a connection, since the process has no descriptor left, says so a thousand
-# times a second; the log must not go down with it.
+# Repeated messages are rate limited: a process without free file descriptors would log a failed
+# accept a thousand times a second.
 
 _MAX_PER_SECOND: Final = 2
-"""Times in a second that the same is said, and once of these with its traceback."""
+"""Equal messages per second; only the first one keeps its traceback."""
 _MAX_TRACKED_MESSAGES: Final = 256
-"""Messages that are told apart."""
+"""Distinct messages that are tracked."""
 
 
 class _MessageState(Struct):
-    """A message: how often it came since when, and how often that was not said."""
+    """How often a message was logged in its window, and how often it was suppressed."""
 
     window_start: float
     count: int = 0
@@ -39,10 +37,10 @@ class _MessageState(Struct):
 
 
 class LogRateFilter(logging.Filter):
-    """Lets each message of a logger pass, but not too often. ``clock`` gives seconds.
+    """Limits how often each message is logged. ``clock`` gives seconds.
 
-    One with another kind of error is another one. The first that passes again tells how many did
-    not.
+    Messages with different exception types are different. The next message that passes says how
+    many were suppressed.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -56,33 +54,33 @@ class LogRateFilter(logging.Filter):
         name = (record.name, str(record.msg), error and error[0])
         if len(self._message_states) >= _MAX_TRACKED_MESSAGES and name not in self._message_states:
             self._message_states.clear()
-        heard = self._message_states.setdefault(name, _MessageState(now))
-        if now - heard.window_start >= 1.0:
-            heard.window_start, heard.count = now, 0
-        heard.count += 1
-        if heard.count > _MAX_PER_SECOND:
-            heard.suppressed += 1
+        state = self._message_states.setdefault(name, _MessageState(now))
+        if now - state.window_start >= 1.0:
+            state.window_start, state.count = now, 0
+        state.count += 1
+        if state.count > _MAX_PER_SECOND:
+            state.suppressed += 1
             return False
-        if heard.count > 1:
+        if state.count > 1:
             record.exc_info = None
-        if heard.suppressed:
-            record.msg = f"{record.getMessage()} ({heard.suppressed} more of these were left out)"
+        if state.suppressed:
+            record.msg = f"{record.getMessage()} ({state.suppressed} more of these were left out)"
             record.args = ()
-            heard.suppressed = 0
+            state.suppressed = 0
         return True
 
 
 _STDERR_DESCRIPTOR: Final = 2
 _FLUSH_TIMEOUT: Final = 2.0
-"""Seconds in which these must be taken."""
+"""Seconds to write the remaining lines at shutdown."""
 
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
 @contextmanager
-def open_access_log(most: int, *, exchanges: bool) -> Iterator["AccessLogWriter"]:
-    """The process's own on standard error, with whatever is logged, for as long as this lasts."""
-    lines = AccessLogWriter(_STDERR_DESCRIPTOR, most, exchanges=exchanges)
+def open_access_log(max_waiting: int, *, log_requests: bool) -> Iterator["AccessLogWriter"]:
+    """Open the access log on standard error and route all log messages through it."""
+    lines = AccessLogWriter(_STDERR_DESCRIPTOR, max_waiting, log_requests=log_requests)
     lines.start()
     try:
         with lines.capture_logger(logging.getLogger()):
@@ -92,23 +90,23 @@ def open_access_log(most: int, *, exchanges: bool) -> Iterator["AccessLogWriter"
 
 
 class AccessLogWriter:
-    """Writes to a descriptor."""
+    """Writes log lines to a file descriptor."""
 
-    def __init__(self, descriptor: int, most: int, *, exchanges: bool = True) -> None:
-        """So many lines may wait at ``most``. ``exchanges``: whether these have lines, too."""
+    def __init__(self, descriptor: int, max_waiting: int, *, log_requests: bool = True) -> None:
+        """Queue at most ``max_waiting`` lines; ``log_requests``: whether requests are logged."""
         self._descriptor = descriptor
-        self._writer = BackgroundWriter("log", most, self._write_batch)
+        self._writer = BackgroundWriter("log", max_waiting, self._write_batch)
         self._logged_dropped = 0
-        """Lost lines of which was said that they are."""
+        """Dropped lines that a log message has reported."""
         self.write_record: Callable[[Struct], None] = (
-            self._writer.enqueue if exchanges else ignore_record
+            self._writer.enqueue if log_requests else ignore_record
         )
-        """Write this as a line of JSON."""
+        """Write a record as a JSON line."""
         self.start = self._writer.start
         self.close = self._writer.close
 
     def count_dropped(self) -> int:
-        """How many lines nobody will read."""
+        """The number of dropped lines."""
         return self._writer.dropped
 
     def write_text(self, text: str) -> None:
@@ -117,14 +115,11 @@ class AccessLogWriter:
 
     @contextmanager
     def capture_logger(self, logger: logging.Logger) -> Iterator[None]:
-        """What is logged there is said here, in the same form, for as long as this lasts.
-
-        The same is said a few times a second at most.
-        """
+        """Write the messages of this logger here, in their format and rate limited."""
         before = logger.handlers
-        seldom = LogRateFilter(time.monotonic)
+        rate_filter = LogRateFilter(time.monotonic)
         logger.handlers = [
-            _TextLogHandler(self.write_text, one.formatter, seldom) for one in before
+            _TextLogHandler(self.write_text, one.formatter, rate_filter) for one in before
         ]
         try:
             yield
@@ -132,28 +127,28 @@ class AccessLogWriter:
             logger.handlers = before
 
     def _write_batch(self, batch: Sequence[Struct | bytes]) -> int:
-        """Write them; gives how many had to be left out."""
+        """Write a batch; returns how many lines were dropped."""
         try:
             for piece in _encode_batch(batch):
                 self._write_all(piece)
             if lost := self._writer.dropped - self._logged_dropped:
                 self._logged_dropped += lost
-                self._write_all(b"WARNING interlingua: %d lines of this log are lost here\n" % lost)
-        except OSError:  # whoever read it is gone for good, or the disk is full
+                self._write_all(b"WARNING interlingua: %d log lines were dropped here\n" % lost)
+        except OSError:  # the reader is gone, or the disk is full
             return len(batch)
         return 0
 
     def _write_all(self, data: bytes) -> None:
-        """Write all of it, however long that takes. Raises OSError."""
+        """Write all data, blocking as long as necessary. Raises OSError."""
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:  # another process may have made it so, if it has it, too
+            except BlockingIOError:  # another process that shares it may have set O_NONBLOCK
                 select.select([], [self._descriptor], [])
 
 
 def _encode_batch(batch: Sequence[Struct | bytes]) -> Iterator[bytes]:
-    """A batch in pieces. What is to be JSON is encoded many at once, which takes half the time."""
+    """Encode a batch in chunks; encoding records together halves the time."""
     for kind, some in itertools.groupby(batch, type):
         together = [*some]
         if kind is bytes:
@@ -163,7 +158,7 @@ def _encode_batch(batch: Sequence[Struct | bytes]) -> Iterator[bytes]:
 
 
 def _group_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole lines, as many together as a pipe takes without another process's in between."""
+    """Group lines into chunks that a pipe writes atomically."""
     piece = b""
     for line in lines:
         if piece and len(piece) + len(line) > select.PIPE_BUF:
@@ -175,25 +170,28 @@ def _group_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _split_lines(lines: bytes) -> Iterator[bytes]:
-    """The same of lines that are together already, as many are when they are encoded at once."""
+    """Split encoded lines into chunks that a pipe writes atomically."""
     begin = 0
     while begin < len(lines):
         end = lines.rfind(b"\n", begin, begin + select.PIPE_BUF) + 1
-        end = end or lines.index(b"\n", begin) + 1  # one that is longer
+        end = end or lines.index(b"\n", begin) + 1  # a longer line
         yield lines[begin:end]
         begin = end
 
 
 class _TextLogHandler(logging.Handler):
-    """Says what is logged."""
+    """Writes log messages as text lines."""
 
     def __init__(
-        self, say: Callable[[str], None], form: logging.Formatter | None, seldom: LogRateFilter
+        self,
+        write_text: Callable[[str], None],
+        form: logging.Formatter | None,
+        rate_filter: LogRateFilter,
     ) -> None:
         super().__init__()
         self.setFormatter(form)
-        self.addFilter(seldom)
-        self._write_text = say
+        self.addFilter(rate_filter)
+        self._write_text = write_text
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging's Handler."""

@@ -1,4 +1,4 @@
-"""A thread that writes what it is given. Whoever gives it something never waits."""
+"""A writer thread with a bounded queue. Adding an item never blocks."""
 
 import threading
 from collections import deque
@@ -8,47 +8,46 @@ from typing import Final, Generic, TypeVar
 ItemT = TypeVar("ItemT")
 
 _BATCH_DELAY: Final = 0.05
-"""Seconds from the first of a batch until it is written, and from one batch to the next: what comes
-meanwhile goes with it, and wakes nobody."""
+"""Seconds to wait for more items before a batch is written."""
 _MAX_BATCH: Final = 1000
 
 
 class BackgroundWriter(Generic[ItemT]):
-    """Writes in batches, in the order in which things came."""
+    """Writes items in batches, in order."""
 
     def __init__(
         self,
         name: str,
-        most: int,
+        max_waiting: int,
         write: Callable[[Sequence[ItemT]], int],
-        linger: float = _BATCH_DELAY,
+        batch_delay: float = _BATCH_DELAY,
     ) -> None:
-        """So many may wait at ``most``. ``write`` gives how many of a batch it had to give up."""
-        self._batch_delay = linger
+        """Queue at most ``max_waiting`` items. ``write`` returns how many of a batch it dropped."""
+        self._batch_delay = batch_delay
         self._rejected = 0
         self._abandoned = 0
-        """Only the thread changes it, as all others do what was refused."""
+        """Changed by the writer thread only; ``_rejected`` by all other threads."""
         self.closing = threading.Event()
-        """What can't be written now must be given up."""
-        self._max_waiting = most
+        """Set once items that cannot be written now must be dropped."""
+        self._max_waiting = max_waiting
         self._write = write
         self._waiting = deque[ItemT]()
         self._idle = False
-        """The thread sleeps until it is woken."""
+        """Whether the thread waits for ``_wake``."""
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._write_batches, name=name, daemon=True)
 
     @property
     def dropped(self) -> int:
-        """How many were not written: there was no room for them, or they were given up."""
+        """Items not written: the queue was full, or ``write`` dropped them."""
         return self._rejected + self._abandoned
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def enqueue(self, item: ItemT) -> None:
-        """Have this written, if there is room. From any thread; it must not change any more."""
+        """Queue an item if there is room; thread-safe. The item must not change afterwards."""
         if len(self._waiting) >= self._max_waiting:
             self._rejected += 1
             return
@@ -58,7 +57,7 @@ class BackgroundWriter(Generic[ItemT]):
             self._wake.set()
 
     def close(self, within: float) -> bool:
-        """Write what waits, for so many seconds at most, and end; False if it was not all."""
+        """Write the queued items within ``within`` seconds and stop; False if some are left."""
         self.closing.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -71,13 +70,13 @@ class BackgroundWriter(Generic[ItemT]):
                 self._wait_for_items()
                 continue
             while self._waiting:
-                some = range(min(_MAX_BATCH, len(self._waiting)))
-                self._abandoned += self._write([self._waiting.popleft() for _ in some])
+                batch = range(min(_MAX_BATCH, len(self._waiting)))
+                self._abandoned += self._write([self._waiting.popleft() for _ in batch])
 
     def _wait_for_items(self) -> None:
-        """Until something comes, or the end."""
+        """Block until an item arrives or the writer closes."""
         self._idle = True
-        if not self._waiting:  # looked at after the flag was set: what comes later wakes it
+        if not self._waiting:  # checked after the flag is set: a later item sets the event
             self._wake.wait()
         self._idle = False
         self._wake.clear()

@@ -1,6 +1,6 @@
-"""What all exchanges come to, by the conventions for generative models: histograms since the start.
+"""Cumulative histograms under the OpenTelemetry conventions for generative AI.
 
-The edges are those that the conventions give.
+The bucket edges are those of the conventions.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     AGGREGATION_TEMPORALITY_CUMULATIVE as _CUMULATIVE,
 )
-from opentelemetry.proto.metrics.v1.metrics_pb2 import Histogram as Sent
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Histogram as OtlpHistogram
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 
 from backends.histogram import Histogram
@@ -32,12 +32,12 @@ PER_TOKEN_BUCKETS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 
 TOKEN_BUCKETS: Final = tuple(float(4**k) for k in range(14))
 _NANOSECONDS_PER_SECOND: Final = 1_000_000_000
 _MAX_SERIES: Final = 2000
-"""Series; what comes beyond is counted under other names."""
+"""Maximum series; further ones are counted under ``_OVERFLOW_LABEL``."""
 _OVERFLOW_LABEL: Final = "_other"
 
 
 class _SeriesKey(Struct, frozen=True):
-    """A histogram's name, and whose it is."""
+    """The name and attributes of a histogram."""
 
     name: str
     operation: str
@@ -47,47 +47,47 @@ class _SeriesKey(Struct, frozen=True):
     direction: str = ""
 
     def build_attributes(self) -> dict[str, AttributeValue | None]:
-        """By the gateway's own words."""
+        """The attributes by the gateway's names."""
         return {
             "operation": self.operation,
             "backend": self.backend,
             "model": self.model,
-            "asked_model": self.model,
+            "requested_model": self.model,
             "direction": self.direction,
         }
 
 
 class OtelMetrics:
-    """Counts records, for each operation, backend and model."""
+    """Histograms per operation, backend and model."""
 
-    def __init__(self, names: SemanticConventions, began: float) -> None:
-        """``began`` is since when is counted, in Unix seconds."""
+    def __init__(self, names: SemanticConventions, started_at: float) -> None:
+        """``started_at`` is the start of the counting, in Unix seconds."""
         self._semconv = names
-        self._started_at = began
+        self._started_at = started_at
         self._series: dict[_SeriesKey, Histogram] = {}
 
     def record_request(self, record: RequestRecord) -> None:
-        """An exchange has ended."""
+        """Record a request that has ended."""
         operation = OPERATION_NAMES.get(record.operation)
         if operation is None:
             return
-        where = operation, record.backend, record.model
+        labels = operation, record.backend, record.model
         for name in (self._semconv.duration, self._semconv.durations[operation]):
             self._add_value(
-                _SeriesKey(name, *where, record.error), DURATION_BUCKETS, record.duration
+                _SeriesKey(name, *labels, record.error), DURATION_BUCKETS, record.duration
             )
         first, usage, names = record.first_token, record.usage, self._semconv
         if usage is not None:
-            self._count_tokens(where, usage.prompt_tokens, usage.completion_tokens)
+            self._count_tokens(labels, usage.prompt_tokens, usage.completion_tokens)
         if first is None or record.outcome != "ok":
             return
-        self._add_value(_SeriesKey(names.first_token, *where), FIRST_TOKEN_BUCKETS, first)
+        self._add_value(_SeriesKey(names.ttft, *labels), FIRST_TOKEN_BUCKETS, first)
         if usage is not None and usage.completion_tokens > 1:
             mean = (record.duration - first) / (usage.completion_tokens - 1)
-            self._add_value(_SeriesKey(names.per_token, *where), PER_TOKEN_BUCKETS, mean)
+            self._add_value(_SeriesKey(names.tpot, *labels), PER_TOKEN_BUCKETS, mean)
 
     def build_metrics(self, now: float) -> Iterator[Metric]:
-        """All of them as they are sent, at ``now`` in Unix seconds; from any thread."""
+        """Build the export at ``now`` (Unix seconds); thread-safe."""
         points: dict[str, list[HistogramDataPoint]] = {}
         for series, histogram in self._series.copy().items():
             counts = histogram.counts.copy()
@@ -103,19 +103,21 @@ class OtelMetrics:
                     explicit_bounds=histogram.edges,
                 )
             )
-        for name, told in points.items():
-            sent = Sent(data_points=told, aggregation_temporality=_CUMULATIVE)
-            unit = "{token}" if told[0].explicit_bounds[0] == TOKEN_BUCKETS[0] else "s"
-            yield Metric(name=name, unit=unit, histogram=sent)
+        for name, data_points in points.items():
+            histogram_data = OtlpHistogram(
+                data_points=data_points, aggregation_temporality=_CUMULATIVE
+            )
+            unit = "{token}" if data_points[0].explicit_bounds[0] == TOKEN_BUCKETS[0] else "s"
+            yield Metric(name=name, unit=unit, histogram=histogram_data)
 
-    def _count_tokens(self, where: tuple[str, str, str], prompt: int, completion: int) -> None:
+    def _count_tokens(self, labels: tuple[str, str, str], prompt: int, completion: int) -> None:
         counts: tuple[tuple[TokenDirection, int], ...] = (("input", prompt), ("output", completion))
         for direction, count in counts:
-            counted = self._semconv.tokens.get((where[0], direction))
+            counted = self._semconv.tokens.get((labels[0], direction))
             if counted is not None:
-                told = direction if counted.has_type_attribute else ""
+                label = direction if counted.has_type_attribute else ""
                 self._add_value(
-                    _SeriesKey(counted.name, *where, direction=told), TOKEN_BUCKETS, count
+                    _SeriesKey(counted.name, *labels, direction=label), TOKEN_BUCKETS, count
                 )
 
     def _add_value(self, series: _SeriesKey, edges: tuple[float, ...], value: float) -> None:

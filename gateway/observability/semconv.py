@@ -1,10 +1,9 @@
-"""The names of OpenTelemetry's conventions for generative models, a table for each version.
+"""Names of OpenTelemetry's conventions for generative AI, one table per version.
 
-They are still in development, and what changes is opted into: OTEL_SEMCONV_STABILITY_OPT_IN with
-``gen_ai_latest_experimental`` among its words takes the newest
-(github.com/open-telemetry/semantic-conventions-genai: docs/gen-ai, changelog.d), and nothing said
-the last set that was released. ``gen_ai.original.model`` is Envoy AI Gateway's, so that boards made
-for its metrics work.
+The conventions are still in development. The default is the last released set; the word
+``gen_ai_latest_experimental`` in OTEL_SEMCONV_STABILITY_OPT_IN selects the newest
+(github.com/open-telemetry/semantic-conventions-genai: docs/gen-ai, changelog.d).
+``gen_ai.original.model`` is Envoy AI Gateway's, so that dashboards for its metrics work.
 """
 
 from collections.abc import Mapping
@@ -21,46 +20,46 @@ OPERATION_NAMES: Final = {
     "completion": "text_completion",
     "embedding": "embeddings",
 }
-"""By ``Record.operation``."""
+"""By ``RequestRecord.operation``."""
 FINISH_REASON_NAMES: Final = {
     "eos": "stop",
     "tool_calls": "tool_calls",
     "length": "length",
     "stop": "stop",
 }
-"""What choices ended with, where the conventions have a word for it."""
+"""Finish reasons that the conventions define."""
 
 TokenDirection = Literal["input", "output"]
 AttributeValue = str | int | float | bool | tuple[str, ...]
-"""What an attribute may say."""
+"""The value of an attribute."""
 
 
 class TokenMetric(Struct, frozen=True):
-    """The metric that tells an operation's tokens; ``typed`` where one tells both directions."""
+    """A token metric. With ``has_type_attribute`` it has both directions."""
 
     name: str
     has_type_attribute: bool
 
 
 class SemanticConventions(Struct, frozen=True):
-    """All of them. A direction's tokens, and durations at workers, go by the operation."""
+    """The names of one version of the conventions."""
 
     attributes: Mapping[str, str]
-    """By what the gateway calls them."""
+    """Attribute names by the gateway's names."""
     duration: str
-    """Of a request, as the gateway serves it."""
-    first_token: str
-    """To the first token."""
-    per_token: str
-    """For each token after it."""
+    """Metric: duration of a request at the gateway."""
+    ttft: str
+    """Metric: time to first token."""
+    tpot: str
+    """Metric: time per token after the first."""
     durations: Mapping[str, str]
     tokens: Mapping[tuple[str, TokenDirection], TokenMetric]
 
     def rename_attributes(
-        self, told: Mapping[str, AttributeValue | None]
+        self, attributes: Mapping[str, AttributeValue | None]
     ) -> dict[str, AttributeValue | None]:
-        """What is told by the gateway's own words, by these."""
-        return {self.attributes[name]: value for name, value in told.items()}
+        """Rename attributes from the gateway's names to these."""
+        return {self.attributes[name]: value for name, value in attributes.items()}
 
 
 _TOKEN_USAGE: Final = TokenMetric("gen_ai.client.token.usage", has_type_attribute=True)
@@ -70,7 +69,7 @@ STABLE_CONVENTIONS: Final = SemanticConventions(
         "operation": "gen_ai.operation.name",
         "backend": "gen_ai.provider.name",
         "model": "gen_ai.request.model",
-        "asked_model": "gen_ai.original.model",
+        "requested_model": "gen_ai.original.model",
         "direction": "gen_ai.token.type",
         "stream": "gen_ai.request.stream",
         "n": "gen_ai.request.choice.count",
@@ -82,7 +81,7 @@ STABLE_CONVENTIONS: Final = SemanticConventions(
         "frequency_penalty": "gen_ai.request.frequency_penalty",
         "presence_penalty": "gen_ai.request.presence_penalty",
         "dimensions": "gen_ai.embeddings.dimension.count",
-        "finishes": "gen_ai.response.finish_reasons",
+        "finish_reasons": "gen_ai.response.finish_reasons",
         "first_token": "gen_ai.response.time_to_first_chunk",
         "prompt_tokens": "gen_ai.usage.input_tokens",
         "completion_tokens": "gen_ai.usage.output_tokens",
@@ -90,8 +89,8 @@ STABLE_CONVENTIONS: Final = SemanticConventions(
         "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens",
     },
     duration="gen_ai.server.request.duration",
-    first_token="gen_ai.server.time_to_first_token",
-    per_token="gen_ai.server.time_per_output_token",
+    ttft="gen_ai.server.time_to_first_token",
+    tpot="gen_ai.server.time_per_output_token",
     durations={
         "chat": _OPERATION_DURATION,
         "text_completion": _OPERATION_DURATION,
@@ -127,6 +126,6 @@ EXPERIMENTAL_CONVENTIONS: Final = replace(
 
 
 def select_conventions(environment: Mapping[str, str]) -> SemanticConventions:
-    """Those that the environment asks for."""
-    asked = {word.strip() for word in environment.get(STABILITY_VARIABLE, "").split(",")}
-    return EXPERIMENTAL_CONVENTIONS if _EXPERIMENTAL_OPT_IN in asked else STABLE_CONVENTIONS
+    """The version that the environment selects."""
+    opted_in = {word.strip() for word in environment.get(STABILITY_VARIABLE, "").split(",")}
+    return EXPERIMENTAL_CONVENTIONS if _EXPERIMENTAL_OPT_IN in opted_in else STABLE_CONVENTIONS

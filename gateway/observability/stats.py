@@ -62,7 +62,7 @@ class CounterMap(dict[tuple[str, ...], int]):
 
 
 StatsKey = tuple[str, str, str]
-"""Model, version and traffic split; the split is "" if none chose the version, or for fallbacks."""
+"""Model, version and traffic split; the split is "" for fallbacks or if no split chose."""
 
 
 class Distribution(Protocol):
@@ -91,7 +91,7 @@ class RequestStats(Generic[DistributionT]):
         self.answered_by_fallback = 0
         """Requests sent here that a fallback answered; the other numbers exclude them."""
         self.tokens = CounterMap()
-        """By direction and source. Input includes cached tokens, output includes reasoning tokens."""
+        """By direction and source; input includes cached, output includes reasoning tokens."""
         self.aborts = CounterMap()
         """Streams that ended early, by the side that caused it and the reason."""
         self.wasted_tokens = 0

@@ -1,8 +1,8 @@
-"""Exchanges that are traced, as they come about. All that a request without a trace costs is here.
+"""OpenTelemetry traces: W3C Trace Context, sampling, spans and OTLP export.
 
-A client's word for its trace is linked to, and the exchange is the first span of a trace of its
-own: who may not be trusted can neither fill a trace with spans nor choose what is sampled. Where it
-is trusted, the exchange goes on in its trace, and is sampled as it says.
+By default a client's ``traceparent`` becomes a link, and the request starts a trace of its own:
+untrusted clients can neither add spans to a trace nor choose what is sampled. With
+``trust_parent``, the request continues the client's trace and follows its sampling flag.
 """
 
 import logging
@@ -41,7 +41,7 @@ from protocols.core.errors import GatewayError
 from protocols.core.interfaces import Headers
 from protocols.core.request import GenerationRequest, Request
 
-# What a client says of the trace that its request is part of: W3C Trace Context. Pure.
+# W3C Trace Context of a request. Pure.
 
 _TRACEPARENT: Final = re.compile(
     r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
@@ -52,7 +52,7 @@ _SAMPLED_FLAG: Final = 1
 
 
 class ParentSpan(Struct, frozen=True):
-    """A span of the client's. ``state`` is what others have to say of its trace."""
+    """The client's span. ``tracestate`` is vendor data, passed on unchanged."""
 
     trace_id: str
     span_id: str
@@ -61,29 +61,29 @@ class ParentSpan(Struct, frozen=True):
 
 
 def parse_traceparent(headers: Mapping[str, str]) -> ParentSpan | None:
-    """The span that the request is part of; None where there is none, or it is told wrongly.
+    """Parse the parent span of a request; None if the header is absent or invalid.
 
     https://www.w3.org/TR/trace-context/#traceparent-header: the version ff is none, version 00 has
     four parts, and an id of zeros only is none.
     """
-    found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
-    if found is None:
+    match = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    if match is None:
         return None
-    version, trace, span, flags, more = found.groups()
+    version, trace, span, flags, more = match.groups()
     if (version == "00" and more) or trace in _INVALID_IDS or span in _INVALID_IDS:
         return None
     state = headers.get("tracestate", "")
-    fit = state if _TRACESTATE.fullmatch(state) else ""
-    return ParentSpan(trace, span, bool(int(flags, 16) & _SAMPLED_FLAG), fit)
+    tracestate = state if _TRACESTATE.fullmatch(state) else ""
+    return ParentSpan(trace, span, bool(int(flags, 16) & _SAMPLED_FLAG), tracestate)
 
 
 _TRACE_ID_BYTES: Final = 16
 _SPAN_ID_BYTES: Final = 8
-"""Bytes of an id."""
+"""Bytes of an id, as is ``_TRACE_ID_BYTES``."""
 
 
 class AttemptSpan(Struct):
-    """A worker was asked. Times are in Unix seconds."""
+    """An attempt at a worker. Times are in Unix seconds."""
 
     span_id: str
     url: str
@@ -92,20 +92,20 @@ class AttemptSpan(Struct):
     started_at: float
     ended_at: float = 0.0
     error: str = ""
-    """The class of what it failed with."""
+    """The class of the error, or ""."""
 
 
 class RequestTrace(Struct, eq=False):
-    """What is known of one exchange; a ``backends.interfaces.AttemptTrace``."""
+    """The trace of one request; a ``backends.interfaces.AttemptTrace``."""
 
     record: RequestRecord
     method: str
     now: Callable[[], float]
     span_id: Callable[[], str]
     linked_parent: ParentSpan | None = None
-    """What the client says of a trace, where that is another."""
+    """The client's span, if this trace is not a part of it."""
     parent: ParentSpan | None = None
-    """What this is part of."""
+    """The client's span that this trace continues."""
     request: Request | None = None
     attempts: list[AttemptSpan] = field(default_factory=list[AttemptSpan])
 
@@ -118,9 +118,9 @@ class RequestTrace(Struct, eq=False):
         record = self.record
         one = AttemptSpan(self.span_id(), url, record.backend, record.model, self.now())
         self.attempts.append(one)
-        told = (("traceparent", f"00-{record.trace_id}-{one.span_id}-01"),)
+        headers: Headers = (("traceparent", f"00-{record.trace_id}-{one.span_id}-01"),)
         state = self.parent.tracestate if self.parent is not None else ""
-        return (*told, ("tracestate", state)) if state else told
+        return (*headers, ("tracestate", state)) if state else headers
 
     def end_attempt(self, error: GatewayError | None) -> None:
         """See ``backends.interfaces.AttemptTrace``."""
@@ -143,46 +143,44 @@ class TracedRequest(Protocol):
 
 
 class TraceSampler:
-    """Chooses exchanges by ``share``, and puts those that have ended where they are sent from.
+    """Samples requests and exports their traces when they end.
 
-    ``now`` gives Unix seconds, ``draw`` a number in [0, 1) and ``random`` so many random bytes.
+    ``now`` gives Unix seconds, ``draw`` a number in [0, 1), ``random`` a number of random bytes.
     """
 
     def __init__(
         self,
-        put: Callable[[RequestTrace], None],
+        export: Callable[[RequestTrace], None],
         *,
-        share: float,
-        trust: bool,
+        sample_rate: float,
+        trust_parent: bool,
         now: Callable[[], float],
         draw: Callable[[], float],
         random: Callable[[int], bytes],
     ) -> None:
-        self._export = put
-        self._sample_rate = share
-        self._trust_parent = trust
+        self._export = export
+        self._sample_rate = sample_rate
+        self._trust_parent = trust_parent
         self._now = now
         self._draw = draw
         self._random = random
         self._open_traces: dict[str, RequestTrace] = {}
-        """By the span's id."""
+        """By span id."""
 
     def start_trace(self, record: RequestRecord, http: TracedRequest) -> None:
         """See ``gateway.pipeline.handler.Tracer``."""
         if not self._trust_parent:
             if self._draw() >= self._sample_rate:
                 return
-            said, followed = parse_traceparent(http.headers), None
+            linked, parent = parse_traceparent(http.headers), None
         else:
-            said, followed = None, parse_traceparent(http.headers)
-            if not (self._draw() < self._sample_rate if followed is None else followed.sampled):
+            linked, parent = None, parse_traceparent(http.headers)
+            if not (self._draw() < self._sample_rate if parent is None else parent.sampled):
                 return
-        record.trace_id = (
-            self._random(_TRACE_ID_BYTES).hex() if followed is None else followed.trace_id
-        )
+        record.trace_id = self._random(_TRACE_ID_BYTES).hex() if parent is None else parent.trace_id
         record.span_id = self._make_span_id()
         self._open_traces[record.span_id] = RequestTrace(
-            record, http.method, self._now, self._make_span_id, said, followed
+            record, http.method, self._now, self._make_span_id, linked, parent
         )
 
     def get_trace(self, record: RequestRecord) -> RequestTrace | None:
@@ -190,7 +188,7 @@ class TraceSampler:
         return self._open_traces.get(record.span_id) if record.span_id else None
 
     def end_trace(self, record: RequestRecord) -> None:
-        """An exchange has ended."""
+        """Export the trace of a request that has ended, if it is sampled."""
         if record.span_id and (trace := self._open_traces.pop(record.span_id, None)) is not None:
             self._export(trace)
 
@@ -198,49 +196,53 @@ class TraceSampler:
         return self._random(_SPAN_ID_BYTES).hex()
 
 
-# What is told of an exchange that is over: a SERVER span, and a CLIENT span for each try.
-#
-# The names are those of the conventions for HTTP, and of a table for generative models. Never a
-# prompt, an answer, a key or what a worker said.
+# Spans of a finished request: a SERVER span, and a CLIENT span per attempt. Attribute names are
+# those of the conventions for HTTP and for generative AI. Spans never contain prompts, responses,
+# keys or error messages of workers.
 
 _NANOSECONDS_PER_SECOND: Final = 1_000_000_000
 _REMOTE_PARENT_FLAGS: Final = 0x300
-"""It is known whether the parent is another process's, and it is."""
+"""The parent span belongs to another process."""
 _LOCAL_PARENT_FLAGS: Final = 0x100
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _FIRST_SERVER_ERROR: Final = 500
 _INT64_LIMIT: Final = 2**63
-"""Whole numbers are sent in 64 bits, with their sign."""
+"""Integers are sent as signed 64-bit numbers."""
 
 
-def encode_attributes(told: Mapping[str, AttributeValue | None]) -> Iterable[KeyValue]:
-    """As they are sent; what is None, "" or empty says nothing."""
+def encode_attributes(attributes: Mapping[str, AttributeValue | None]) -> Iterable[KeyValue]:
+    """Encode attributes; None, "" and empty values are omitted."""
     return (
         KeyValue(key=name, value=_encode_value(value))
-        for name, value in told.items()
+        for name, value in attributes.items()
         if value not in (None, "", ())
     )
 
 
 def build_spans(trace: RequestTrace, names: SemanticConventions) -> Iterator[Span]:
-    """Those of one exchange, its own first. What was answered is told by who answered."""
-    record, tries = trace.record, trace.attempts
+    """Build the spans of a request, the SERVER span first.
+
+    The last attempt has the response's attributes; without attempts, the SERVER span has them.
+    """
+    record, attempts = trace.record, trace.attempts
     local = (
         {}
-        if tries
+        if attempts
         else _build_request_attributes(trace, record.backend, record.model)
         | _build_response_attributes(record)
     )
     yield _build_server_span(trace, names.rename_attributes(local))
-    for number, one in enumerate(tries, 1):
-        told = _build_request_attributes(trace, one.backend, one.model)
-        told |= _build_response_attributes(record) if number == len(tries) else {}
-        yield _build_client_span(trace, one, names.rename_attributes(told))
+    for number, one in enumerate(attempts, 1):
+        attributes = _build_request_attributes(trace, one.backend, one.model)
+        attributes |= _build_response_attributes(record) if number == len(attempts) else {}
+        yield _build_client_span(trace, one, names.rename_attributes(attributes))
 
 
-def _build_server_span(trace: RequestTrace, told: Mapping[str, AttributeValue | None]) -> Span:
+def _build_server_span(
+    trace: RequestTrace, attributes: Mapping[str, AttributeValue | None]
+) -> Span:
     record, remote = trace.record, trace.parent
-    made = Span(
+    span = Span(
         trace_id=bytes.fromhex(record.trace_id),
         span_id=bytes.fromhex(record.span_id),
         trace_state="" if remote is None else remote.tracestate,
@@ -263,22 +265,22 @@ def _build_server_span(trace: RequestTrace, told: Mapping[str, AttributeValue | 
                 "interlingua.backend": record.backend,
                 "interlingua.outcome": record.outcome,
                 "interlingua.fallback_from": record.fallback_from,
-                **told,
+                **attributes,
             }
         ),
         links=[] if trace.linked_parent is None else [_build_link(trace.linked_parent)],
     )
     if record.status >= _FIRST_SERVER_ERROR or record.outcome in ("truncated", "worker_error"):
-        made.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR))
-    return made
+        span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR))
+    return span
 
 
 def _build_client_span(
-    trace: RequestTrace, one: AttemptSpan, told: Mapping[str, AttributeValue | None]
+    trace: RequestTrace, one: AttemptSpan, attributes: Mapping[str, AttributeValue | None]
 ) -> Span:
     record, url = trace.record, urlsplit(one.url)
     operation = OPERATION_NAMES[record.operation]
-    made = Span(
+    span = Span(
         trace_id=bytes.fromhex(record.trace_id),
         span_id=bytes.fromhex(one.span_id),
         parent_span_id=bytes.fromhex(record.span_id),
@@ -292,34 +294,34 @@ def _build_client_span(
                 "server.address": url.hostname,
                 "server.port": url.port or _DEFAULT_PORTS[url.scheme],
                 "error.type": one.error,
-                **told,
+                **attributes,
             }
         ),
     )
     if one.error:
-        made.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR))
-    return made
+        span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR))
+    return span
 
 
 def _build_request_attributes(
     trace: RequestTrace, backend: str, model: str
 ) -> dict[str, AttributeValue | None]:
-    """What was asked of a model; nothing where nothing was.
+    """Attributes of the inference request; empty if no model was called.
 
-    Of a call that is passed on as it is, little is read.
+    Passed-through requests are decoded only in part.
     """
     record, request = trace.record, trace.request
     if request is None:
         return {}
-    told: dict[str, AttributeValue | None] = {
+    attributes: dict[str, AttributeValue | None] = {
         "operation": OPERATION_NAMES[record.operation],
         "backend": backend,
         "model": model,
     }
     if not isinstance(request, GenerationRequest):
-        return told | {"dimensions": request.dimensions}
+        return attributes | {"dimensions": request.dimensions}
     sampling = request.sampling
-    return told | {
+    return attributes | {
         "stream": record.stream or None,
         "n": request.n if request.n != 1 else None,
         "max_tokens": request.stopping.max_tokens,
@@ -333,15 +335,15 @@ def _build_request_attributes(
 
 
 def _build_response_attributes(record: RequestRecord) -> dict[str, AttributeValue | None]:
-    """What was answered."""
+    """Attributes of the response."""
     usage, first = record.usage, record.first_token
-    told: dict[str, AttributeValue | None] = {
-        "finishes": tuple(FINISH_REASON_NAMES.get(one, one) for one in record.finish_reasons),
+    attributes: dict[str, AttributeValue | None] = {
+        "finish_reasons": tuple(FINISH_REASON_NAMES.get(one, one) for one in record.finish_reasons),
         "first_token": first,
     }
     if usage is None:
-        return told
-    return told | {
+        return attributes
+    return attributes | {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,
@@ -359,7 +361,7 @@ def _build_link(linked: ParentSpan) -> Span.Link:
 
 
 def _convert_seed(seed: int | None) -> int | None:
-    """As a signed number of 64 bits, which is what there is room for."""
+    """Wrap a seed to a signed 64-bit number."""
     return None if seed is None else (seed + _INT64_LIMIT) % (2 * _INT64_LIMIT) - _INT64_LIMIT
 
 
@@ -368,7 +370,7 @@ def _to_nanoseconds(seconds: float) -> int:
 
 
 def _clean_text(text: str) -> str:
-    """As UTF-8 can say it: a path may be any bytes."""
+    """Replace what UTF-8 cannot encode: a path may be any bytes."""
     return text.encode(errors="replace").decode()
 
 
@@ -386,21 +388,19 @@ def _encode_value(value: Any) -> AnyValue:
             return AnyValue(string_value=_clean_text(str(value)))
 
 
-# What sends traces and figures to collectors, from threads of its own: OTLP over HTTP, protobuf.
-#
-# Whoever gives something to send never waits, and at most so many things wait to be sent. A collector
-# that is busy (429, 502, 503, 504) or can't be reached is asked again, three times in all; what it
-# does not take then is given up and counted.
+# Export of traces and metrics from background threads: OTLP over HTTP with protobuf. Queues are
+# bounded and adding never blocks. A collector that is busy (429, 502, 503, 504) or unreachable gets
+# three attempts in all; then the data is dropped and counted.
 
 log = logging.getLogger("interlingua")
 
 _EXPORT_TIMEOUT: Final = 5.0
-"""Seconds that a collector has for each step of an answer."""
+"""Seconds for each step of a collector's response."""
 _MAX_ATTEMPTS: Final = 3
 _RETRY_DELAY: Final = 1.0
-"""Seconds before another try."""
+"""Seconds between attempts."""
 _SPAN_BATCH_DELAY: Final = 1.0
-"""Seconds in which exchanges are gathered to be sent together."""
+"""Seconds in which traces are collected into a batch."""
 _RETRYABLE_STATUSES: Final = frozenset(
     {
         HTTPStatus.TOO_MANY_REQUESTS,
@@ -413,52 +413,52 @@ _INSTRUMENTATION_SCOPE: Final = InstrumentationScope(name="interlingua", version
 
 
 class ProtobufMessage(Protocol):
-    """What protobuf makes bytes of."""
+    """A protobuf message."""
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf's own name
-        """The bytes."""
+        """Serialize the message."""
 
 
 def build_resource(environment: Mapping[str, str], instance: str) -> Resource:
-    """Who sends: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES may say more."""
-    said = environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
-    pairs = (one.partition("=") for one in said)
-    told: dict[str, AttributeValue | None] = {
+    """The OpenTelemetry resource; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES extend it."""
+    entries = environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    pairs = (entry.partition("=") for entry in entries)
+    attributes: dict[str, AttributeValue | None] = {
         "service.name": "interlingua",
         "service.version": __version__,
         "service.instance.id": instance,
         **{name.strip(): value.strip() for name, equals, value in pairs if equals},
     }
     if name := environment.get("OTEL_SERVICE_NAME"):
-        told["service.name"] = name
-    return Resource(attributes=encode_attributes(told))
+        attributes["service.name"] = name
+    return Resource(attributes=encode_attributes(attributes))
 
 
 class OtlpClient:
-    """Sends messages to one path of a collector. It does not wait any more once ``closing`` is."""
+    """Sends messages to one path of a collector; no more retries once ``closing`` is set."""
 
     def __init__(self, url: str, headers: Mapping[str, str], closing: threading.Event) -> None:
         self._url = url
         self._headers = {**headers, "content-type": "application/x-protobuf"}
         self._closing = closing
         self._healthy = True
-        """Whether the last was taken, as the log knows."""
+        """Whether the last message was accepted, as logged."""
 
     def send(self, message: ProtobufMessage) -> bool:
-        """Whether it was taken."""
+        """Send a message; returns whether the collector accepted it."""
         data = message.SerializeToString()
-        why = ""
+        failure = ""
         for number in range(_MAX_ATTEMPTS):
             if number and self._closing.wait(_RETRY_DELAY):
                 break
-            why, again = self._post(data)
-            if not again:
+            failure, retryable = self._post(data)
+            if not retryable:
                 break
-        self._log_change(why)
-        return not why
+        self._log_change(failure)
+        return not failure
 
     def _post(self, data: bytes) -> tuple[str, bool]:
-        """Why it was not taken, or "", and whether it may be another time."""
+        """Post once; returns the failure or "", and whether it is retryable."""
         try:
             answer = httpx.post(
                 self._url,
@@ -473,40 +473,40 @@ class OtlpClient:
             return "", False
         return str(answer.status_code), answer.status_code in _RETRYABLE_STATUSES
 
-    def _log_change(self, why: str) -> None:
-        """Say it, where it has changed."""
-        if why and self._healthy:
-            log.warning("%s takes nothing now: %s", self._url, why)
-        elif not why and not self._healthy:
-            log.warning("%s takes what it is sent again", self._url)
-        self._healthy = not why
+    def _log_change(self, failure: str) -> None:
+        """Log when a collector fails or recovers."""
+        if failure and self._healthy:
+            log.warning("the collector %s accepts nothing: %s", self._url, failure)
+        elif not failure and not self._healthy:
+            log.warning("the collector %s accepts data again", self._url)
+        self._healthy = not failure
 
 
 class SpanExporter:
-    """Sends traces that are put to it, those of a second together."""
+    """Exports traces in batches of one second."""
 
     def __init__(
         self,
         url: str,
         headers: Mapping[str, str],
-        most: int,
-        sender: Resource,
-        names: SemanticConventions,
+        max_waiting: int,
+        resource: Resource,
+        semconv: SemanticConventions,
     ) -> None:
-        """So many exchanges may wait at ``most``."""
+        """At most ``max_waiting`` traces are queued."""
         self._writer = BackgroundWriter[RequestTrace](
-            "traces", most, self._export_batch, _SPAN_BATCH_DELAY
+            "traces", max_waiting, self._export_batch, _SPAN_BATCH_DELAY
         )
         self._client = OtlpClient(f"{url}/v1/traces", headers, self._writer.closing)
-        self._resource = sender
-        self._semconv = names
+        self._resource = resource
+        self._semconv = semconv
         self.enqueue: Callable[[RequestTrace], None] = self._writer.enqueue
-        """Send this one; it must not change any more."""
+        """Queue a trace; it must not change afterwards."""
         self.start = self._writer.start
         self.close = self._writer.close
 
     def count_dropped(self) -> int:
-        """How many exchanges were not told."""
+        """The number of dropped traces."""
         return self._writer.dropped
 
     def _export_batch(self, batch: Sequence[RequestTrace]) -> int:
@@ -514,35 +514,35 @@ class SpanExporter:
             scope=_INSTRUMENTATION_SCOPE,
             spans=chain.from_iterable(build_spans(one, self._semconv) for one in batch),
         )
-        told = ResourceSpans(resource=self._resource, scope_spans=[scope])
-        taken = self._client.send(ExportTraceServiceRequest(resource_spans=[told]))
-        return 0 if taken else len(batch)
+        resource_spans = ResourceSpans(resource=self._resource, scope_spans=[scope])
+        accepted = self._client.send(ExportTraceServiceRequest(resource_spans=[resource_spans]))
+        return 0 if accepted else len(batch)
 
 
 class MetricExporter:
-    """Sends what exchanges come to, every so many seconds and at the end."""
+    """Exports metrics at an interval and once at the end."""
 
     def __init__(
         self,
         url: str,
         headers: Mapping[str, str],
-        every: float,
-        sender: Resource,
-        figures: Callable[[], Iterable[Metric]],
+        interval: float,
+        resource: Resource,
+        collect_metrics: Callable[[], Iterable[Metric]],
     ) -> None:
-        """``figures`` gives them, from any thread."""
+        """``collect_metrics`` is called from the exporter's thread."""
         self._closing = threading.Event()
         self._client = OtlpClient(f"{url}/v1/metrics", headers, self._closing)
-        self._interval = every
-        self._resource = sender
-        self._collect_metrics = figures
+        self._interval = interval
+        self._resource = resource
+        self._collect_metrics = collect_metrics
         self._thread = threading.Thread(
-            target=self._export_periodically, name="figures", daemon=True
+            target=self._export_periodically, name="metrics", daemon=True
         )
         self.start = self._thread.start
 
     def close(self, within: float) -> bool:
-        """Send them a last time, for so many seconds at most; False if it took longer."""
+        """Export a last time within ``within`` seconds; False if it took longer."""
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join(within)
@@ -555,5 +555,5 @@ class MetricExporter:
 
     def _export_metrics(self) -> None:
         scope = ScopeMetrics(scope=_INSTRUMENTATION_SCOPE, metrics=self._collect_metrics())
-        told = ResourceMetrics(resource=self._resource, scope_metrics=[scope])
-        self._client.send(ExportMetricsServiceRequest(resource_metrics=[told]))
+        resource_metrics = ResourceMetrics(resource=self._resource, scope_metrics=[scope])
+        self._client.send(ExportMetricsServiceRequest(resource_metrics=[resource_metrics]))

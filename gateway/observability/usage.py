@@ -1,11 +1,10 @@
-"""One row for each exchange that came to a model: who asked, what answered, the tokens.
+"""Usage rows: one per request that reached a model, with key, model and tokens.
 
-A row is written once, however often that is tried: its key is when the exchange began, and its id.
-The id alone would not do, since clients may choose it.
+The primary key is the start time and the request id, so retried writes add no second row. The id
+alone is not unique, since clients may choose it.
 
-While the store can't be written to (a file is locked, its disk is full or its folder gone, or a
-database is away), rows wait, so many at most. The rest are left out and counted. Nothing of this is
-ever in the way of an answer.
+While the store is unavailable (locked file, full disk, missing folder, database down), rows are
+queued up to a limit. Rows beyond it are dropped and counted. Writing never delays a response.
 """
 
 import logging
@@ -45,76 +44,76 @@ USAGE_COLUMNS: Final = (
 """Times in seconds, ``at`` in Unix seconds."""
 
 _MAX_WAITING_ROWS: Final = 10_000
-"""Rows that may wait."""
+"""Maximum queued rows."""
 _RETRY_DELAY: Final = 1.0
-"""Seconds to wait for a lock, and from a failure to the next try."""
+"""Seconds to wait for a lock, and between write attempts."""
 CLEANUP_INTERVAL: Final = 3600.0
-"""Seconds from one look for old rows to the next."""
+"""Seconds between deletions of old rows."""
 _CREATE_TABLE: Final = (
     f"CREATE TABLE IF NOT EXISTS usage ({', '.join(' '.join(one) for one in USAGE_COLUMNS)}, "
     "PRIMARY KEY (at, id)) WITHOUT ROWID"
 )
 _VALUES: Final = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(len(USAGE_COLUMNS)))
 _INSERT: Final = f"INSERT OR IGNORE INTO usage SELECT {_VALUES} FROM json_each(?)"  # noqa: S608
-"""All rows in one statement: the interpreter is left alone while it runs."""
+"""One statement for all rows: SQLite releases the interpreter lock while it runs."""
 
 
 class UsageStore(Protocol):
-    """Where rows are kept."""
+    """A database for usage rows."""
 
     @property
     def name(self) -> str:
-        """What the log calls it; it holds no secret."""
+        """Its name in log messages, without secrets."""
 
     @property
     def transient_errors(self) -> tuple[type[Exception], ...]:
-        """What it raises while it can't be written to."""
+        """Exceptions that mean the store is temporarily unavailable."""
 
     def insert_records(self, records: Sequence[RequestRecord]) -> int:
-        """Write them all; gives how many it can never take. Raises one of ``failures``."""
+        """Insert rows; returns how many are invalid. Raises one of ``transient_errors``."""
 
     def close(self) -> None:
-        """Let go of it. Never raises."""
+        """Close the store. Never raises."""
 
 
 class UsageRecorder:
-    """Writes rows to a store, as soon as it takes them."""
+    """Writes usage rows to a store from a background thread."""
 
     def __init__(self, store: UsageStore) -> None:
         self._store = store
         self._writer = BackgroundWriter("usage", _MAX_WAITING_ROWS, self._write_batch)
         self._failing = False
         self._logged_dropped = 0
-        """Lost rows of which was said that they are."""
+        """Dropped rows that a log message has reported."""
         self.start = self._writer.start
 
     def record_usage(self, record: RequestRecord) -> None:
-        """Write down an exchange, if it came to a model."""
+        """Queue the usage row of a request, if it reached a model."""
         if record.model:
             self._writer.enqueue(record)
 
     def count_dropped(self) -> int:
-        """How many exchanges have no row."""
+        """The number of dropped rows."""
         return self._writer.dropped
 
     def close(self, within: float) -> None:
-        """Write what waits, for so many seconds at most, and let go of the store."""
+        """Write the queued rows within ``within`` seconds and close the store."""
         if not self._writer.close(within):
-            log.warning("usage: the last rows are not in %s", self._store.name)
+            log.warning("usage: the last rows were not written to %s", self._store.name)
             return
         self._log_dropped()
         self._store.close()
 
     def _write_batch(self, batch: Sequence[RequestRecord]) -> int:
-        """Write them, if it is tried again and again; gives how many had to be given up."""
+        """Write a batch, retrying while the store is down; returns how many rows were dropped."""
         while True:
             last = self._writer.closing.is_set()
             try:
-                given_up = self._store.insert_records(batch)
+                dropped = self._store.insert_records(batch)
             except self._store.transient_errors as error:
                 if not self._failing:
-                    why = str(error) or type(error).__name__
-                    log.warning("usage is not written to %s for now: %s", self._store.name, why)
+                    reason = str(error) or type(error).__name__
+                    log.warning("usage is not written to %s for now: %s", self._store.name, reason)
                 self._failing = True
                 if last:
                     return len(batch)
@@ -124,38 +123,38 @@ class UsageRecorder:
                     log.warning("usage is written to %s again", self._store.name)
                     self._log_dropped()
                 self._failing = False
-                return given_up
+                return dropped
 
     def _log_dropped(self) -> None:
-        if lost := self._writer.dropped - self._logged_dropped:
-            self._logged_dropped += lost
-            log.warning("usage: %d rows are lost", lost)
+        if dropped := self._writer.dropped - self._logged_dropped:
+            self._logged_dropped += dropped
+            log.warning("usage: %d rows were dropped", dropped)
 
 
 class SqliteUsageRecorder(UsageRecorder):
-    """Writes them to a file of SQLite."""
+    """Writes usage rows to an SQLite file."""
 
-    def __init__(self, path: str, keep: float, now: Callable[[], float]) -> None:
-        """Rows are kept for so many seconds. ``now`` is in Unix seconds."""
-        super().__init__(_SqliteUsageStore(path, keep, now))
+    def __init__(self, path: str, retention: float, now: Callable[[], float]) -> None:
+        """Rows older than ``retention`` seconds are deleted. ``now`` gives Unix seconds."""
+        super().__init__(_SqliteUsageStore(path, retention, now))
 
 
 class _SqliteUsageStore:
-    """A Store."""
+    """A ``UsageStore`` over an SQLite file."""
 
     transient_errors = (OSError, sqlite3.Error)
 
-    def __init__(self, path: str, keep: float, now: Callable[[], float]) -> None:
+    def __init__(self, path: str, retention: float, now: Callable[[], float]) -> None:
         self.name = path
-        self._retention = keep
+        self._retention = retention
         self._now = now
         self._connection: sqlite3.Connection | None = None
         self._file_identity: tuple[int, int] | None = None
-        """Which one is open."""
+        """Device and inode of the open file."""
         self._cleaned_at = 0.0
 
     def insert_records(self, records: Sequence[RequestRecord]) -> int:
-        """See Store."""
+        """See ``UsageStore``."""
         now = self._now()
         connection = self._open_database()
         rows = msgspec.json.encode([build_usage_row(record) for record in records]).decode()
@@ -166,42 +165,42 @@ class _SqliteUsageStore:
         return 0
 
     def close(self) -> None:
-        """See Store."""
+        """See ``UsageStore``."""
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
         self._connection = self._file_identity = None
 
     def _open_database(self) -> sqlite3.Connection:
-        """The file, which may have been taken away since. Raises OSError or sqlite3.Error."""
-        whole = self._file_identity is not None and self._file_identity == _get_file_identity(
+        """Open the file, or reopen it if it was replaced. Raises OSError or sqlite3.Error."""
+        current = self._file_identity is not None and self._file_identity == _get_file_identity(
             self.name
         )
-        if self._connection is not None and whole:
+        if self._connection is not None and current:
             return self._connection
         self.close()
-        found = sqlite3.connect(
+        connection = sqlite3.connect(
             self.name, timeout=_RETRY_DELAY, isolation_level=None, check_same_thread=False
         )
-        self._connection = found
-        found.execute("PRAGMA journal_mode = WAL")
-        found.execute("PRAGMA synchronous = NORMAL")
-        found.execute(_CREATE_TABLE)
+        self._connection = connection
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(_CREATE_TABLE)
         self._file_identity = _get_file_identity(self.name)
-        return found
+        return connection
 
 
 def _get_file_identity(path: str) -> tuple[int, int] | None:
-    """What makes it the same file; None where there is none."""
+    """Device and inode of a file; None if it does not exist."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - the path is a text
+        status = os.stat(path)  # noqa: PTH116 - the path is a str
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def build_usage_row(record: RequestRecord) -> tuple[Any, ...]:
-    """As ``COLUMNS`` say. Tokens that were passed on before nobody counted them are estimated."""
+    """The values of ``USAGE_COLUMNS``. Without usage, the streamed tokens count as an estimate."""
     usage, (model, version, split) = record.usage, build_stats_key(record)
     tokens: tuple[int, int, str] = 0, record.tokens, "estimated" if record.tokens else ""
     if usage is not None:
@@ -223,7 +222,7 @@ def build_usage_row(record: RequestRecord) -> tuple[Any, ...]:
     )
 
 
-# What rows of usage come to. They may be read while a gateway writes them.
+# Usage totals. They can be queried while a gateway writes rows.
 
 GROUP_COLUMNS: Final = {
     "key": "key",
@@ -236,7 +235,7 @@ GROUP_COLUMNS: Final = {
     "source": "source",
     "day": "date(at, 'unixepoch')",
 }
-"""What usage can be summed by; days are those of UTC."""
+"""Columns that totals can be grouped by; days are UTC."""
 
 _SUM_EXPRESSIONS: Final = (
     "count(*), sum(outcome NOT IN ('ok', 'cancelled')), sum(outcome = 'cancelled'), "
@@ -245,24 +244,27 @@ _SUM_EXPRESSIONS: Final = (
 
 
 class UsageTotal(Struct, frozen=True):
-    """The exchanges that have these values in common."""
+    """The totals of the requests in one group."""
 
     by: dict[str, str]
     requests: int
     errors: int
-    """Those that did not come to their end, and not since their client left."""
+    """Requests that failed, without those that the client cancelled."""
     cancelled: int
     prompt_tokens: int
     completion_tokens: int
 
 
 def query_sqlite_usage(path: str, by: Sequence[str], since: float) -> list[UsageTotal]:
-    """What was used since ``since``, in Unix seconds, by these names of ``BY``.
+    """Usage since ``since`` (Unix seconds), grouped by names of ``GROUP_COLUMNS``.
 
-    Raises sqlite3.Error where the file is no such file, or can't be read.
+    Raises sqlite3.Error if the file is not a usage database or cannot be read.
     """
     keys = ", ".join(GROUP_COLUMNS[name] for name in by)
-    query = f"SELECT {keys}, {_SUM_EXPRESSIONS} FROM usage WHERE at >= ? GROUP BY {keys} ORDER BY {keys}"  # noqa: S608 - of the names above
+    query = (  # names of GROUP_COLUMNS only
+        f"SELECT {keys}, {_SUM_EXPRESSIONS} FROM usage WHERE at >= ? "  # noqa: S608
+        f"GROUP BY {keys} ORDER BY {keys}"
+    )
     with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as file:
         rows = file.execute(query, (since,)).fetchall()
     return [UsageTotal(dict(zip(by, row, strict=False)), *row[len(by) :]) for row in rows]

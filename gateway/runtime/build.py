@@ -1,4 +1,4 @@
-"""What a configuration tells of, made: each part from the Struct that describes it."""
+"""Builds runtime objects from configuration sections."""
 
 import functools
 import importlib
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from gateway.auth.jwt import JwtVerifier
 
 
-# A pool of workers, from its configuration to the words of the backend that it becomes.
+# Worker pools.
 
 
 def build_pool_arguments(
     name: str, told: schema.PoolConfig, dialect: ClientAdapter, models: Sequence[str]
 ) -> Mapping[str, Any]:
-    """What makes the pool called ``name``, beside the clock and luck.
+    """Build the arguments of the pool backend ``name``, without clock and random numbers.
 
-    ``models`` are what it is asked for, by the workers' own names.
+    ``models`` are the workers' names of the models that are routed to it.
     """
     fixed = [_build_worker(one, told) for one in told.workers if one.url is not None]
     settings = _build_pool_settings(told) | {
@@ -81,7 +81,7 @@ def build_pool_arguments(
 
 
 def restricted(pool: schema.PoolConfig, dialect: ClientAdapter) -> ClientAdapter:
-    """The workers' dialect, without the parameters that they do not support."""
+    """Restrict the workers' adapter to the parameters that they support."""
     if not pool.unsupported_parameters:
         return dialect
     adapter = cast("UpstreamAdapter", dialect)
@@ -133,9 +133,9 @@ def _build_discovery_source(
 def _make_worker_file_reader(
     listed: schema.WorkerSourceConfig, pool: schema.PoolConfig
 ) -> Callable[[bytes], Sequence[WorkerConfig]]:
-    """Reads a file that lists workers, as the configuration would.
+    """Make the reader of a worker list file.
 
-    What stands beside the file's name holds for each of them that says nothing else.
+    Settings beside the file name are defaults for the workers in the file.
     """
     plain = schema.WorkerSourceConfig()
 
@@ -152,18 +152,18 @@ def _make_worker_file_reader(
 
 
 def load_symbol(reference: str) -> Any:
-    """What ``module:name`` names."""
+    """Import the object named ``module:name``."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def build_adapter(name: str, profile: str | None, options: Mapping[str, Any]) -> ClientAdapter:
-    """The dialect of this name and profile."""
+    """Create the adapter of a protocol and profile."""
     return cast("ClientAdapter", load_symbol(PROTOCOLS[name])(profile, **options))
 
 
 def build_mount(dialect: schema.ListenerProtocolConfig) -> AdapterMount:
-    """A dialect, where a listener has it."""
+    """Create the adapter of a listener's protocol, with its path prefix."""
     return AdapterMount(
         build_adapter(dialect.name, dialect.profile, dialect.options), dialect.prefix
     )
@@ -172,20 +172,20 @@ def build_mount(dialect: schema.ListenerProtocolConfig) -> AdapterMount:
 def build_static_pages(
     mounts: Sequence[AdapterMount], ready: Callable[[], bool], *, keyed: bool
 ) -> dict[str, Callable[[], HttpResponse]]:
-    """What a listener answers by itself; the larger page is made when it is first asked for.
+    """The pages that a listener answers itself; the OpenAPI document is built on first use.
 
-    ``ready`` tells whether requests may come.
+    ``ready`` tells whether the gateway accepts requests, i.e. does not drain.
     """
-    well, leaving = (
+    ok, draining = (
         HttpResponse(200, b'{"status":"ok"}'),
         HttpResponse(503, b'{"status":"draining"}'),
     )
 
     @functools.cache
-    def serve_openapi() -> HttpResponse:
+    def get_openapi() -> HttpResponse:
         return HttpResponse(200, openapi.build_document(mounts, version=__version__, keyed=keyed))
 
-    return {"/health": lambda: well if ready() else leaving, "/openapi.json": serve_openapi}
+    return {"/health": lambda: ok if ready() else draining, "/openapi.json": get_openapi}
 
 
 def build_backend(
@@ -194,7 +194,7 @@ def build_backend(
     name: str = "",
     models: Sequence[str] = (),
 ) -> Backend:
-    """The backend that these settings describe. ``models`` are what it is asked for."""
+    """Create a backend. ``models`` are its names of the models that are routed to it."""
     make = load_symbol(BACKENDS[settings.kind])
     match settings:
         case schema.PoolConfig():
@@ -202,13 +202,13 @@ def build_backend(
             told = build_pool_arguments(name, settings, dialect, models)
             backend = make(clock=outside.clock, draw=outside.draw, **told)
         case _:
-            given = msgspec.to_builtins(settings)
-            backend = make(**{key: value for key, value in given.items() if key != "kind"})
+            arguments = msgspec.to_builtins(settings)
+            backend = make(**{key: value for key, value in arguments.items() if key != "kind"})
     return cast("Backend", backend)
 
 
 def list_backend_models(backend: str, config: schema.Config) -> list[str]:
-    """The models that a backend is asked for, by its own names."""
+    """The models that are routed to a backend, by the backend's names."""
     targets = [
         (target.backend, target.model or name)
         for name, model in config.models.items()
@@ -219,12 +219,12 @@ def list_backend_models(backend: str, config: schema.Config) -> list[str]:
 
 
 def needs_model_discovery(pool: schema.PoolConfig) -> bool:
-    """Whether a pool's workers are asked about the models that they are to serve."""
+    """Whether the pool's protocol reads model metadata from the workers."""
     return issubclass(load_symbol(PROTOCOLS[pool.protocol]), ModelMetadataReader)
 
 
 def build_upstream_adapter(pool: schema.PoolConfig) -> ClientAdapter:
-    """What a pool's workers are spoken to in."""
+    """Create the adapter for a pool's workers."""
     options: dict[str, Any] = dict(pool.options)
     if pool.fields is not None:
         options["fields"] = pool.fields
@@ -242,7 +242,7 @@ def build_model(
     defaults: schema.DefaultsConfig,
     created: int,
 ) -> Model:
-    """A public model, compiled for the router."""
+    """Build the router's model."""
     targets = {
         version: Target(version, target.model or name, backends[target.backend], target.backend)
         for version, target in model.resolve_targets().items()
@@ -273,12 +273,12 @@ def build_model(
 
 
 def build_shadow(name: str, shadow: schema.ShadowConfig) -> ShadowRule:
-    """What is copied of the requests to the model of this name."""
+    """Build the shadow rule of the model ``name``."""
     return ShadowRule(name, shadow.to, shadow.share, shadow.max_concurrency, shadow.timeout)
 
 
 def build_rule(rule: schema.RouteConfig) -> RouteRule:
-    """An exception, as the router tries it."""
+    """Build a route."""
     when = rule.when
     headers = {name.lower(): text for name, text in when.header.items()}
     share = 1.0 if when.share is None else when.share
@@ -287,14 +287,14 @@ def build_rule(rule: schema.RouteConfig) -> RouteRule:
 
 
 def build_principal(key: schema.ApiKeyConfig, aliases: Mapping[str, str]) -> Principal:
-    """The holder of a configured key. ``aliases`` gives the model that each stands for."""
+    """Build the principal of an API key. ``aliases`` maps aliases to models."""
     models = frozenset(aliases.get(name, name) for name in key.models) if key.models else None
     tags = frozenset(key.tags)
     return Principal(key.name, key.sha256, models, key.protocol, tags, key.explain)
 
 
 def build_rate_limiter(config: schema.Config, accounts: CounterRegistry) -> RateLimiter | None:
-    """What holds the keys to their limits; None where there are none."""
+    """Build the rate limiter; None without limits."""
     aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
     common = config.defaults.limits
     named = {key.name: key.limits or common for key in config.keys} or {ANONYMOUS_KEY: common}
@@ -316,7 +316,7 @@ def _build_rate_limits(told: schema.RateLimitConfig) -> RateLimits:
 
 
 def build_jwks_client(config: schema.Config, clock: Callable[[], float]) -> "JwksClient | None":
-    """Who signs tokens, if somebody does."""
+    """Create the JWKS client; None without JWT authentication."""
     if config.identity is None:
         return None
     from gateway.auth.jwks import JwksClient  # noqa: PLC0415 - its libraries may not be installed
@@ -327,22 +327,22 @@ def build_jwks_client(config: schema.Config, clock: Callable[[], float]) -> "Jwk
 def build_jwt_verifier(
     config: schema.Config, issuer: "JwksClient | None", now: Callable[[], float]
 ) -> "JwtVerifier | None":
-    """What verifies tokens, if somebody signs them."""
+    """Create the JWT verifier; None without JWT authentication."""
     if config.identity is None or issuer is None:
         return None
-    from gateway.auth.jwt import JwtPolicy, JwtVerifier
+    from gateway.auth.jwt import JwtPolicy, JwtVerifier  # noqa: PLC0415 - as above
 
     aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
     return JwtVerifier(JwtPolicy(config.identity, aliases), issuer, now)
 
 
 def build_timeouts(timeouts: schema.TimeoutsConfig) -> Timeouts:
-    """The limits of an exchange, from the configuration."""
+    """Build the timeouts of requests."""
     return Timeouts(**asdict(timeouts))
 
 
 def build_connection_limits(limits: schema.ServerLimitsConfig) -> ConnectionLimits:
-    """What a listener holds its clients to."""
+    """Build the connection limits of a listener."""
     return ConnectionLimits(
         max_header_size=limits.header,
         max_connections=min(limits.connections, compute_max_clients()),

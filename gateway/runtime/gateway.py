@@ -1,4 +1,4 @@
-"""The one place where the parts meet. Everything is passed in; nothing is global."""
+"""The running gateway: starts, reloads, drains and stops listeners and backends."""
 
 import asyncio
 import gc
@@ -46,51 +46,53 @@ if TYPE_CHECKING:
     from gateway.ratelimit.redis_limiter import RedisLeaseStore
 
 
-# What must be there before a request: backends that are ready, listeners that are bound.
+# Backends and listeners must be ready before requests arrive.
 
 TlsContexts = Mapping[listeners.ListenerId, ssl.SSLContext | None]
-"""Each listener's certificate; None where connections are plain."""
+"""The TLS context of each listener; None without TLS."""
 ADMIN_LISTENER: Final[listeners.ListenerId] = ("admin", 0)
-"""The admin listener's, in the place of an address."""
+"""The id of the admin listener."""
 
 
 class SocketSource(Protocol):
-    """Sockets that listen already."""
+    """Inherited listening sockets."""
 
     def take_sockets(self, listener_id: listeners.ListenerId) -> Sequence[socket.socket]:
-        """The listener's, which are the taker's from now on; none where it has none."""
+        """Hand over the sockets of a listener to the caller; empty if it has none."""
 
 
 async def warm_backend(name: str, backend: Backend, within: float) -> str:
-    """Start a backend, and let it get ready for so many seconds; why it never will, or ""."""
+    """Start a backend and warm it up for at most ``within`` seconds; returns the error or ""."""
     try:
         await backend.start()
         async with asyncio.timeout(within):
             if isinstance(backend, SupportsWarmup):
                 await backend.warm_up()
     except TimeoutError:
-        log.warning("%s is not ready after %g s, and is taken as it is", name, within)
+        log.warning("%s is not ready after %g s and is used as it is", name, within)
     except WorkerError as error:
         return error.message
     return ""
 
 
 async def bind_listener(
-    front: Listener,
-    listener: schema.ListenerConfig,
+    listener: Listener,
+    listener_config: schema.ListenerConfig,
     tls: ssl.SSLContext | None,
     *,
     reuse_port: bool,
     given: Sequence[socket.socket] = (),
 ) -> str:
-    """Let it listen; gives its URL. Raises OSError."""
-    host, _, port = listener.address.rpartition(":")
-    bound = await front.listen(host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=given)
+    """Bind a listener; returns its URL. Raises OSError."""
+    host, _, port = listener_config.address.rpartition(":")
+    bound = await listener.listen(
+        host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=given
+    )
     return f"{'https' if tls else 'http'}://{host}:{bound}"
 
 
 def build_tls_contexts(config: schema.Config) -> TlsContexts:
-    """Every listener's certificate, as it is in its file now."""
+    """Load the certificates of all listeners. Raises OSError."""
     return {
         listener_id: server_tls_context(listener.tls) if listener.tls else None
         for listener_id, listener in listeners.listeners_by_id(config).items()
@@ -98,59 +100,64 @@ def build_tls_contexts(config: schema.Config) -> TlsContexts:
 
 
 def server_tls_context(tls: schema.TlsConfig) -> ssl.SSLContext:
-    """TLS with this certificate chain and key. Raises OSError for files that can't be used."""
+    """Create a TLS context. Raises OSError for unusable certificate or key files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tls.cert, tls.key, password=str)  # or it would ask at the terminal
+    context.load_cert_chain(
+        tls.cert, tls.key, password=str
+    )  # otherwise OpenSSL asks for a password on the terminal
     return context
 
 
-# Limits that several gateways share: who lends them, and who asks for more.
+# Rate limits shared by several gateways.
 
 
 class SharedRateLimits:
-    """The store, and what asks it beside all requests."""
+    """The lease store, and the task that renews leases in the background."""
 
-    def __init__(self, store: "RedisLeaseStore", leasing: LeaseRenewer) -> None:
+    def __init__(self, store: "RedisLeaseStore", renewer: LeaseRenewer) -> None:
         self._store = store
-        self._renewer = leasing
+        self._renewer = renewer
 
     @classmethod
     def create(
         cls,
         state: schema.SharedStateConfig | None,
         outside: GatewayServices,
-        counters: Callable[[], Sequence[LeasedCounter]],
+        get_counters: Callable[[], Sequence[LeasedCounter]],
     ) -> tuple[GatewayServices, Self | None]:
-        """The surroundings in which limits are shared, and what shares them, if something is to.
+        """Set up shared limits, if configured. Returns the services and the shared limits.
 
-        ``counters`` gives those of the configuration that is served.
+        ``get_counters`` gives the leased counters of the current configuration.
         """
         if state is None:
             return outside, None
-        from gateway.ratelimit.redis_limiter import RedisLeaseStore, RedisLimitSettings
+        from gateway.ratelimit.redis_limiter import (  # noqa: PLC0415 - redis may not be installed
+            RedisLeaseStore,
+            RedisLimitSettings,
+        )
 
         ca = state.tls.ca if state.tls else None
         shared = RedisLimitSettings(
             state.redis.reveal(), state.on_failure, state.replicas, state.prefix, ca
         )
         store = RedisLeaseStore(shared, outside.new_id(), clock=outside.clock, draw=outside.draw)
-        bell = asyncio.Event()
-        leasing = LeaseRenewer(store, counters, bell, outside.clock, outside.draw)
-        accounts = CounterRegistry(outside.clock, outside.wall_clock, store, bell.set)
-        return replace(outside, counter_registry=accounts), cls(store, leasing)
+        wake = asyncio.Event()
+        renewer = LeaseRenewer(store, get_counters, wake, outside.clock, outside.draw)
+        registry = CounterRegistry(outside.clock, outside.wall_clock, store, wake.set)
+        return replace(outside, counter_registry=registry), cls(store, renewer)
 
     def register_metrics(self, metrics: "MetricsCollector") -> None:
-        """Let these tell how it goes."""
+        """Add the metrics of the store."""
         from gateway.observability.metrics.system import RateLimitStoreCollector  # noqa: PLC0415 - its library
 
         metrics.register(RateLimitStoreCollector(self._store))
 
     def start(self) -> None:
-        """Borrow whatever is wanted, from now on."""
+        """Start renewing leases."""
         self._renewer.start()
 
     async def aclose(self) -> None:
-        """Tell what was used, and give back what is held."""
+        """Report usage, return the leases and close the store."""
         await self._renewer.aclose()
         await self._store.aclose()
 
@@ -158,19 +165,19 @@ class SharedRateLimits:
 log = logging.getLogger("interlingua")
 
 _USAGE_FLUSH_TIMEOUT = 5.0
-"""Seconds in which the last rows of usage must be written."""
+"""Seconds to write the last usage rows."""
 _EXPORT_FLUSH_TIMEOUT = 2.0
-"""Seconds in which what is to be sent to collectors must be taken."""
+"""Seconds to export the last traces and metrics."""
 _ERROR_FLUSH_TIMEOUT = 1.0
-"""Seconds in which clients whose answers are cut must be told of it."""
+"""Seconds to send errors to clients whose requests are stopped."""
 
 
 def build_services(log: AccessLogWriter | None = None) -> GatewayServices:
-    """The real clock, time and luck, ids that are this process's own, and a line of the log.
+    """Build services with the real clocks, random numbers and unique request ids.
 
-    Without a log, lines go to standard error at once.
+    Without ``log``, records go to standard error directly.
     """
-    tell = write_log_line if log is None else log.write_record
+    observe_request = write_log_line if log is None else log.write_record
     start = os.urandom(8).hex()
     ids = (f"{start}{number:08x}" for number in itertools.count())
     return GatewayServices(
@@ -178,8 +185,8 @@ def build_services(log: AccessLogWriter | None = None) -> GatewayServices:
         wall_clock=time.time,  # noqa: TID251 - here it is passed in
         new_id=ids.__next__,
         draw=random.random,  # noqa: TID251 - as above
-        observe_request=tell,
-        shadow_manager=ShadowManager(time.monotonic, tell),
+        observe_request=observe_request,
+        shadow_manager=ShadowManager(time.monotonic, observe_request),
         counter_registry=CounterRegistry(time.monotonic, time.time),  # noqa: TID251 - as above
         dropped_counts={} if log is None else {"log_lines": log.count_dropped},
     )
@@ -187,32 +194,32 @@ def build_services(log: AccessLogWriter | None = None) -> GatewayServices:
 
 @runtime_checkable
 class ManuallyManaged(Protocol):
-    """A backend whose workers the admin may have changed."""
+    """A backend whose workers the admin API can change."""
 
     @property
     def manual_workers(self) -> Sequence[str]:
-        """The URLs that the admin added or removed."""
+        """The URLs of workers that were added or removed by the admin API."""
 
 
 class ProcessGroup(Protocol):
-    """The other processes, where several serve the same listeners."""
+    """The group of serving processes that share listeners."""
 
     @property
     def admin_socket(self) -> str:
-        """The path of the Unix socket that takes the admin listener's place in this one."""
+        """The path of the Unix socket that replaces the admin listener in this process."""
 
     async def confirm_reload(self) -> None:
-        """Wait until all can serve what this one can. Raises what keeps them from it."""
+        """Wait until all processes have prepared the reload. Raises if one of them cannot."""
 
     async def reload(self) -> ReloadResult:
-        """Let all of them reload."""
+        """Reload all processes."""
 
 
 class Gateway:
-    """A running gateway: listeners, router and backends made from one configuration.
+    """A running gateway: listeners, router and backends of the current configuration.
 
-    With its ``origin`` the configuration can be read anew, and another take its place. With
-    ``among`` it shares its listeners with other processes, and takes another when they do.
+    ``origin`` allows reloads. With ``process_group``, the gateway shares its listeners with other
+    processes and reloads together with them.
     """
 
     def __init__(
@@ -221,10 +228,10 @@ class Gateway:
         outside: GatewayServices,
         *,
         origin: ConfigSource | None = None,
-        among: ProcessGroup | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
-        self._process_group = among
-        tell: Callable[[ReloadResult], None] = _ignore_reload
+        self._process_group = process_group
+        observe_reload: Callable[[ReloadResult], None] = _ignore_reload
         digest = origin.loaded.hash if origin else ""
         outside, self._usage_recorder = set_up_usage(config.observe.usage, outside)
         outside, self._exporters = set_up_exporters(config.observe, outside, os.environ)
@@ -233,7 +240,9 @@ class Gateway:
         )
         metrics: MetricsCollector | None = None
         if config.admin is not None:
-            outside, metrics, tell = set_up_metrics(outside, lambda: self.backends, digest)
+            outside, metrics, observe_reload = set_up_metrics(
+                outside, lambda: self.backends, digest
+            )
         explained = ExplanationStore(outside.clock, outside.draw)
         self._explainer = ExplainService(
             explained, lambda: self._current.handlers_by_address, outside.clock
@@ -241,9 +250,9 @@ class Gateway:
         self._services = outside = replace(outside, explain_policy=explained.create_recorder)
         self._current = ConfigSnapshot(config, outside, digest)
         self.active_snapshots = [self._current]
-        """Those that have exchanges, or may have; the last is the one that is served."""
+        """Snapshots that may have running requests; the last one is current."""
         self.listener_urls: dict[listeners.ListenerId, str] = {}
-        """Where each listener is bound."""
+        """The URL of each bound listener."""
         self._is_draining = False
         self._retire_tasks: set[asyncio.Task[None]] = set()
         self._closing_backends: list[Backend] = []
@@ -252,7 +261,9 @@ class Gateway:
             listener_id: self._make_listener(self._current, listener_id)
             for listener_id in self._current.handlers
         }
-        self.reloader = None if origin is None else Reloader(origin, self.apply_config, tell)
+        self.reloader = (
+            None if origin is None else Reloader(origin, self.apply_config, observe_reload)
+        )
         self._worker_sets: dict[str, WorkerSet] = {}
         self._update_worker_sets()
         self._admin_server: AdminServer | None = None
@@ -268,30 +279,32 @@ class Gateway:
 
     @property
     def backends(self) -> dict[str, Backend]:
-        """Those that are asked now, by their names."""
+        """The current backends by name."""
         return self._current.backends
 
     def _list_leased_counters(self) -> Sequence[LeasedCounter]:
-        """What is shared of the limits that hold now."""
+        """The leased counters of the current rate limiter."""
         limiter = self._current.rate_limiter
         return () if limiter is None else limiter.leased_counters
 
     @property
     def router(self) -> Router:
-        """The table that requests follow now."""
+        """The current router."""
         return self._current.router
 
-    async def start(self, given: SocketSource | None = None, *, warmed: bool = False) -> list[str]:
-        """Start the backends and bind the listeners; gives their URLs, the admin's last.
+    async def start(
+        self, inherited: SocketSource | None = None, *, warmed: bool = False
+    ) -> list[str]:
+        """Start the backends and bind the listeners; returns the URLs, the admin listener's last.
 
-        A listener that has sockets ``given`` listens there, and nothing is bound for it. With
-        ``warmed`` nothing listens before every backend is at its best. Raises OSError, and
-        WorkerError for one that never will be.
+        Listeners with ``inherited`` sockets use them and bind nothing. With ``warmed``, all
+        backends finish their warmup before a listener is bound. Raises OSError, or WorkerError for
+        a backend that cannot start.
         """
         if self._usage_recorder is not None:
             self._usage_recorder.start()
-        for sending in self._exporters:
-            sending.start()
+        for exporter in self._exporters:
+            exporter.start()
         if self._process_metrics is not None:
             self._process_metrics.start()
         if self._shared_limits is not None:
@@ -302,50 +315,51 @@ class Gateway:
             await asyncio.gather(*(backend.warm_up() for backend in slow))
         urls = []
         trust = build_tls_contexts(self._current.config)
-        for listener_id, listener in listeners.listeners_by_id(self._current.config).items():
-            there = given.take_sockets(listener_id) if given else ()
-            front, tls = self.listeners[listener_id], trust[listener_id]
-            self.listener_urls[listener_id] = await self._bind_listener(front, listener, tls, there)
+        for listener_id, listener_config in listeners.listeners_by_id(self._current.config).items():
+            sockets = inherited.take_sockets(listener_id) if inherited else ()
+            listener, tls = self.listeners[listener_id], trust[listener_id]
+            self.listener_urls[listener_id] = await self._bind_listener(
+                listener, listener_config, tls, sockets
+            )
             urls.append(self.listener_urls[listener_id])
         if self._admin_server is not None:
-            there = given.take_sockets(ADMIN_LISTENER) if given else ()
+            sockets = inherited.take_sockets(ADMIN_LISTENER) if inherited else ()
             path = self._process_group.admin_socket if self._process_group else ""
-            urls.append(await self._admin_server.listen(path, there))
+            urls.append(await self._admin_server.listen(path, sockets))
         return urls
 
     @property
     def socket_fds(self) -> Mapping[listeners.ListenerId, Sequence[int]]:
-        """The descriptors of each listener's sockets, and of the admin's."""
-        found = {listener_id: front.socket_fds for listener_id, front in self.listeners.items()}
+        """The file descriptors of all listening sockets."""
+        fds = {listener_id: listener.socket_fds for listener_id, listener in self.listeners.items()}
         return (
-            found
+            fds
             if self._admin_server is None
-            else {**found, ADMIN_LISTENER: self._admin_server.socket_fds}
+            else {**fds, ADMIN_LISTENER: self._admin_server.socket_fds}
         )
 
     def stop_accepting(self) -> None:
-        """Take no more connections. Those that are there go on."""
-        for front in self.listeners.values():
-            front.stop_accepting()
+        """Accept no more connections; open connections stay."""
+        for listener in self.listeners.values():
+            listener.stop_accepting()
         if self._admin_server is not None:
             self._admin_server.stop_accepting()
 
     def set_draining(self, *, on: bool = True) -> None:
-        """Say to whoever asks that no more requests should come; those that do are served.
+        """Start or stop draining: readiness fails, and responses close their connections.
 
-        Each answer is then the last of its connection. Without ``on``, they may come again. A
-        reload leaves it as it is.
+        Requests are still answered. A reload does not change it.
         """
         self._is_draining = on
         self.router.ready = not on
-        for front in self.listeners.values():
-            front.is_draining = on
+        for listener in self.listeners.values():
+            listener.is_draining = on
 
     async def stop(self, *, lame_duck: bool = False) -> None:
-        """Take no more connections, let what runs come to its end, and let everything go.
+        """Stop gracefully: accept no more connections, finish running requests, close everything.
 
-        As a ``lame_duck`` it first drains for as long as the configuration says. What outlasts
-        ``limits.drain`` is told that it is cut.
+        With ``lame_duck``, the gateway first drains for the configured shutdown delay. Requests
+        that outlast the drain timeout get an error.
         """
         if self.reloader is not None:
             await self.reloader.aclose()
@@ -356,18 +370,20 @@ class Gateway:
         limits = self._current.config.limits
         if lame_duck:
             await asyncio.sleep(limits.shutdown_delay)
-        fronts = [*self.listeners.values(), *self._closing_listeners]
-        await asyncio.gather(*(front.drain(limits.drain_timeout) for front in fronts))
+        active_listeners = [*self.listeners.values(), *self._closing_listeners]
+        await asyncio.gather(*(listener.drain(limits.drain_timeout) for listener in active_listeners))
         for one in self.active_snapshots:
             one.stop_requests(Overloaded("the gateway stops"))
-        await asyncio.gather(*(front.drain(_ERROR_FLUSH_TIMEOUT) for front in fronts))
-        await asyncio.gather(*(front.close() for front in fronts))
+        await asyncio.gather(
+            *(listener.drain(_ERROR_FLUSH_TIMEOUT) for listener in active_listeners)
+        )
+        await asyncio.gather(*(listener.close() for listener in active_listeners))
         await self._services.shadow_manager.aclose()
         await self._current.aclose()
         if self._shared_limits is not None:
             await self._shared_limits.aclose()
-        left = (*self.backends.values(), *self._closing_backends)
-        await asyncio.gather(*(backend.aclose() for backend in left))
+        backends = (*self.backends.values(), *self._closing_backends)
+        await asyncio.gather(*(backend.aclose() for backend in backends))
         if self._admin_server is not None:
             await self._admin_server.close()
         if self._process_metrics is not None:
@@ -380,15 +396,15 @@ class Gateway:
     # --- another configuration --------------------------------------------------------------------
 
     async def apply_config(self, loaded: loader.LoadedConfig) -> None:
-        """Serve this configuration from now on.
+        """Replace the current configuration.
 
-        What is new is started, warmed and bound before a request comes to it, and what runs keeps
-        what it began with. Raises ConfigError, having changed nothing.
+        New backends and listeners are started before they get requests; running requests keep the
+        old configuration. Raises ConfigError and changes nothing if the new one cannot be used.
         """
         if wrong := [*listeners.restart_required(self._current.config, loaded.config)]:
             raise loaded.build_error(*wrong)
         trust = build_tls_contexts(loaded.config)
-        now = ConfigSnapshot(loaded.config, self._services, loaded.hash, former=self._current)
+        now = ConfigSnapshot(loaded.config, self._services, loaded.hash, previous=self._current)
         new = {
             listener_id: self._make_listener(now, listener_id)
             for listener_id in now.handlers.keys() - self.listeners
@@ -399,19 +415,21 @@ class Gateway:
             if self._process_group is not None:
                 await self._process_group.confirm_reload()
         except BaseException:
-            await asyncio.gather(*(front.close() for front in new.values()))
+            await asyncio.gather(*(listener.close() for listener in new.values()))
             await asyncio.gather(*(one.aclose() for one in self._find_new_backends(now).values()))
             raise
         self._swap_snapshot(now, new, trust)
 
     async def _warm_backends(self, now: ConfigSnapshot, loaded: loader.LoadedConfig) -> None:
-        """Start the backends that are new, and let them get ready. Raises ConfigError."""
-        added, within = self._find_new_backends(now), now.config.limits.warmup_timeout
-        whys = await asyncio.gather(
+        """Start and warm up new backends. Raises ConfigError."""
+        added, within = self._find_new_backends(now), now.config.limits.warm
+        errors = await asyncio.gather(
             *(warm_backend(name, one, within) for name, one in added.items())
         )
-        said = zip(added, whys, strict=True)
-        wrong = [(("backends", name), f"it can't be used: {why}") for name, why in said if why]
+        results = zip(added, errors, strict=True)
+        wrong = [
+            (("backends", name), f"it can't be used: {error}") for name, error in results if error
+        ]
         if wrong:
             raise loaded.build_error(*wrong)
 
@@ -421,15 +439,15 @@ class Gateway:
         trust: TlsContexts,
         loaded: loader.LoadedConfig,
     ) -> None:
-        """Bind the listeners that are new. Raises ConfigError."""
-        for number, (listener_id, listener) in enumerate(
+        """Bind new listeners. Raises ConfigError."""
+        for number, (listener_id, listener_config) in enumerate(
             listeners.listeners_by_id(loaded.config).items()
         ):
             if listener_id not in new:
                 continue
             try:
                 self.listener_urls[listener_id] = await self._bind_listener(
-                    new[listener_id], listener, trust[listener_id]
+                    new[listener_id], listener_config, trust[listener_id]
                 )
             except OSError as error:
                 why = f"the gateway can't listen there: {error.strerror or error}"
@@ -438,24 +456,24 @@ class Gateway:
 
     async def _bind_listener(
         self,
-        front: Listener,
-        listener: schema.ListenerConfig,
+        listener: Listener,
+        listener_config: schema.ListenerConfig,
         tls: ssl.SSLContext | None,
         given: Sequence[socket.socket] = (),
     ) -> str:
         return await bind_listener(
-            front, listener, tls, reuse_port=self._process_group is not None, given=given
+            listener, listener_config, tls, reuse_port=self._process_group is not None, given=given
         )
 
     def _find_new_backends(self, now: ConfigSnapshot) -> Mapping[str, Backend]:
-        """The backends that are not those of the configuration before."""
+        """The backends that the current configuration does not have."""
         here = {id(one) for one in self.backends.values()}
         return {name: one for name, one in now.backends.items() if id(one) not in here}
 
     def _swap_snapshot(
         self, now: ConfigSnapshot, new: Mapping[listeners.ListenerId, Listener], trust: TlsContexts
     ) -> None:
-        """From here on requests meet ``now``: nothing is awaited in between."""
+        """Make ``now`` the current snapshot, atomically for requests."""
         old, self._current = self._current, now
         now.router.ready = not self._is_draining
         self.active_snapshots = [*(one for one in self.active_snapshots if one.running_count), now]
@@ -465,11 +483,11 @@ class Gateway:
         ]
         self._closing_listeners += gone
         limits = build_connection_limits(now.config.limits)
-        for listener_id, front in self.listeners.items():
+        for listener_id, listener in self.listeners.items():
             now.handlers[listener_id].adopt_running(old.handlers[listener_id])
-            front.handle_request = now.get_handler(listener_id)
-            front.set_limits(limits)
-            front.set_tls_context(trust[listener_id])
+            listener.handle_request = now.get_handler(listener_id)
+            listener.set_limits(limits)
+            listener.set_tls_context(trust[listener_id])
         self.listeners |= new
         self._update_worker_sets()
         if self._admin_server is not None and now.config.admin is not None:
@@ -480,10 +498,8 @@ class Gateway:
         self._closing_backends += ended.values()
         for name, backend in ended.items():
             for url in backend.manual_workers if isinstance(backend, ManuallyManaged) else ():
-                log.warning("%s: what the admin said of %s ends with this reload", name, url)
-        retiring = self._retire_backends(
-            list(ended.values()), gone, old.config.limits.drain_timeout
-        )
+                log.warning("%s: the admin API's change of %s ends with this reload", name, url)
+        retiring = self._retire_backends(list(ended.values()), gone, old.config.limits.drain_timeout)
         task = asyncio.get_running_loop().create_task(retiring)
         self._retire_tasks.add(task)
         task.add_done_callback(self._retire_tasks.discard)
@@ -491,23 +507,25 @@ class Gateway:
     async def _retire_backends(
         self, ended: list[Backend], gone: Sequence[Listener], drain: float
     ) -> None:
-        """Let go of these, once the exchanges that they may have are over or had their time."""
+        """Close backends and listeners when their requests end, or after ``drain`` seconds."""
         holding = [
             now
             for now in self.active_snapshots
             if now is not self._current and now.has_any_backend(ended)
         ]
         await asyncio.gather(
-            self._wait_idle(holding, drain), *(front.drain(drain) for front in gone)
+            self._wait_idle(holding, drain), *(listener.drain(drain) for listener in gone)
         )
-        await asyncio.gather(*(front.close() for front in gone))
-        self._closing_listeners = [front for front in self._closing_listeners if front not in gone]
+        await asyncio.gather(*(listener.close() for listener in gone))
+        self._closing_listeners = [
+            listener for listener in self._closing_listeners if listener not in gone
+        ]
         await asyncio.gather(*(one.aclose() for one in ended))
         self._closing_backends = [one for one in self._closing_backends if one not in ended]
-        gc.collect()  # a configuration holds itself, and the collector would let it wait for long
+        gc.collect()  # an old snapshot is a reference cycle
 
     async def _wait_idle(self, holding: Sequence[ConfigSnapshot], within: float) -> None:
-        """Wait for their exchanges and for the shadows of these, so many seconds at most."""
+        """Wait for the requests of these snapshots and their shadow traffic, ``within`` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 for one in holding:
@@ -528,17 +546,17 @@ class Gateway:
         return made
 
     def _update_worker_sets(self) -> None:
-        """To the admin, who holds on to the mapping."""
+        """Update the mapping that the admin API shares."""
         self._worker_sets.clear()
         self._worker_sets.update(
             {name: one for name, one in self.backends.items() if isinstance(one, WorkerSet)}
         )
 
     def _make_admin_server(
-        self, told: schema.AdminConfig, metrics: "MetricsCollector", filename: str
+        self, config: schema.AdminConfig, metrics: "MetricsCollector", filename: str
     ) -> AdminServer:
         clock = self._services.clock
-        behind = AdminServices(
+        services = AdminServices(
             get_unready_reason=lambda: get_unready_reason(self.router, self.backends.values()),
             worker_sets=self._worker_sets,
             render_metrics=metrics.render_page,
@@ -548,9 +566,9 @@ class Gateway:
                 self, filename, RecentStats(metrics.collect_stats, clock), clock
             ),
         )
-        return AdminServer(told.address, behind, sha256=told.sha256)
+        return AdminServer(config.address, services, sha256=config.sha256)
 
 
-def _ignore_reload(told: ReloadResult) -> None:
-    """Nobody counts."""
-    del told
+def _ignore_reload(result: ReloadResult) -> None:
+    """Do nothing: metrics are off."""
+    del result

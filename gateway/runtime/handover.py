@@ -1,13 +1,13 @@
-"""A new gateway takes the place of one that runs, and no connection is lost.
+"""Zero-downtime upgrade: a running gateway passes its listening sockets to a new process.
 
     interlingua serve --handover /run/interlingua/handover gateway.yaml
 
-The one that runs listens at that path, a Unix socket which is its user's alone. Who connects there
-is given its listening sockets (SCM_RIGHTS), with a line of JSON that says whose they are, and says
-with one byte that it serves. Then the old one takes no more connections, and drains. An heir that
-ends before that byte has changed nothing.
+The running gateway listens on that Unix socket, which only its user can access. A new process that
+connects gets the listening sockets (SCM_RIGHTS) and a JSON line that maps them to listeners. When
+it serves, it sends one byte; then the old process stops accepting connections and drains. A new
+process that ends before that byte changes nothing.
 
-For a while both have the same sockets: what neither has taken yet waits in a queue of both.
+Meanwhile both processes share the sockets, so pending connections are accepted by one of them.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from msgspec import Struct
 from gateway.config.listeners import ListenerId
 
 _MAX_FDS: Final = 253
-"""Descriptors that the system sends at a time."""
+"""Maximum descriptors per message (SCM_MAX_FD)."""
 _MAX_MESSAGE_SIZE: Final = 1 << 16
 _HANDOVER_TIMEOUT: Final = 10.0
-"""Seconds in which the old one must give what it has."""
+"""Seconds to receive the sockets."""
 _SERVING_BYTE: Final = b"+"
 
 ListenerFds = Mapping[ListenerId, Sequence[int]]
-"""The descriptors that each listener has."""
+"""File descriptors by listener."""
 
 
 class _ListenerSockets(Struct, frozen=True, array_like=True):
-    """A listener, and how many of the descriptors are its own."""
+    """A listener and the number of its descriptors."""
 
     address: str
     number: int
@@ -43,10 +43,9 @@ class _ListenerSockets(Struct, frozen=True, array_like=True):
 
 
 class InheritedSockets:
-    """What the gateway at ``path`` gives; nothing where none runs there, or without a path.
+    """Sockets received from the gateway at ``path``; none if there is none, or without a path.
 
-    Used by ``with``: what nobody took at the end is closed. Raises OSError for one that gives
-    nothing.
+    A context manager that closes unused sockets. Raises OSError if the gateway sends nothing.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -54,18 +53,18 @@ class InheritedSockets:
         self._sockets: dict[ListenerId, list[socket.socket]] = {}
         if path is None:
             return
-        line = socket.socket(socket.AF_UNIX)
+        connection = socket.socket(socket.AF_UNIX)
         try:
-            line.settimeout(_HANDOVER_TIMEOUT)
-            line.connect(path)
-            self._sockets = _receive_sockets(line)
+            connection.settimeout(_HANDOVER_TIMEOUT)
+            connection.connect(path)
+            self._sockets = _receive_sockets(connection)
         except (FileNotFoundError, ConnectionRefusedError):
-            line.close()
+            connection.close()
         except BaseException:
-            line.close()
+            connection.close()
             raise
         else:
-            self._connection = line
+            self._connection = connection
 
     def __enter__(self) -> Self:
         return self
@@ -83,21 +82,21 @@ class InheritedSockets:
             self._connection.close()
 
     def take_sockets(self, listener_id: ListenerId) -> Sequence[socket.socket]:
-        """The listener's sockets, which are the taker's from now on; none where it had none."""
+        """Hand over the sockets of a listener to the caller; empty if it has none."""
         return self._sockets.pop(listener_id, ())
 
     def confirm_serving(self) -> None:
-        """Tell the old one that it may go."""
+        """Tell the old process that this one serves."""
         if self._connection is not None:
-            with suppress(OSError):  # it is gone already
+            with suppress(OSError):  # it has ended already
                 self._connection.sendall(_SERVING_BYTE)
 
 
-def _receive_sockets(line: socket.socket) -> dict[ListenerId, list[socket.socket]]:
-    data, descriptors, _, _ = socket.recv_fds(line, _MAX_MESSAGE_SIZE, _MAX_FDS)
+def _receive_sockets(connection: socket.socket) -> dict[ListenerId, list[socket.socket]]:
+    data, descriptors, _, _ = socket.recv_fds(connection, _MAX_MESSAGE_SIZE, _MAX_FDS)
     made = [socket.socket(fileno=one) for one in descriptors]
     while data and not data.endswith(b"\n"):
-        more = line.recv(_MAX_MESSAGE_SIZE)
+        more = connection.recv(_MAX_MESSAGE_SIZE)
         data = data + more if more else b""
     if not data:
         for one in made:
@@ -111,49 +110,49 @@ def _receive_sockets(line: socket.socket) -> dict[ListenerId, list[socket.socket
 
 
 class SocketHandover:
-    """What gives the sockets that ``sockets`` tells of to the gateway that asks at ``path``."""
+    """Listens at ``path`` and sends the sockets of ``list_fds`` to a new process."""
 
-    def __init__(self, path: str, sockets: Callable[[], ListenerFds]) -> None:
+    def __init__(self, path: str, list_fds: Callable[[], ListenerFds]) -> None:
         self._path = Path(path)
-        self._list_fds = sockets
+        self._list_fds = list_fds
         self._listener: socket.socket | None = None
         self._inode = 0
 
     def listen(self) -> None:
-        """Listen there from now on, in the place of who did before. Raises OSError."""
-        beside = self._path.with_name(f"{self._path.name}.new")
-        beside.unlink(missing_ok=True)
+        """Listen at the path, replacing a socket that is there. Raises OSError."""
+        temporary = self._path.with_name(f"{self._path.name}.new")
+        temporary.unlink(missing_ok=True)
         made = self._listener = socket.socket(socket.AF_UNIX)
         made.setblocking(False)  # noqa: FBT003 - the standard library's
-        made.bind(str(beside))
-        beside.chmod(0o600)
+        made.bind(str(temporary))
+        temporary.chmod(0o600)
         made.listen(1)
-        self._inode = beside.stat().st_ino
-        beside.rename(self._path)
+        self._inode = temporary.stat().st_ino
+        temporary.rename(self._path)
 
     async def wait_for_successor(self) -> None:
-        """Wait until another serves in this one's place; one that fails is forgotten."""
+        """Wait until a new process serves; failed ones are ignored."""
         assert self._listener is not None  # noqa: S101 - it listens
         loop = asyncio.get_running_loop()
         while True:
-            line, _ = await loop.sock_accept(self._listener)
-            with line, suppress(OSError):
-                self._send_sockets(line)
-                if await loop.sock_recv(line, 1) == _SERVING_BYTE:
+            connection, _ = await loop.sock_accept(self._listener)
+            with connection, suppress(OSError):
+                self._send_sockets(connection)
+                if await loop.sock_recv(connection, 1) == _SERVING_BYTE:
                     return
 
     def close(self) -> None:
-        """Nobody can ask any more, unless another listens there already."""
+        """Stop listening and remove the socket, unless a new process has replaced it."""
         if self._listener is not None:
             self._listener.close()
             with suppress(FileNotFoundError):
                 if self._path.stat().st_ino == self._inode:
                     self._path.unlink()
 
-    def _send_sockets(self, line: socket.socket) -> None:
+    def _send_sockets(self, connection: socket.socket) -> None:
         sockets = self._list_fds()
-        seated = [
+        listener_sockets = [
             _ListenerSockets(*listener_id, len(several)) for listener_id, several in sockets.items()
         ]
         descriptors = [one for several in sockets.values() for one in several]
-        socket.send_fds(line, [msgspec.json.encode(seated) + b"\n"], descriptors)
+        socket.send_fds(connection, [msgspec.json.encode(listener_sockets) + b"\n"], descriptors)

@@ -1,4 +1,4 @@
-"""The event loop that a serving process runs on, and how it lives with the collector."""
+"""Process setup: event loop, garbage collector, signals and file descriptor limit."""
 
 import asyncio
 import gc
@@ -10,7 +10,7 @@ from typing import Final
 
 
 def get_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Makes uvloop's loop where it is installed; None stands for the library's own."""
+    """The event loop factory of uvloop; None, the default loop, if it is not installed."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop  # noqa: PLC0415 - optional
@@ -20,23 +20,22 @@ def get_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def tune_gc() -> None:
-    """Let the collector look less often, and no more at what is there to stay.
+    """Freeze permanent objects and run the garbage collector less often.
 
-    A request leaves hardly a cycle behind, and by its own rule it would look after each few.
+    Requests create few reference cycles, so the default thresholds collect far too often.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
 
-# The wish that a process stops, as signals tell it.
+# Shutdown by signals.
 
 
 class ShutdownSignal:
-    """SIGTERM and SIGINT, and whatever else sets ``event``.
+    """Waits for SIGTERM, SIGINT or ``event``.
 
-    SIGINT is somebody at a terminal: nobody sends requests here who would have to learn of it, so
-    it asks for no ``lame_duck``.
+    SIGINT skips the shutdown delay: it comes from a terminal, so no load balancer has to notice.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class ShutdownSignal:
         loop.add_signal_handler(signal.SIGINT, self._stop_now)
 
     async def wait(self) -> None:
-        """Wait for it. From then on the next signal ends the process at once."""
+        """Wait for the shutdown. Afterwards, another signal ends the process at once."""
         await self.event.wait()
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -58,19 +57,19 @@ class ShutdownSignal:
         self.event.set()
 
 
-# How many files and sockets the process may have open.
+# The limit of open files and sockets.
 
 _RESERVED_FDS: Final = 64
-"""Those that are neither a client's nor a worker's: files, logs, what listens."""
+"""Descriptors reserved for files, logs and listening sockets."""
 
 
 def raise_fd_limit() -> None:
-    """Have as many as the system lets this process have: shells begin with few."""
+    """Raise the soft limit of open files to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def compute_max_clients() -> int:
-    """How many clients may be connected, if each may need a connection to a worker."""
+    """The maximum of client connections, if each needs a connection to a worker."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max((soft - _RESERVED_FDS) // 2, 1)

@@ -1,4 +1,4 @@
-"""A configuration in the place of the one that is served: when it is read, and what came of it."""
+"""Configuration reloads: triggers, validation and results."""
 
 import asyncio
 import logging
@@ -15,10 +15,7 @@ log = logging.getLogger("interlingua")
 
 
 class ReloadResult(Struct, frozen=True):
-    """How a reload ended: well where nobody complains.
-
-    ``hash`` is that of the configuration which is served now, whichever that is.
-    """
+    """The result of a reload. ``hash`` is that of the configuration in effect afterwards."""
 
     hash: str
     filename: str = ""
@@ -26,34 +23,34 @@ class ReloadResult(Struct, frozen=True):
 
     @property
     def is_ok(self) -> bool:
-        """Whether what was read is served."""
+        """Whether the new configuration is in effect."""
         return not self.issues
 
 
 class ConfigSource(Struct, frozen=True):
-    """Where a configuration comes from: what was read there, and what reads it anew."""
+    """The loaded configuration, and the function that loads it again."""
 
     loaded: LoadedConfig
     load_config: LoadConfig
 
 
 class Reloader:
-    """Reads a configuration anew when it is asked to, one time after the other.
+    """Reloads the configuration, one reload at a time.
 
-    ``take`` is given what was read. Whatever is raised, ConfigError or not, all stays as it was.
-    ``tell`` is told of each time.
+    ``apply_config`` gets the loaded configuration; if it raises, the old one stays in effect.
+    ``report`` gets the result of each reload.
     """
 
     def __init__(
         self,
         origin: ConfigSource,
-        take: Callable[[LoadedConfig], Awaitable[None]],
-        tell: Callable[[ReloadResult], None],
+        apply_config: Callable[[LoadedConfig], Awaitable[None]],
+        report: Callable[[ReloadResult], None],
     ) -> None:
         self._current = origin.loaded
         self._background_call = BackgroundCall(origin.load_config)
-        self._apply_config = take
-        self._report = tell
+        self._apply_config = apply_config
+        self._report = report
         self._lock = asyncio.Lock()
         self._pending: asyncio.Task[ReloadResult] | None = None
         self._tasks: set[asyncio.Task[ReloadResult]] = set()
@@ -61,11 +58,11 @@ class Reloader:
 
     @property
     def files(self) -> frozenset[str]:
-        """Those that the configuration names; after a bad one, also those that it named."""
+        """The files that the configuration names, and those of a failed reload since."""
         return self._files
 
     async def reload(self) -> ReloadResult:
-        """Read it, and serve it. Who asks while another waits for its turn gets what that gets."""
+        """Reload; a call that arrives while a reload is pending shares its result."""
         if self._pending is None:
             self._pending = asyncio.get_running_loop().create_task(self._run_reload())
             self._tasks.add(self._pending)
@@ -73,17 +70,17 @@ class Reloader:
         return await asyncio.shield(self._pending)
 
     async def aclose(self) -> None:
-        """Leave what is begun."""
+        """Cancel running reloads."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run_reload(self) -> ReloadResult:
         async with self._lock:
-            self._pending = None  # the file may be another from here on
-            told = await self._reload_once()
-        self._report(told)
-        return told
+            self._pending = None  # a later call must read the file again
+            result = await self._reload_once()
+        self._report(result)
+        return result
 
     async def _reload_once(self) -> ReloadResult:
         name = self._current.filename
@@ -92,8 +89,8 @@ class Reloader:
             await self._apply_config(loaded)
         except ConfigError as error:
             self._files = self._current.files | error.files
-            said = "the configuration stays %s, since the new one is wrong:\n%s"
-            log.error(said, self._current.hash, error)  # noqa: TRY400 - it is nobody's bug
+            message = "the configuration stays %s, since the new one is wrong:\n%s"
+            log.error(message, self._current.hash, error)  # noqa: TRY400 - not a bug: no traceback
             return ReloadResult(self._current.hash, name, tuple(error.issues))
         except Exception:
             log.exception(
@@ -111,20 +108,20 @@ class Reloader:
         return ReloadResult(loaded.hash, name)
 
 
-# When the configuration is read anew: when a signal says so, or the file has changed.
+# Reload triggers: SIGHUP and changed files.
 
 
 class ReloadTrigger:
-    """Reloads whenever something has ``changed``: so a signal says, and the file ``watched``."""
+    """Reloads when ``reload_requested`` is set or the ``watched_file`` changes."""
 
-    def __init__(self, reloader: Reloader, watched: str | None) -> None:
+    def __init__(self, reloader: Reloader, watched_file: str | None) -> None:
         self._reloader = reloader
-        self._watched_files = () if watched is None else (watched,)
+        self._watched_files = () if watched_file is None else (watched_file,)
         self.reload_requested = asyncio.Event()
         self._file_watcher = FileWatcher(self._list_files, self.reload_requested.set)
 
     async def run(self) -> None:
-        """Until cancelled. What has changed since this was made counts."""
+        """Run until cancelled. Changes since the construction count."""
         async with asyncio.TaskGroup() as tasks:
             if self._watched_files:
                 tasks.create_task(self._file_watcher.run())

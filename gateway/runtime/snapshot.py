@@ -1,8 +1,7 @@
-"""Everything that one configuration makes, beside the listeners themselves.
+"""The runtime objects of one configuration, without the listeners.
 
-A request meets one snapshot and keeps it to its end: the router, the keys, the limits and the
-backends that were there when it began. The next snapshot takes over the backends that stay as they
-were, and all that is known of them.
+A request uses one snapshot until it ends: router, keys, limits and backends. The next snapshot
+reuses unchanged backends with their state.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -29,45 +28,45 @@ HandleRequest = Callable[[HttpRequest, ResponseWriter], Coroutine[Any, Any, None
 
 
 class BackendFingerprint(Struct, frozen=True):
-    """What a backend is made from. Of two that are alike, the first stays."""
+    """What a backend is built from. A backend with an equal fingerprint is reused."""
 
     settings: schema.BackendConfig
     discovered_models: frozenset[str]
-    """The models that it is asked about, where it minds."""
+    """The models that it is asked to describe, if its protocol needs that."""
     file_digests: tuple[bytes, ...]
-    """Of its files."""
+    """Digests of the files that its settings name."""
 
 
 class ConfigSnapshot:
-    """What one configuration makes, of which ``digest`` is the hash.
+    """The runtime objects of a configuration with the hash ``config_hash``.
 
-    ``former`` is the one before it, if there was one.
+    ``previous`` is the snapshot before it, whose unchanged backends are reused.
     """
 
     def __init__(
         self,
         config: schema.Config,
-        outside: GatewayServices,
-        digest: str = "",
+        services: GatewayServices,
+        config_hash: str = "",
         *,
-        former: "ConfigSnapshot | None" = None,
+        previous: "ConfigSnapshot | None" = None,
     ) -> None:
         self.config = config
-        self.config_hash = digest
+        self.config_hash = config_hash
         self.fingerprints = {name: fingerprint_backend(name, config) for name in config.backends}
-        self.backends = self._build_backends(outside, former)
-        self.model_created = self._build_created_times(int(outside.wall_clock()), former)
-        """When each model came, in Unix seconds."""
-        self.router = self._build_router(outside)
-        self.rate_limiter = build.build_rate_limiter(config, outside.counter_registry)
-        """What holds the keys to their limits; None where there are none."""
-        self.jwks_client = self._build_jwks_client(outside, former)
-        """Who signs tokens; None where nobody does."""
-        self.handlers = self._build_handlers(outside, digest)
+        self.backends = self._build_backends(services, previous)
+        self.model_created = self._build_created_times(int(services.wall_clock()), previous)
+        """When each model was added, in Unix seconds."""
+        self.router = self._build_router(services)
+        self.rate_limiter = build.build_rate_limiter(config, services.counter_registry)
+        """The rate limiter; None without limits."""
+        self.jwks_client = self._build_jwks_client(services, previous)
+        """The JWKS client; None without JWT authentication."""
+        self.handlers = self._build_handlers(services, config_hash)
 
     @property
     def handlers_by_address(self) -> Mapping[str, RequestHandler]:
-        """What serves each listener, by its address; of several at one, with the number behind."""
+        """The request handlers by listener name."""
         return {
             listeners.listener_name(listener_id): server
             for listener_id, server in self.handlers.items()
@@ -75,32 +74,32 @@ class ConfigSnapshot:
 
     @property
     def running_count(self) -> int:
-        """The exchanges that it has now."""
+        """The number of running requests."""
         return sum(server.running_count for server in self.handlers.values())
 
     def get_handler(self, listener_id: listeners.ListenerId) -> HandleRequest:
-        """What a listener's requests go through."""
+        """The handler of a listener's requests."""
         return self.handlers[listener_id].handle
 
     def has_any_backend(self, backends: Iterable[Backend]) -> bool:
-        """Whether it has one of these."""
+        """Whether the snapshot uses one of these backends."""
         own = {id(one) for one in self.backends.values()}
         return any(id(one) in own for one in backends)
 
     async def wait_idle(self) -> None:
-        """Wait for the exchanges that run."""
+        """Wait until no request runs."""
         while self.running_count:
             for server in self.handlers.values():
                 await server.wait_idle()
 
-    def stop_requests(self, why: GatewayError) -> None:
-        """End what still runs, and tell its clients why."""
+    def stop_requests(self, error: GatewayError) -> None:
+        """Stop all running requests with this error."""
         for server in self.handlers.values():
-            for exchange in server.dispatcher.running_requests:
-                exchange.stop(why)
+            for request in server.dispatcher.running_requests:
+                request.stop(error)
 
     async def aclose(self) -> None:
-        """Let go of what is its own."""
+        """Close the JWKS client."""
         if self.jwks_client is not None:
             await self.jwks_client.aclose()
 
@@ -108,29 +107,31 @@ class ConfigSnapshot:
         return self.router.ready
 
     def _build_backends(
-        self, outside: GatewayServices, former: "ConfigSnapshot | None"
+        self, services: GatewayServices, previous: "ConfigSnapshot | None"
     ) -> dict[str, Backend]:
-        made = {}
+        backends = {}
         for name, settings in self.config.backends.items():
-            if former is not None and former.fingerprints.get(name) == self.fingerprints[name]:
-                made[name] = former.backends[name]
+            if previous is not None and previous.fingerprints.get(name) == self.fingerprints[name]:
+                backends[name] = previous.backends[name]
             else:
-                asked = build.list_backend_models(name, self.config)
-                made[name] = build.build_backend(settings, outside, name, asked)
-        return made
+                models = build.list_backend_models(name, self.config)
+                backends[name] = build.build_backend(settings, services, name, models)
+        return backends
 
-    def _build_created_times(self, now: int, former: "ConfigSnapshot | None") -> Mapping[str, int]:
-        known = {} if former is None else former.model_created
+    def _build_created_times(
+        self, now: int, previous: "ConfigSnapshot | None"
+    ) -> Mapping[str, int]:
+        known = {} if previous is None else previous.model_created
         return {name: known.get(name, now) for name in self.config.models}
 
     def _build_jwks_client(
-        self, outside: GatewayServices, former: "ConfigSnapshot | None"
+        self, services: GatewayServices, previous: "ConfigSnapshot | None"
     ) -> "JwksClient | None":
-        if former is not None and former.config.identity == self.config.identity:
-            return former.jwks_client
-        return build.build_jwks_client(self.config, outside.clock)
+        if previous is not None and previous.config.identity == self.config.identity:
+            return previous.jwks_client
+        return build.build_jwks_client(self.config, services.clock)
 
-    def _build_router(self, outside: GatewayServices) -> Router:
+    def _build_router(self, services: GatewayServices) -> Router:
         config = self.config
         models = {
             name: build.build_model(
@@ -139,20 +140,20 @@ class ConfigSnapshot:
             for name, model in config.models.items()
         }
         rules = [build.build_rule(rule) for rule in config.routes]
-        return Router(models, draw=outside.draw, rules=rules)
+        return Router(models, draw=services.draw, rules=rules)
 
     def _build_handlers(
-        self, outside: GatewayServices, digest: str
+        self, services: GatewayServices, config_hash: str
     ) -> Mapping[listeners.ListenerId, RequestHandler]:
         config = self.config
         aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
-        tokens = build.build_jwt_verifier(config, self.jwks_client, outside.wall_clock)
+        tokens = build.build_jwt_verifier(config, self.jwks_client, services.wall_clock)
         keyring = Authenticator(
             [build.build_principal(key, aliases) for key in config.keys], tokens
         )
         keyed = bool(config.keys or config.identity)
         timeouts = build.build_timeouts(config.defaults.timeouts)
-        settings = HandlerSettings(config.limits.body, timeouts, config_hash=digest)
+        settings = HandlerSettings(config.limits.body, timeouts, config_hash=config_hash)
         servers = {}
         for listener_id, listener in listeners.listeners_by_id(config).items():
             mounts = [build.build_mount(one) for one in listener.protocols]
@@ -165,7 +166,7 @@ class ConfigSnapshot:
                     allow_protocol_header=listener.protocol_header,
                     explain_without_key=not keyed and validate.is_loopback(listener.address),
                 ),
-                outside,
+                services,
                 pages=build.build_static_pages(mounts, self._is_ready, keyed=keyed),
                 limiter=self.rate_limiter,
             )
@@ -173,14 +174,14 @@ class ConfigSnapshot:
 
 
 def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
-    """What the backend called ``name`` is made from."""
+    """The fingerprint of the backend called ``name``."""
     settings = config.backends[name]
-    asked: Sequence[str] = ()
+    models: Sequence[str] = ()
     named: tuple[str | None, ...] = ()
     match settings:
         case schema.PoolConfig(chat_template=template, tls=tls):
             named = (template, tls.ca if tls else None)
-            asked = (
+            models = (
                 build.list_backend_models(name, config)
                 if build.needs_model_discovery(settings)
                 else ()
@@ -189,5 +190,7 @@ def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
             named = (template,)
         case _:
             pass
-    looks = [file_watch.read_file_state(path) for path in named if path]
-    return BackendFingerprint(settings, frozenset(asked), tuple(one.digest for one in looks if one))
+    states = [file_watch.read_file_state(path) for path in named if path]
+    return BackendFingerprint(
+        settings, frozenset(models), tuple(state.digest for state in states if state)
+    )

@@ -1,4 +1,4 @@
-"""What counts exchanges, keeps their usage and tells of them, where that is configured."""
+"""Sets up metrics, usage rows, traces and OTLP metrics as configured."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,133 +22,141 @@ if TYPE_CHECKING:
 
 
 def set_up_metrics(
-    outside: GatewayServices, backends: Callable[[], Mapping[str, Backend]], digest: str
+    services: GatewayServices,
+    get_backends: Callable[[], Mapping[str, Backend]],
+    config_hash: str,
 ) -> tuple[GatewayServices, "MetricsCollector", Callable[[ReloadResult], None]]:
-    """The surroundings in which exchanges are counted, the counts, and what counts reloads.
+    """Set up metrics. Returns services that count requests, the collector, and a reload observer.
 
-    ``digest`` is the configuration's.
+    ``config_hash`` is that of the first configuration.
     """
     from gateway.observability.metrics.requests import MetricsCollector  # noqa: PLC0415 - as above
-    from gateway.observability.metrics.system import (
+    from gateway.observability.metrics.system import (  # noqa: PLC0415 - only with an admin listener
         DroppedRecordCollector,
         EngineCollector,
         ReloadCollector,
         ShadowCollector,
         SupportsEngineStats,
     )
-    from gateway.observability.metrics.upstream import PoolStats
+    from gateway.observability.metrics.upstream import PoolStats  # noqa: PLC0415 - as above
 
-    def crews() -> Mapping[str, PoolStats]:
-        return {name: one for name, one in backends().items() if isinstance(one, PoolStats)}
+    def get_pools() -> Mapping[str, PoolStats]:
+        return {name: one for name, one in get_backends().items() if isinstance(one, PoolStats)}
 
-    def engines() -> Mapping[str, SupportsEngineStats]:
+    def get_engines() -> Mapping[str, SupportsEngineStats]:
         return {
-            name: one for name, one in backends().items() if isinstance(one, SupportsEngineStats)
+            name: one
+            for name, one in get_backends().items()
+            if isinstance(one, SupportsEngineStats)
         }
 
-    metrics = MetricsCollector(outside.observe_request, crews)
-    reloads = ReloadCollector(digest, outside.wall_clock)
+    metrics = MetricsCollector(services.observe_request, get_pools)
+    reloads = ReloadCollector(config_hash, services.wall_clock)
     shadows = ShadowCollector()
-    outside.shadow_manager.add_reporter(shadows.record_shadow)
+    services.shadow_manager.add_reporter(shadows.record_shadow)
     metrics.register(reloads)
     metrics.register(shadows)
-    metrics.register(EngineCollector(engines))
-    metrics.register(DroppedRecordCollector(outside.dropped_counts))
-    return replace(outside, observe_request=metrics.record_request), metrics, reloads.record_reload
+    metrics.register(EngineCollector(get_engines))
+    metrics.register(DroppedRecordCollector(services.dropped_counts))
+    return replace(services, observe_request=metrics.record_request), metrics, reloads.record_reload
 
 
 def set_up_usage(
-    told: schema.UsageConfig | None, outside: GatewayServices
+    config: schema.UsageConfig | None, services: GatewayServices
 ) -> tuple[GatewayServices, "UsageRecorder | None"]:
-    """The surroundings in which usage is written down, and what writes it, if it is to be."""
-    if told is None:
-        return outside, None
-    ledger = _create_usage_recorder(told, outside)
-    lost = {**outside.dropped_counts, "usage_rows": ledger.count_dropped}
+    """Set up usage rows, if configured. Returns the services and the recorder."""
+    if config is None:
+        return services, None
+    recorder = _create_usage_recorder(config, services)
+    dropped = {**services.dropped_counts, "usage_rows": recorder.count_dropped}
     return replace(
-        outside,
-        observe_request=_chain_observers(outside.observe_request, ledger.record_usage),
-        dropped_counts=lost,
-    ), ledger
+        services,
+        observe_request=_chain_observers(services.observe_request, recorder.record_usage),
+        dropped_counts=dropped,
+    ), recorder
 
 
-def _create_usage_recorder(told: schema.UsageConfig, outside: GatewayServices) -> "UsageRecorder":
-    """What writes the rows, to where they are to be."""
-    if told.postgres is not None:
+def _create_usage_recorder(
+    config: schema.UsageConfig, services: GatewayServices
+) -> "UsageRecorder":
+    """Create the recorder for the configured database."""
+    if config.postgres is not None:
         from gateway.observability.usage_postgres import create_postgres_recorder  # noqa: PLC0415 - it need not be installed
 
-        return create_postgres_recorder(told.postgres.reveal(), told.retention, outside.wall_clock)
+        return create_postgres_recorder(config.postgres.reveal(), config.keep, services.wall_clock)
     from gateway.observability.usage import SqliteUsageRecorder  # noqa: PLC0415 - nobody else needs its library
 
-    assert told.sqlite is not None  # noqa: S101 - the loader refuses rows without a place
-    return SqliteUsageRecorder(told.sqlite, told.retention, outside.wall_clock)
+    assert config.sqlite is not None  # noqa: S101 - the loader refuses rows without a place
+    return SqliteUsageRecorder(config.sqlite, config.keep, services.wall_clock)
 
 
 class TelemetrySender(Protocol):
-    """What sends something, from a thread of its own."""
+    """An exporter with a background thread."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
 
     def close(self, within: float) -> bool:
-        """Send what waits, for so many seconds at most, and end; False if it was not all."""
+        """Export what is queued within ``within`` seconds and stop; False if some is left."""
 
 
 def set_up_exporters(
-    told: schema.ObservabilityConfig, outside: GatewayServices, environment: Mapping[str, str]
+    config: schema.ObservabilityConfig, services: GatewayServices, environment: Mapping[str, str]
 ) -> tuple[GatewayServices, Sequence[TelemetrySender]]:
-    """The surroundings in which exchanges are told to collectors, and what sends it."""
-    if told.traces is None and told.metrics.push is None:
-        return outside, ()
+    """Set up traces and OTLP metrics, if configured. Returns the services and the exporters."""
+    if config.traces is None and config.metrics.push is None:
+        return services, ()
     from gateway.observability.otel_metrics import OtelMetrics  # noqa: PLC0415 - the extra may not be installed
     from gateway.observability.semconv import select_conventions  # noqa: PLC0415 - as above
-    from gateway.observability.tracing import (
+    from gateway.observability.tracing import (  # noqa: PLC0415 - as above
         MetricExporter,
         SpanExporter,
         TraceSampler,
         build_resource,
     )
 
-    sender, sending = build_resource(environment, os.urandom(8).hex()), list[TelemetrySender]()
-    if (traces := told.traces) is not None:
+    resource, exporters = build_resource(environment, os.urandom(8).hex()), list[TelemetrySender]()
+    if (traces := config.traces) is not None:
         spans = SpanExporter(
             traces.otlp,
             _build_collector_headers(traces),
             traces.buffer,
-            sender,
+            resource,
             select_conventions(environment),
         )
-        follower = TraceSampler(
+        sampler = TraceSampler(
             spans.enqueue,
-            share=traces.sample,
-            trust=traces.trust,
-            now=outside.wall_clock,
-            draw=outside.draw,
+            sample_rate=traces.sample,
+            trust_parent=traces.trust,
+            now=services.wall_clock,
+            draw=services.draw,
             random=os.urandom,
         )
-        sending.append(spans)
-        lost = {**outside.dropped_counts, "traces": spans.count_dropped}
-        observe = _chain_observers(outside.observe_request, follower.end_trace)
-        outside = replace(outside, observe_request=observe, tracer=follower, dropped_counts=lost)
-    if (push := told.metrics.push) is not None:
-        figures, now = (
-            OtelMetrics(select_conventions(environment), outside.wall_clock()),
-            outside.wall_clock,
+        exporters.append(spans)
+        dropped = {**services.dropped_counts, "traces": spans.count_dropped}
+        observe = _chain_observers(services.observe_request, sampler.end_trace)
+        services = replace(
+            services, observe_request=observe, tracer=sampler, dropped_counts=dropped
         )
-        sending.append(
+    if (push := config.metrics.push) is not None:
+        otel_metrics, now = (
+            OtelMetrics(select_conventions(environment), services.wall_clock()),
+            services.wall_clock,
+        )
+        exporters.append(
             MetricExporter(
                 push.otlp,
                 _build_collector_headers(push),
-                push.interval,
-                sender,
-                lambda: figures.build_metrics(now()),
+                push.every,
+                resource,
+                lambda: otel_metrics.build_metrics(now()),
             )
         )
-        outside = replace(
-            outside,
-            observe_request=_chain_observers(outside.observe_request, figures.record_request),
+        services = replace(
+            services,
+            observe_request=_chain_observers(services.observe_request, otel_metrics.record_request),
         )
-    return outside, sending
+    return services, exporters
 
 
 def _chain_observers(first: RecordObserver, then: RecordObserver) -> RecordObserver:
@@ -160,59 +168,62 @@ def _chain_observers(first: RecordObserver, then: RecordObserver) -> RecordObser
 
 
 def _build_collector_headers(
-    told: schema.TracingConfig | schema.OtlpMetricsConfig,
+    config: schema.TracingConfig | schema.OtlpMetricsConfig,
 ) -> Mapping[str, str]:
-    """Of a request to a collector."""
-    key = {} if told.auth is None else {"authorization": f"Bearer {told.auth.bearer.reveal()}"}
-    return key | {name: value.reveal() for name, value in told.headers.items()}
+    """Headers of requests to a collector."""
+    key = {} if config.auth is None else {"authorization": f"Bearer {config.auth.bearer.reveal()}"}
+    return key | {name: value.reveal() for name, value in config.headers.items()}
 
 
 class ServingState(Protocol):
-    """What serves."""
+    """The running gateway."""
 
     @property
     def active_snapshots(self) -> Sequence[ConfigSnapshot]:
-        """Those that have exchanges, or may have."""
+        """The snapshots that may have running requests."""
 
     @property
     def backends(self) -> Mapping[str, Backend]:
-        """Those that are asked now, by their names."""
+        """The current backends by name."""
 
     @property
     def listeners(self) -> Mapping[config_listeners.ListenerId, Listener]:
-        """Those that listen now."""
+        """The current listeners."""
 
 
 def set_up_process_metrics(
-    metrics: "MetricsCollector", served: ServingState, *, vllm: bool
+    metrics: "MetricsCollector", state: ServingState, *, vllm: bool
 ) -> "ProcessCollector":
-    """What looks after the process, once it is started; with ``vllm``, figures have its names, too.
+    """Add process, rate limit and running request metrics; with ``vllm`` also vLLM's names.
 
-    ``metrics`` tells what runs from now on.
+    The caller starts and stops the returned collector.
     """
     from gateway.observability.metrics.requests import RunningRequestCollector  # noqa: PLC0415 - as above
-    from gateway.observability.metrics.system import ProcessCollector, RateLimitCollector
+    from gateway.observability.metrics.system import (  # noqa: PLC0415 - as above
+        ProcessCollector,
+        RateLimitCollector,
+    )
     from gateway.observability.metrics.upstream import PoolStats  # noqa: PLC0415 - as above
     from gateway.observability.metrics.vllm_compat import VllmCollector  # noqa: PLC0415 - as above
 
-    def queued() -> set[str]:
-        crews = (one for one in served.backends.values() if isinstance(one, PoolStats))
-        return {name for crew in crews for name in crew.queued_request_ids}
+    def get_queued_ids() -> set[str]:
+        pools = (one for one in state.backends.values() if isinstance(one, PoolStats))
+        return {name for pool in pools for name in pool.queued_request_ids}
 
-    def live() -> Iterator[RequestRecord]:
-        for now in served.active_snapshots:
+    def get_records() -> Iterator[RequestRecord]:
+        for now in state.active_snapshots:
             for server in now.handlers.values():
                 yield from (exchange.record for exchange in server.dispatcher.running_requests)
 
-    def fronts() -> Mapping[str, Listener]:
+    def get_listeners() -> Mapping[str, Listener]:
         return {
-            config_listeners.listener_name(listener_id): front
-            for listener_id, front in served.listeners.items()
+            config_listeners.listener_name(listener_id): listener
+            for listener_id, listener in state.listeners.items()
         }
 
-    running = RunningRequestCollector(live, queued)
-    process = ProcessCollector(fronts)
-    metrics.register(RateLimitCollector(lambda: served.active_snapshots[-1].rate_limiter))
+    running = RunningRequestCollector(get_records, get_queued_ids)
+    process = ProcessCollector(get_listeners)
+    metrics.register(RateLimitCollector(lambda: state.active_snapshots[-1].rate_limiter))
     metrics.register(running)
     metrics.register(process)
     if vllm:

@@ -69,7 +69,7 @@ _RESPONSE_NAMES: Mapping[RequestTask, str] = {
 
 def describe_api() -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
-    refused = build_error_responses(errors.ERROR_STATUSES, ref("DatabricksErrorBody"))
+    refused = build_error_responses(errors.ERROR_STATUSES, ref("ErrorBody"))
     failed = ref("StreamFailed")
     operations = openapi.build_operations(REQUEST_RULES, refused, failed)
     bodies: dict[RequestTask, Schema] = {
@@ -110,12 +110,9 @@ def describe_api() -> OpenApiFragment:
 
 _LISTING_OPERATIONS: Mapping[str, tuple[str, Schema]] = {
     "endpoints": ("List the endpoints.", ref("ServingEndpointList")),
-    "endpoint": ("Describe one endpoint.", ref("ServingEndpoint")),
+    "endpoint": ("Tell of one endpoint.", ref("ServingEndpoint")),
     "models": ("List the endpoints as models.", ref("DatabricksModelList")),
-    "config": (
-        "Describe the host; all fields are optional, and a gateway has none.",
-        object_of({}),
-    ),
+    "config": ("Tell of the host; every field is optional, and a gateway has none.", object_of({})),
 }
 
 

@@ -58,7 +58,7 @@ async def test_a_folder_that_is_taken_away_costs_rows_and_no_answers(tmp_path: P
         await until(lambda: "unable to open database file" in gateway.said(), 10)
         await answered(gateway, 20)
         assert await gateway.stop() == 0
-        assert "usage: 21 rows are lost" in gateway.said()
+        assert "usage: 21 rows were dropped" in gateway.said()
 
 
 async def test_a_full_disk_costs_no_answers(tmp_path: Path) -> None:

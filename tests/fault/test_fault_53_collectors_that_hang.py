@@ -85,10 +85,10 @@ async def test_a_collector_that_is_not_there_costs_no_answers(tmp_path: Path) ->
         pass
     async with running(tmp_path, url) as gateway:
         await answered(gateway, EXCHANGES)
-        await until(lambda: "takes nothing now" in gateway.said(), 20)
+        await until(lambda: "accepts nothing" in gateway.said(), 20)
         await answered(gateway, 1)
         assert await gateway.stop() == 0
-    assert gateway.said().count("takes nothing now") <= 2
+    assert gateway.said().count("accepts nothing") <= 2
 
 
 async def test_a_scraper_that_never_reads_costs_no_answers(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ async def test_a_local_model_is_not_loaded_twice_for_what_is_none_of_its_busines
         weights = {"kind": "torch", "path": "a/model", "chat_template": str(template)}
         told = {"backends": {"local": weights}, "models": models}
         config = load_bytes(msgspec.json.encode(told), "x.yaml", env={}).config
-        return ConfigSnapshot(config, build_services(), former=former)
+        return ConfigSnapshot(config, build_services(), previous=former)
 
     one = made(None, m={"backend": "local"})
     two = made(one, m={"backend": "local", "aliases": ["a"]}, n={"backend": "local"})
@@ -492,7 +492,7 @@ async def test_a_backend_that_is_not_ready_in_time_is_taken_as_it_is(
             limits={"warmup_timeout": "100ms"},
         )
     assert told.is_ok
-    assert "far is not ready after 0.1 s, and is taken as it is" in caplog.text
+    assert "far is not ready after 0.1 s and is used as it is" in caplog.text
 
 
 async def test_certificates_that_are_none_are_refused(gateway: Gateway, tmp_path: Path) -> None:
@@ -545,7 +545,7 @@ async def test_what_the_admin_said_of_workers_ends_with_their_pool(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And stays with one that stays. The admin sees the pools of now."""
-    ended = "far: what the admin said of http://10.0.0.1:8000 ends with this reload"
+    ended = "far: the admin API's change of http://10.0.0.1:8000 ends with this reload"
     parts: Parts = {"admin": {"address": "127.0.0.1:0"}, "models": {"m": {"backend": "far"}}}
     await gateway.start(backends={"far": pool()}, **parts)
     async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:

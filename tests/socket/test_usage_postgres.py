@@ -171,7 +171,7 @@ def test_a_server_that_goes_away_and_comes_back(
     assert made.count_dropped() == 15
     server.start()
     wait(lambda: len(rows(server)) == 7)
-    wait(lambda: "15 rows are lost" in caplog.text)
+    wait(lambda: "15 rows were dropped" in caplog.text)
     server.pause()
     made.record_usage(replace(RECORD, id="u"))
     wait(lambda: caplog.text.count("is not written") == 2)
@@ -192,7 +192,7 @@ def test_what_waits_when_it_ends_is_given_up(
     wait(lambda: "is not written" in caplog.text)
     made.close(20)
     assert made.count_dropped() == 1
-    assert "1 rows are lost" in caplog.text
+    assert "1 rows were dropped" in caplog.text
 
 
 # --- the gateway, and the commands ----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The process that serves: how late its loop is, what it has open, what it was not sent rightly."""
+"""Metrics of the process, reloads, engines, shadow traffic, rate limits and dropped records."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from gateway.observability.metrics import definition
 from gateway.observability.metrics.definition import MetricDefinition
 
 _LAG_CHECK_INTERVAL: Final = 0.25
-"""Seconds between two looks at how late the loop is."""
+"""Seconds between two measurements of the event loop's lag."""
 _LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _FD_DIRECTORY: Final = Path("/proc/self/fd")
 _STATM_FILE: Final = Path("/proc/self/statm")
@@ -79,48 +79,48 @@ _MALFORMED_KINDS: Final[Mapping[int, str]] = {
 
 
 class ListenerStats(Protocol):
-    """A listener."""
+    """What a listener counts."""
 
     @property
     def connections(self) -> int:
-        """How many it has now."""
+        """Open client connections."""
 
     @property
     def malformed_by_status(self) -> Mapping[int, int]:
-        """How often what came could not be read as a request, by the status that said so."""
+        """Inputs that are not valid requests, by the status of the response."""
 
 
 class ProcessCollector(Collector):
-    """Looks after the loop from ``start`` to ``stop``; all else is asked at each look."""
+    """Measures the event loop from ``start`` to ``stop``; reads the rest on rendering."""
 
-    def __init__(self, fronts: Callable[[], Mapping[str, ListenerStats]]) -> None:
-        """``fronts`` gives the listeners there are now, by their addresses."""
-        self._get_listeners = fronts
+    def __init__(self, get_listeners: Callable[[], Mapping[str, ListenerStats]]) -> None:
+        """``get_listeners`` gives the current listeners by address."""
+        self._get_listeners = get_listeners
         self._lag = Histogram(_LAG_BUCKETS)
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look how late the loop is, from now on."""
+        """Start measuring the lag of the event loop."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(
             _LAG_CHECK_INTERVAL, self._measure_lag, loop, loop.time() + _LAG_CHECK_INTERVAL
         )
 
     def stop(self) -> None:
-        """Look no longer."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        fronts = self._get_listeners()
+        listeners = self._get_listeners()
         yield OPEN_CLIENT_CONNECTIONS.build_family(
-            ((name,), one.connections) for name, one in fronts.items()
+            ((name,), one.connections) for name, one in listeners.items()
         )
         yield MALFORMED_REQUESTS.build_family(
             ((name, _MALFORMED_KINDS.get(status, str(status))), count)
-            for name, one in fronts.items()
+            for name, one in listeners.items()
             for status, count in one.malformed_by_status.items()
         )
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -144,7 +144,7 @@ class ProcessCollector(Collector):
         )
 
 
-# What the supervisor tells of its processes, for Prometheus.
+# Serving processes, reported by the supervisor.
 
 SERVING_PROCESSES: Final = MetricDefinition(
     "interlingua_processes", "gauge", "Running serving processes.", merge_mode="supervisor"
@@ -158,7 +158,7 @@ PROCESS_RESTARTS: Final = MetricDefinition(
 SUPERVISOR_METRICS: Final = (SERVING_PROCESSES, PROCESS_RESTARTS)
 
 
-# What came of reloads, counted for Prometheus.
+# Configuration reloads.
 
 CONFIG_RELOADS: Final = definition.MetricDefinition(
     "interlingua_config_reloads",
@@ -229,9 +229,8 @@ class ReloadCollector(Collector):
         yield CONFIG_INFO.build_family([((self._config_hash,), 1)])
 
 
-# What the engines of local models hold and do, for Prometheus.
-#
-# All but the restarts are the engine's own figures, a second old at most, and begin anew with it.
+# Engines of local models. All numbers but the restarts come from the engine process, are at most
+# one second old, and start at 0 when the engine restarts.
 
 _ENGINE_GAUGES = {
     "running": "Sequences and prompts being processed.",
@@ -266,29 +265,31 @@ ENGINE_METRICS: Final = (*_ENGINE_DEFINITIONS.values(),)
 
 @runtime_checkable
 class SupportsEngineStats(Protocol):
-    """A backend whose engine tells of itself."""
+    """A backend whose engine reports statistics."""
 
     def read_stats(self) -> Mapping[str, float]:
-        """Its figures, by the names above without ``interlingua_engine_`` and ``_total``."""
+        """Its statistics, by metric name without ``interlingua_engine_`` and ``_total``."""
 
 
 class EngineCollector(Collector):
-    """Asked whenever the page is read; nothing is kept."""
+    """Reads the engines whenever the page is rendered."""
 
-    def __init__(self, engines: Callable[[], Mapping[str, SupportsEngineStats]]) -> None:
-        """``engines`` gives those there are now, by their backends' names."""
-        self._get_engines = engines
+    def __init__(self, get_engines: Callable[[], Mapping[str, SupportsEngineStats]]) -> None:
+        """``get_engines`` gives the current engines by backend name."""
+        self._get_engines = get_engines
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        told = {backend: engine.read_stats() for backend, engine in self._get_engines().items()}
-        if not told:
+        stats = {backend: engine.read_stats() for backend, engine in self._get_engines().items()}
+        if not stats:
             return
-        for name, family in _ENGINE_DEFINITIONS.items():
-            yield family.build_family(((backend,), its[name]) for backend, its in told.items())
+        for name, definition_ in _ENGINE_DEFINITIONS.items():
+            yield definition_.build_family(
+                ((backend,), values[name]) for backend, values in stats.items()
+            )
 
 
-# What came of shadows, counted for Prometheus by the target that they were sent to.
+# Shadow traffic, by the target of the copy.
 
 _SHADOW_LABELS: Final = ("model", "version")
 _SHADOW_COUNTERS: Final = {
@@ -302,9 +303,9 @@ _SHADOW_COUNTERS: Final = {
 }
 SHADOW_METRICS: Final = (*_SHADOW_COUNTERS.values(),)
 _OVERFLOW_LABEL: Final = "_other"
-"""Stands for whatever comes when a table is full: a model ``*`` takes any name."""
+"""The label value once a table is full: the model ``*`` accepts any name."""
 _MAX_LABEL_SETS: Final = 1000
-"""The entries of each table."""
+"""Maximum entries per table."""
 
 
 class ShadowResult(Protocol):
@@ -345,33 +346,31 @@ class ShadowCollector(Collector):
     def __init__(self) -> None:
         self._counts = {name: Counter[tuple[str, ...]]() for name in _SHADOW_COUNTERS}
 
-    def record_shadow(self, shadowed: ComparedRequest) -> None:
-        """One has ended, and so has its original."""
-        shadow = shadowed.shadow
-        arm = shadow.model, shadow.version
-        self._increment("requests", (*arm, shadow.outcome))
+    def record_shadow(self, pair: ComparedRequest) -> None:
+        """Count a shadow request that has ended, as has its primary request."""
+        shadow = pair.shadow
+        target = shadow.model, shadow.version
+        self._increment("requests", (*target, shadow.outcome))
         if shadow.error:
-            self._increment("errors", (*arm, shadow.error))
-        if shadowed.equal is not None:
-            self._increment("compared", arm)
-        if shadowed.equal:
-            self._increment("equal", arm)
+            self._increment("errors", (*target, shadow.error))
+        if pair.equal is not None:
+            self._increment("compared", target)
+        if pair.equal:
+            self._increment("equal", target)
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        for name, told in _SHADOW_COUNTERS.items():
-            yield told.build_family(self._counts[name].items())
+        for name, counter in _SHADOW_COUNTERS.items():
+            yield counter.build_family(self._counts[name].items())
 
     def _increment(self, name: str, key: tuple[str, ...]) -> None:
-        counted = self._counts[name]
-        if key not in counted and len(counted) >= _MAX_LABEL_SETS:
+        counts = self._counts[name]
+        if key not in counts and len(counts) >= _MAX_LABEL_SETS:
             key = (_OVERFLOW_LABEL,) * len(key)
-        counted[key] += 1
+        counts[key] += 1
 
 
-# What came of the keys' limits, counted for Prometheus.
-#
-# Of a budget, each process tells its own part.
+# Rate limits. Each process reports its part of a budget.
 
 RATELIMIT_DECISIONS: Final = MetricDefinition(
     "interlingua_ratelimit_decisions",
@@ -434,10 +433,10 @@ class RateLimitStats(Protocol):
 
 
 class RateLimitCollector(Collector):
-    """Reads them. ``limiter`` gives the limiter of the current configuration, if it has one."""
+    """Reads the rate limiter of the current configuration, which may have none."""
 
-    def __init__(self, limiter: Callable[[], RateLimitStats | None]) -> None:
-        self._get_limiter = limiter
+    def __init__(self, get_limiter: Callable[[], RateLimitStats | None]) -> None:
+        self._get_limiter = get_limiter
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
@@ -456,7 +455,7 @@ class RateLimitCollector(Collector):
         )
 
 
-# How it goes with the store of shared limits, counted for Prometheus.
+# The store of shared rate limits.
 
 RATELIMIT_STORE_ERRORS: Final = MetricDefinition(
     "interlingua_ratelimit_store_errors",
@@ -473,14 +472,14 @@ RATE_LIMIT_STORE_METRICS: Final = (RATELIMIT_STORE_ERRORS, RATELIMIT_STORE_UP)
 
 
 class StoreStats(Protocol):
-    """What is known of the store."""
+    """The state of the store."""
 
     errors: int
     up: bool
 
 
 class RateLimitStoreCollector(Collector):
-    """Tells it."""
+    """Reports the state of the store."""
 
     def __init__(self, store: StoreStats) -> None:
         self._store = store
@@ -491,7 +490,7 @@ class RateLimitStoreCollector(Collector):
         yield RATELIMIT_STORE_UP.build_family([((), float(self._store.up))])
 
 
-# What was to be kept of exchanges and is lost, counted for Prometheus.
+# Log lines, usage rows and traces that were dropped.
 
 _DROPPED_COUNTERS: Final = {
     name: MetricDefinition(f"interlingua_{name}_dropped", "counter", help_)
@@ -505,10 +504,10 @@ DROPPED_RECORD_METRICS: Final = (*_DROPPED_COUNTERS.values(),)
 
 
 class DroppedRecordCollector(Collector):
-    """Counts it."""
+    """Reports dropped records."""
 
     def __init__(self, counts: Mapping[str, Callable[[], int]]) -> None:
-        """What gives each count, by its name: ``log_lines``, ``usage_rows``, ``traces``."""
+        """``counts`` gives each count by name: ``log_lines``, ``usage_rows``, ``traces``."""
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:

@@ -50,7 +50,7 @@ class PoolStats(Protocol):
         """Connections to the workers: ``open``, ``idle``, ``created`` and ``failed``."""
 
     def report_workers(self) -> Sequence[Any]:
-        """A report per worker, with ``url``, ``state``, ``in_flight``, ``limit`` and ``latency``."""
+        """A report per worker: ``url``, ``state``, ``in_flight``, ``limit`` and ``latency``."""
 
 
 class _PoolMetric(Struct, frozen=True):
@@ -152,7 +152,7 @@ _POOL_METRICS: Final = (
     ),
     _define_pool_counter(
         "upstream_failures",
-        "Failed attempts: connect, first_token, idle, total, disconnect, invalid_response or status.",
+        "Failed attempts: connect, first_token, idle, total, disconnect, invalid_response, status.",
         lambda pool: _label_by_name(pool.metrics.failures),
         "kind",
     ),

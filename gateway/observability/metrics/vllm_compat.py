@@ -76,7 +76,7 @@ class VllmCollector(Collector):
         get_stats: Callable[[], Mapping[StatsKey, RequestStats[Histogram]]],
         count_running: Callable[[], Mapping[tuple[str, str], int]],
     ) -> None:
-        """``get_stats`` gives statistics, ``count_running`` the running requests by model and phase."""
+        """``count_running`` gives the number of running requests by model and phase."""
         self._get_stats = get_stats
         self._count_running = count_running
 

@@ -70,9 +70,9 @@ async def test_an_issuer_stays_as_long_as_nothing_of_him_changes() -> None:
     outside = build_services()
     old = ConfigSnapshot(load_text(IDENTITY + REST, "g.yaml", env={}), outside)
     more = REST.replace("m:", "n:")
-    same = ConfigSnapshot(load_text(IDENTITY + more, "g.yaml", env={}), outside, former=old)
+    same = ConfigSnapshot(load_text(IDENTITY + more, "g.yaml", env={}), outside, previous=old)
     other = IDENTITY.replace("gateway", "other") + REST
-    new = ConfigSnapshot(load_text(other, "g.yaml", env={}), outside, former=same)
+    new = ConfigSnapshot(load_text(other, "g.yaml", env={}), outside, previous=same)
     assert old.jwks_client is not None
     assert same.jwks_client is old.jwks_client
     assert new.jwks_client is not old.jwks_client

@@ -41,7 +41,7 @@ def test_there_may_be_none() -> None:
 
 @pytest.mark.parametrize("end", ["\r", "\n", "\0", "\r\n"])
 def test_no_header_is_two(end: str) -> None:
-    with pytest.raises(ValueError, match="line's end"):
+    with pytest.raises(ValueError, match="line break"):
         render_headers((("a", "x"), ("b", f"y{end}c: d")), UNARY_PREFIXES)
     with pytest.raises(ValueError, match="name"):
         render_headers((("a", "x"), (f"b{end}c", "y")), UNARY_PREFIXES)

@@ -220,7 +220,7 @@ def test_rows_that_can_never_be_written_are_counted_and_said(
     assert ledger.count_dropped() == 1
     began, ended = sounds.said
     assert began.startswith(f"usage is not written to {folder / 'usage.sqlite'} for now: ")
-    assert ended == "usage: 1 rows are lost"
+    assert ended == "usage: 1 rows were dropped"
 
 
 def test_what_was_lost_is_said_when_rows_are_written_again(
@@ -235,7 +235,7 @@ def test_what_was_lost_is_said_when_rows_are_written_again(
     ledger.record_usage(replace(RECORD, id="s"))
     ledger.record_usage(replace(RECORD, id="t"))
     folder.mkdir()
-    sounds.hear("usage: 1 rows are lost")
+    sounds.hear("usage: 1 rows were dropped")
     ledger.close(PATIENCE)
     assert [row["id"] for row in rows(folder / "usage.sqlite")] == ["r", "s"]
 
@@ -275,7 +275,7 @@ def test_an_end_within_which_not_all_was_written_is_said(
     ledger = SqliteUsageRecorder(str(tmp_path / "usage.sqlite"), FOREVER, now)
     monkeypatch.setattr(BackgroundWriter, "close", lambda self, within: False)
     ledger.close(0)
-    assert sounds.said == [f"usage: the last rows are not in {tmp_path / 'usage.sqlite'}"]
+    assert sounds.said == [f"usage: the last rows were not written to {tmp_path / 'usage.sqlite'}"]
 
 
 def test_rows_are_summed_while_they_are_written(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_exchanges_and_what_is_said_come_in_their_order(pipe: Pipe) -> None:
 
 
 def test_exchanges_have_no_lines_where_they_are_to_have_none(pipe: Pipe) -> None:
-    lines = AccessLogWriter(pipe.writes, 10, exchanges=False)
+    lines = AccessLogWriter(pipe.writes, 10, log_requests=False)
     lines.write_record(RequestRecord("a"))
     lines.write_text("hello")
     lines.start()
@@ -103,7 +103,7 @@ def test_a_full_pipe_costs_lines_and_says_how_many_when_it_flows_again(pipe: Pip
     assert pipe.rest().splitlines() == [
         b'{"id":"a"}',
         b'{"id":"b"}',
-        b"WARNING interlingua: 3 lines of this log are lost here",
+        b"WARNING interlingua: 3 log lines were dropped here",
     ]
 
 
@@ -119,7 +119,7 @@ def test_lines_for_a_reader_that_is_gone_are_counted(pipe: Pipe) -> None:
 
 
 def test_the_log_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    with open_access_log(10, exchanges=True) as lines:
+    with open_access_log(10, log_requests=True) as lines:
         lines.write_record(RequestRecord("a"))
     assert capfd.readouterr().err == '{"id":"a"}\n'
 

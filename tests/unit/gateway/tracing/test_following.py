@@ -62,8 +62,8 @@ class Traced:
         self.put: list[RequestTrace] = []
         self.follower = TraceSampler(
             self.put.append,
-            share=share,
-            trust=trust,
+            sample_rate=share,
+            trust_parent=trust,
             now=lambda: 100.0,
             draw=lambda: 0.5,
             random=lambda size: bytes([7] * size),

@@ -57,7 +57,7 @@ def test_a_collector_that_is_not_there_takes_nothing(caplog: pytest.LogCaptureFi
     with Collector() as collector:
         pass
     assert not OtlpClient(f"{collector.url}/v1/traces", {}, threading.Event()).send(MESSAGE)
-    assert caplog.messages == [f"{collector.url}/v1/traces takes nothing now: ConnectError"]
+    assert caplog.messages == [f"the collector {collector.url}/v1/traces accepts nothing: ConnectError"]
 
 
 def test_at_the_end_nobody_waits_to_ask_again() -> None:
@@ -76,9 +76,9 @@ def test_the_log_has_a_line_where_it_changes(caplog: pytest.LogCaptureFixture) -
             post.send(MESSAGE)
     url = f"{collector.url}/v1/traces"
     assert caplog.messages == [
-        f"{url} takes nothing now: 400",
-        f"{url} takes what it is sent again",
-        f"{url} takes nothing now: 400",
+        f"the collector {url} accepts nothing: 400",
+        f"the collector {url} accepts data again",
+        f"the collector {url} accepts nothing: 400",
     ]
 
 
