@@ -7,7 +7,7 @@ GatewayError
 │   │   └── UnknownParameter
 │   ├── UnsupportedFeature      valid, but the target does not support it
 │   ├── ContextTooLong          the prompt does not fit the model's context
-│   ├── ContentRefused          a content policy rejected the request
+│   ├── ContentFiltered         a content policy rejected the request
 │   ├── ModelNotFound
 │   │   └── VersionNotFound
 │   ├── PathNotFound
@@ -16,7 +16,7 @@ GatewayError
 │   ├── RequestTooLarge         the body or a header
 │   ├── Unauthorized            no API key, or an invalid one
 │   ├── Forbidden               a valid key without this permission
-│   ├── RateLimited             has ``retry_after``
+│   ├── RateLimitExceeded       has ``retry_after``
 │   ├── QuotaExceeded
 │   └── ClientDisconnected      the client closed the connection or cancelled
 ├── Overloaded                  the gateway or every worker is busy

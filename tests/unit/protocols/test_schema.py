@@ -104,7 +104,7 @@ def test_refusals_are_told_by_status_and_those_that_nobody_hears_are_not() -> No
     found = build_error_responses(pairs, {"type": "object"})
 
     assert list(found) == ["403", "429"]
-    assert found["403"]["description"] == "A good key, and not for this."
+    assert found["403"]["description"] == "The API key is valid but lacks this permission."
 
 
 def test_an_answer_may_be_whole_or_events() -> None:
