@@ -448,11 +448,11 @@ class WorkerTemplate(Struct, frozen=True):
 class DnsSettings(Struct, frozen=True):
     """What to ask for, and how often.
 
-    ``name`` is ``host:port`` for the addresses of a host, and the name alone for a service (SRV):
-    ``_http._tcp.triton.models.svc.cluster.local``. It is asked again after
-    ``refresh_interval`` seconds, or sooner where the answer holds for less; an answer may take
-    ``within`` seconds. ``nameserver`` is an IP address, with a port if it is not 53. Without one the system finds addresses, as it does
-    for every program; services are asked of its nameservers, for which a name must be whole.
+    ``name`` is ``host:port`` for the addresses of a host (A, AAAA), or the bare name of a service
+    (SRV): ``_http._tcp.triton.models.svc.cluster.local``. It is looked up again after
+    ``refresh_interval`` seconds, or sooner if the record's TTL is shorter; a lookup may take
+    ``within`` seconds. ``nameserver`` is an IP address, with a port if it is not 53. Without it the
+    system's resolver is used for hosts and its nameservers, with full names, for services.
     """
 
     name: str

@@ -13,8 +13,8 @@ from backends.pool.retry import RetrySettings
 class HealthCheckSettings(Struct, frozen=True):
     """Active health checks.
 
-    Each worker is checked every ``interval`` seconds, give or take a tenth, with ``timeout`` seconds
-    to answer. ``path`` is requested by GET instead of the protocol's own health request.
+    Each worker is checked every ``interval`` seconds, give or take a tenth, with ``timeout``
+    seconds to answer. ``path`` is requested by GET instead of the protocol's own health request.
     """
 
     interval: float = 5.0

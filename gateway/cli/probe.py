@@ -169,7 +169,7 @@ async def _run(
     """The result of each probe, as it comes. Exits if the worker can't be reached."""
     import httpx  # noqa: PLC0415 - no other command needs it
 
-    from gateway.tools.probe.client import Unreachable, WorkerClient
+    from gateway.tools.probe.client import Unreachable, WorkerClient  # noqa: PLC0415 - as above
     from gateway.tools.probe.runner import run_probes  # noqa: PLC0415 - as above
 
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT)

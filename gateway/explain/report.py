@@ -16,8 +16,8 @@ class ExplainedRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``mismatch`` is the condition that is not met: ``protocol``, ``key``, ``tag``, ``header:NAME``,
     ``body:FIELD`` or ``share``; ``wanted`` is its expected value. ``sticky`` is the source that
-    identified the user, ``bucket`` is the user's hash. The rule applies if ``position``, the position
-    between 0 and 1, is below ``share``.
+    identified the user, ``bucket`` is the user's hash. The rule applies if ``position``, from 0 to 1,
+    is below ``share``.
     """
 
     name: str
@@ -164,8 +164,9 @@ class ExplainedResponse(Struct, frozen=True, omit_defaults=True):
 class Explanation(Struct, kw_only=True, omit_defaults=True):
     """One request: where it goes, and why. Steps that were not reached are left out.
 
-    ``pinned_version`` is ``name`` (``model@version``) or ``path``. ``requested_model`` is the model's name in the
-    request; ``model`` is its configured name, or ``*`` for the catch-all model.
+    ``pinned_version`` is ``name`` (``model@version``) or ``path``. ``requested_model`` is the
+    model's name in the request; ``model`` is its configured name, or ``*`` for the catch-all
+    model.
     """
 
     id: str

@@ -291,7 +291,9 @@ class Supervisor(Collector):
         async with self._lock:
             self._reserve_ports(loaded)
             text = self._plan.config_reader.last_text
-            issues = await self._commit_reload(text, loaded.config.limits.warmup_timeout + _RELOAD_GRACE)
+            issues = await self._commit_reload(
+                text, loaded.config.limits.warmup_timeout + _RELOAD_GRACE
+            )
             if issues:
                 self._ports.release_others(
                     frozenset(listeners.listeners_by_id(self._loaded_config.config))

@@ -371,7 +371,9 @@ class Gateway:
         if lame_duck:
             await asyncio.sleep(limits.shutdown_delay)
         active_listeners = [*self.listeners.values(), *self._closing_listeners]
-        await asyncio.gather(*(listener.drain(limits.drain_timeout) for listener in active_listeners))
+        await asyncio.gather(
+            *(listener.drain(limits.drain_timeout) for listener in active_listeners)
+        )
         for one in self.active_snapshots:
             one.stop_requests(Overloaded("the gateway stops"))
         await asyncio.gather(
@@ -422,7 +424,7 @@ class Gateway:
 
     async def _warm_backends(self, now: ConfigSnapshot, loaded: loader.LoadedConfig) -> None:
         """Start and warm up new backends. Raises ConfigError."""
-        added, within = self._find_new_backends(now), now.config.limits.warm
+        added, within = self._find_new_backends(now), now.config.limits.warmup_timeout
         errors = await asyncio.gather(
             *(warm_backend(name, one, within) for name, one in added.items())
         )
@@ -499,7 +501,9 @@ class Gateway:
         for name, backend in ended.items():
             for url in backend.manual_workers if isinstance(backend, ManuallyManaged) else ():
                 log.warning("%s: the admin API's change of %s ends with this reload", name, url)
-        retiring = self._retire_backends(list(ended.values()), gone, old.config.limits.drain_timeout)
+        retiring = self._retire_backends(
+            list(ended.values()), gone, old.config.limits.drain_timeout
+        )
         task = asyncio.get_running_loop().create_task(retiring)
         self._retire_tasks.add(task)
         task.add_done_callback(self._retire_tasks.discard)

@@ -83,11 +83,13 @@ def _create_usage_recorder(
     if config.postgres is not None:
         from gateway.observability.usage_postgres import create_postgres_recorder  # noqa: PLC0415 - it need not be installed
 
-        return create_postgres_recorder(config.postgres.reveal(), config.keep, services.wall_clock)
+        return create_postgres_recorder(
+            config.postgres.reveal(), config.retention, services.wall_clock
+        )
     from gateway.observability.usage import SqliteUsageRecorder  # noqa: PLC0415 - nobody else needs its library
 
     assert config.sqlite is not None  # noqa: S101 - the loader refuses rows without a place
-    return SqliteUsageRecorder(config.sqlite, config.keep, services.wall_clock)
+    return SqliteUsageRecorder(config.sqlite, config.retention, services.wall_clock)
 
 
 class TelemetrySender(Protocol):
@@ -147,7 +149,7 @@ def set_up_exporters(
             MetricExporter(
                 push.otlp,
                 _build_collector_headers(push),
-                push.every,
+                push.interval,
                 resource,
                 lambda: otel_metrics.build_metrics(now()),
             )

@@ -330,7 +330,7 @@ _MODEL_CARD_SCHEMA: Final[Schema] = object_of(
 
 
 def describe_api(variants: Collection[str], *, early: bool) -> OpenApiFragment:
-    """See ``protocols.core.interfaces.OpenApiProvider``; ``variants`` are those that are mounted."""
+    """See ``protocols.core.interfaces.OpenApiProvider``. ``variants``: the mounted ones."""
     refused = build_error_responses(errors.ERROR_STATUSES, ref("ErrorBody"))
     broken = refused["400"]
     told = {

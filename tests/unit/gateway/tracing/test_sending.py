@@ -57,7 +57,9 @@ def test_a_collector_that_is_not_there_takes_nothing(caplog: pytest.LogCaptureFi
     with Collector() as collector:
         pass
     assert not OtlpClient(f"{collector.url}/v1/traces", {}, threading.Event()).send(MESSAGE)
-    assert caplog.messages == [f"the collector {collector.url}/v1/traces accepts nothing: ConnectError"]
+    assert caplog.messages == [
+        f"the collector {collector.url}/v1/traces accepts nothing: ConnectError"
+    ]
 
 
 def test_at_the_end_nobody_waits_to_ask_again() -> None:
