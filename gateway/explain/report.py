@@ -16,8 +16,8 @@ class ExplainedRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``mismatch`` is the condition that is not met: ``protocol``, ``key``, ``tag``, ``header:NAME``,
     ``body:FIELD`` or ``share``; ``wanted`` is its expected value. ``sticky`` is the source that
-    identified the user, ``bucket`` is the user's hash. The rule applies if ``position``, from 0 to 1,
-    is below ``share``.
+    identified the user, ``bucket`` is the user's hash. The rule applies if ``position``, from 0
+    to 1, is below ``share``.
     """
 
     name: str

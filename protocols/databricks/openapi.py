@@ -69,7 +69,7 @@ _RESPONSE_NAMES: Mapping[RequestTask, str] = {
 
 def describe_api() -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
-    refused = build_error_responses(errors.ERROR_STATUSES, ref("ErrorBody"))
+    refused = build_error_responses(errors.ERROR_STATUSES, ref("DatabricksErrorBody"))
     failed = ref("StreamFailed")
     operations = openapi.build_operations(REQUEST_RULES, refused, failed)
     bodies: dict[RequestTask, Schema] = {

@@ -24,7 +24,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_sees_the_functions_of_a_request_and_not_what_runs_them() -> None:
     seen = {entry for stack, _ in profiles.profiled(LOAD, OPENAI) for entry in stack}
 
-    assert any(entry.endswith(":Server.serve") for entry in seen)
+    assert any(entry.endswith(":RequestHandler.handle") for entry in seen)
     assert not any("gateway/cli/__init__.py" in entry or ":Runner.run" in entry for entry in seen)
 
 
@@ -36,14 +36,17 @@ def test_a_load_that_fails_has_none() -> None:
 
 
 def test_shares_are_of_all_that_was_seen() -> None:
-    serve, send = f"{ROOT}/gateway/pipeline/handler.py:Server.serve", f"{ROOT}/backends/aio.py:send"
+    serve, send = (
+        f"{ROOT}/gateway/pipeline/handler.py:RequestHandler.handle",
+        f"{ROOT}/backends/aio.py:send",
+    )
     stacks = [([send, serve], 5), (["/lib/tasks.py:current_task", serve], 3), ([], 2)]
 
     assert [*profiles.told(stacks)] == [
         "10 looks",
         "\n  share  room",
-        "  50.0%  gateway/core",
-        "  30.0%  gateway/pipeline/handler.py",
+        "  50.0%  backends/aio.py",
+        "  30.0%  gateway/pipeline",
         "  20.0%  the event loop",
         "\n  share  function",
         "  50.0%  backends/aio.py:send",

@@ -121,4 +121,4 @@ def test_fault_49_several_processes_have_no_heir(tmp_path: Path) -> None:
     file.write_text(written())
     told = ["serve", str(file), "--processes", "2", "--handover", "x"]
     done = CliRunner().invoke(main, told)
-    assert (done.exit_code, "only one process" in done.output) == (2, True)
+    assert (done.exit_code, "works only with one process" in done.output) == (2, True)

@@ -22,7 +22,11 @@ async def answered(gateway: GatewayProcess, times: int) -> None:
 
 async def lost(gateway: GatewayProcess) -> float:
     page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
-    [line] = [one for one in page.text.splitlines() if one.startswith("interlingua_usage_rows_l")]
+    [line] = [
+        one
+        for one in page.text.splitlines()
+        if one.startswith("interlingua_usage_rows_dropped_total")
+    ]
     return float(line.split()[1])
 
 

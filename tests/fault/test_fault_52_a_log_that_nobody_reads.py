@@ -107,7 +107,12 @@ class Reading:
     def told(self) -> int:
         """How many lines the log says that it lost."""
         return sum(
-            map(int, re.findall(rb"^WARNING interlingua: (\d+) lines of", self.read, re.MULTILINE))
+            map(
+                int,
+                re.findall(
+                    rb"^WARNING interlingua: (\d+) log lines were dropped", self.read, re.MULTILINE
+                ),
+            )
         )
 
     def _run(self) -> None:

@@ -102,7 +102,7 @@ async def test_a_scraper_that_never_reads_costs_no_answers(tmp_path: Path) -> No
             one.sendall(asked * 100)
         await answered(gateway, EXCHANGES)
         page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
-        assert f'outcome="ok",split="",version="1"}} {EXCHANGES}.0' in page.text
+        assert f'outcome="ok",protocol="openai",split="",version="1"}} {EXCHANGES}.0' in page.text
         assert gateway.memory() - before < 64 << 20
         assert await gateway.stop() == 0
         for one in scrapers:

@@ -116,7 +116,7 @@ async def test_fault_61_the_admin_listener_and_a_list_in_a_file_are_no_other_way
             assert told.status_code == httpx.codes.BAD_REQUEST, url
         assert await urls(gateway.http, admin) == ["http://127.0.0.1:9"]
         listed.write_bytes(msgspec.json.encode(["http://127.0.0.1:10", CORPUS[11]]))
-        await gateway_said(gateway, "names an address that is no worker's")
+        await gateway_said(gateway, "is an address that no worker can have")
         assert await urls(gateway.http, admin) == ["http://127.0.0.1:9"]
 
 

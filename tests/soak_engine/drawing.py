@@ -45,7 +45,7 @@ def drawn(dice: random.Random) -> GenerationRequest:
         "stopping": _stopping(dice),
         "n": dice.choice((None, None, None, 2, 4, 70_000 if dice.random() < 0.02 else 3)),
         "logprobs": dice.choice((None, None, LogprobsOptions(2), LogprobsOptions(0, prompt=1))),
-        "want": ResponseOptions(
+        "response_options": ResponseOptions(
             usage=dice.choice(("final", "each")), token_ids=dice.random() < 0.3
         ),
     }

@@ -52,7 +52,7 @@ def test_a_bad_file_is_complained_of(file: str) -> None:
     result = run(file, "--model", "chat")
 
     assert result.exit_code == 2
-    assert f"{file}:2:22: 'ecco' is no kind" in result.stderr
+    assert f"{file}:2:22: 'ecco' is not a kind" in result.stderr
 
 
 @pytest.mark.parametrize(

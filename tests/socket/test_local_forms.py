@@ -103,7 +103,7 @@ def is_weather(text: str) -> bool:
 
 
 def test_a_schema(client: Any) -> None:
-    answer = client.chat.has_completions.create(
+    answer = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
         response_format=FORMAT,
@@ -116,7 +116,7 @@ def test_a_schema(client: Any) -> None:
 
 
 def test_a_schema_when_the_model_raves(client: Any) -> None:
-    answer = client.chat.has_completions.create(
+    answer = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
         response_format=FORMAT,
@@ -130,7 +130,7 @@ def test_a_schema_when_the_model_raves(client: Any) -> None:
 
 
 def test_a_schema_cut_by_length(client: Any) -> None:
-    answer = client.chat.has_completions.create(
+    answer = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
         response_format=FORMAT,
@@ -142,7 +142,7 @@ def test_a_schema_cut_by_length(client: Any) -> None:
 
 @pytest.mark.parametrize("choice", [NAMED, "required"])
 def test_a_call_that_must_be(client: Any, choice: Any) -> None:
-    answer = client.chat.has_completions.create(
+    answer = client.chat.completions.create(
         model="chat",
         messages=SAID,
         tools=TOOLS,
@@ -161,7 +161,7 @@ def test_a_call_that_must_be(client: Any, choice: Any) -> None:
 
 
 def test_a_streamed_call(client: Any) -> None:
-    stream = client.chat.has_completions.create(
+    stream = client.chat.completions.create(
         model="chat",
         messages=SAID,
         tools=TOOLS,
@@ -188,7 +188,7 @@ def test_a_streamed_call(client: Any) -> None:
 
 
 def test_left_to_the_model_it_may_talk(client: Any) -> None:
-    answer = client.chat.has_completions.create(
+    answer = client.chat.completions.create(
         model="chat",
         messages=SAID,
         tools=TOOLS,
@@ -199,7 +199,7 @@ def test_left_to_the_model_it_may_talk(client: Any) -> None:
 
 
 def test_a_conversation_with_a_result(client: Any) -> None:
-    answer = client.chat.has_completions.create(
+    answer = client.chat.completions.create(
         model="chat",
         messages=[
             *SAID,

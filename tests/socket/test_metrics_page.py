@@ -20,7 +20,9 @@ from tests.serving import serving
 
 KEY: Final = "il-of-this-test"
 ELSEWHERE: Final = {
-    one.sample_name for name in ("Local models", "Several processes") for one in METRIC_GROUPS[name]
+    one.sample_name
+    for name in ("Local engines", "Serving processes")
+    for one in METRIC_GROUPS[name]
 }
 """What needs torch, or other processes; tests of those see it."""
 SAID: Final = {

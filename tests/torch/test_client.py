@@ -330,14 +330,14 @@ class Orders:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def open(self) -> tuple[int, object]:
+    def open_request(self) -> tuple[int, object]:
         return 1, None
 
     def send(self, order: Any) -> None:
         self.sent.append(order)
         raise Overloaded("not now")
 
-    def close(self, job: int, *, cancel: bool) -> None:
+    def close_request(self, job: int, *, cancel: bool) -> None:
         del job, cancel
 
 

@@ -88,5 +88,5 @@ class Recurrent(torch.nn.Module):
 
 
 def test_a_family_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ModelError, match="not served"):
+    with pytest.raises(ModelError, match="not supported"):
         ModelRunner(Recurrent(MistralConfig(**SIZES)))

@@ -30,13 +30,13 @@ def client(workspace: WorkspaceClient) -> DatabricksOpenAI:
 
 
 def test_chat(client: DatabricksOpenAI) -> None:
-    answer = client.chat.has_completions.create(model="chat", messages=SAY_HI)
+    answer = client.chat.completions.create(model="chat", messages=SAY_HI)
 
     assert answer.choices[0].message.content == "Hello world!"
 
 
 def test_a_stream_counts_in_its_last_chunk_unasked(client: DatabricksOpenAI) -> None:
-    chunks = list(client.chat.has_completions.create(model="chat", messages=SAY_HI, stream=True))
+    chunks = list(client.chat.completions.create(model="chat", messages=SAY_HI, stream=True))
 
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello world!"
     assert chunks[-1].choices[0].finish_reason == "stop"
@@ -46,13 +46,13 @@ def test_a_stream_counts_in_its_last_chunk_unasked(client: DatabricksOpenAI) -> 
 def test_chat_without_blocking(workspace: WorkspaceClient) -> None:
     async def ask() -> Any:
         async with AsyncDatabricksOpenAI(workspace_client=workspace) as one:
-            return await one.chat.has_completions.create(model="chat", messages=SAY_HI)
+            return await one.chat.completions.create(model="chat", messages=SAY_HI)
 
     assert asyncio.run(ask()).choices[0].message.content == "Hello world!"
 
 
 def test_a_tool(client: DatabricksOpenAI) -> None:
-    answer = client.chat.has_completions.create(
+    answer = client.chat.completions.create(
         model="chat", messages=SAY_HI, tools=[TOOL], tool_choice="required"
     )
 
@@ -61,7 +61,7 @@ def test_a_tool(client: DatabricksOpenAI) -> None:
 
 
 def test_completions_embeddings_and_models(client: DatabricksOpenAI) -> None:
-    completion = client.has_completions.create(model="chat", prompt="say hi")
+    completion = client.completions.create(model="chat", prompt="say hi")
     vectors = client.embeddings.create(model="embed", input=["a"])
 
     assert completion.choices[0].text == "Hello world!"
@@ -71,7 +71,7 @@ def test_completions_embeddings_and_models(client: DatabricksOpenAI) -> None:
 
 def test_an_endpoint_that_is_not_there(client: DatabricksOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as found:
-        client.chat.has_completions.create(model="nope", messages=SAY_HI)
+        client.chat.completions.create(model="nope", messages=SAY_HI)
 
     assert found.value.response.json()["error_code"] == "RESOURCE_DOES_NOT_EXIST"
 
@@ -79,4 +79,4 @@ def test_an_endpoint_that_is_not_there(client: DatabricksOpenAI) -> None:
 @pytest.mark.parametrize("model", ["broken", "cut"])
 def test_a_stream_that_breaks_raises(client: DatabricksOpenAI, model: str) -> None:
     with pytest.raises(openai.APIError):
-        list(client.chat.has_completions.create(model=model, messages=SAY_HI, stream=True))
+        list(client.chat.completions.create(model=model, messages=SAY_HI, stream=True))

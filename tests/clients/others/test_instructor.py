@@ -26,7 +26,7 @@ def client(gateway: str, key: str) -> OpenAI:
 
 @pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT])
 def test_by_a_tool(client: OpenAI, mode: instructor.Mode) -> None:
-    answer = instructor.from_openai(client, mode=mode).chat.has_completions.create(
+    answer = instructor.from_openai(client, mode=mode).chat.completions.create(
         model="chat", response_model=Number, messages=WHO
     )
 
@@ -37,7 +37,7 @@ def test_by_a_tool(client: OpenAI, mode: instructor.Mode) -> None:
     "mode", [instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON, instructor.Mode.MD_JSON]
 )
 def test_by_json(client: OpenAI, mode: instructor.Mode) -> None:
-    answer = instructor.from_openai(client, mode=mode).chat.has_completions.create(
+    answer = instructor.from_openai(client, mode=mode).chat.completions.create(
         model="structured", response_model=Person, messages=WHO
     )
 
@@ -54,7 +54,7 @@ def test_by_json(client: OpenAI, mode: instructor.Mode) -> None:
 def test_it_grows_in_a_stream(
     client: OpenAI, mode: instructor.Mode, model: str, whole: BaseModel
 ) -> None:
-    partial = instructor.from_openai(client, mode=mode).chat.has_completions.create_partial(
+    partial = instructor.from_openai(client, mode=mode).chat.completions.create_partial(
         model=model, response_model=type(whole), messages=WHO
     )
     seen = [one.model_dump() for one in partial]

@@ -19,7 +19,7 @@ class TritonPythonModel:
             given = {t.name(): t.as_numpy() for t in request.inputs()}
             parameters = json.loads(request.parameters())
             said = np.array([]) if parameters.get("OUTPUT_0_DIM", False) else given["PROMPT"]
-            streams = given["STREAM"].has_values()
+            streams = given["STREAM"].any()
             for _ in range(parameters.get("REPETITION", 1) if streams else 1):
                 sender.send(pb.InferenceResponse([pb.Tensor("TEXT", said)]))
             if streams and parameters.get("FAIL_LAST", False):

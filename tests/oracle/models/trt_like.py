@@ -41,7 +41,7 @@ def outputs(request: Any) -> Iterator[Any]:
 
 
 def asked(given: dict[str, Any], flag: str) -> bool:
-    return flag in given and bool(given[flag].has_values())
+    return flag in given and bool(given[flag].any())
 
 
 def tensor(name: str, values: list[Any], datatype: Any) -> Any:
