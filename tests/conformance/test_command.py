@@ -14,7 +14,7 @@ from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from tests.conformance.cases import cases_of
 from tests.conftest import ANYWHERE, CONFORMANCE
-from tests.socket.test_command import Command
+from tests.integration.test_command import Command
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from msgspec import Struct, json
 
 from gateway.cli import main
-from tests.socket.test_command import Command
+from tests.integration.test_command import Command
 
 OURS = (sys.executable, "-m", "gateway")
 PLACE = "/etc/interlingua"

@@ -21,7 +21,7 @@ from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway
 from tests.conftest import Running, Serve
 from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, whole
-from tests.socket.test_ten_things import JSON, WAYS, Way
+from tests.integration.test_end_to_end import JSON, WAYS, Way
 
 # ── what workers write ──────────────────────────────────────────────────────────────────────────
 

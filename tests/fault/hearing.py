@@ -6,7 +6,7 @@ import re
 from tests.conftest import Running
 from tests.fault.fronts import Client, until
 from tests.fault.worker_process import word
-from tests.socket.test_ten_things import JSON
+from tests.integration.test_end_to_end import JSON
 
 _LATE = b"Engine callback timeout"
 """How MindIE tells of a worker's silence, and of that only."""

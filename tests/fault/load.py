@@ -15,7 +15,7 @@ import aiohttp
 
 from tests.fault.fronts import CLIENTS, Client
 from tests.fault.history import Heard, Seen
-from tests.socket.test_ten_things import JSON
+from tests.integration.test_end_to_end import JSON
 
 _WORD = re.compile(rb"t(\d+) ")
 PATIENCE = 60.0

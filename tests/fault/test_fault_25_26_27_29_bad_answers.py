@@ -27,8 +27,8 @@ from tests.fault.fronts import (
     raw,
     reports,
 )
+from tests.integration.test_end_to_end import JSON
 from tests.serving import serving
-from tests.socket.test_ten_things import JSON
 
 PAUSE = 0.02
 REST = chunk(STOP) + chunk(DONE) + END

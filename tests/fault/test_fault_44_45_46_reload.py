@@ -18,7 +18,7 @@ from tests.fault.gateways import GatewayProcess, written
 from tests.fault.history import Heard, History, read_logs
 from tests.fault.load import Load
 from tests.fault.processes import WorkerProcess
-from tests.socket.test_ten_things import JSON
+from tests.integration.test_end_to_end import JSON
 
 RATE = 50.0
 WORDS = 20

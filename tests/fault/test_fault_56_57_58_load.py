@@ -33,7 +33,7 @@ from tests.fault.fronts import (
     waiting,
 )
 from tests.fault.history import Heard, History, Seen
-from tests.socket.test_ten_things import JSON
+from tests.integration.test_end_to_end import JSON
 
 # ── 56 ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -21,7 +21,7 @@ from tests.fault.gateways import GatewayProcess, written
 from tests.fault.history import History, read_logs
 from tests.fault.load import Load
 from tests.fault.processes import WorkerProcess
-from tests.socket.test_command import Command
+from tests.integration.test_command import Command
 
 ECHO = {"backend": "echo"}
 OTHER = written(models={"m": ECHO, "n": ECHO})

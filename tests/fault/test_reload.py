@@ -10,7 +10,7 @@ import httpx
 
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
-from tests.socket.test_command import Command
+from tests.integration.test_command import Command
 
 HERE = Path(__file__).parent
 ECHO = {"backend": "echo"}

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from protocols.core.events import Usage
 from tests.conftest import Running, Serve
-from tests.socket.test_ten_things import until
+from tests.integration.test_end_to_end import until
 
 pytestmark = pytest.mark.oracle
 

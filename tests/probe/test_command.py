@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from gateway.tools.probe.runner import PROBES
+from tests.integration.test_command import Command
 from tests.probe.test_probes import PARROT
-from tests.socket.test_command import Command
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.socket.test_command import Command
+from tests.integration.test_command import Command
 from tests.torch.conftest import byte_tokenizer, tiny_llama
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]

@@ -21,7 +21,7 @@ from protocols.core.request import (
     Tool,
 )
 from protocols.openai.endpoints import OpenAI
-from tests.unit.protocols.openai.test_own import REST, SAMPLING, STOPPING, chat, text
+from tests.unit.protocols.chat.test_own_workers import REST, SAMPLING, STOPPING, chat, text
 
 WORKER = OpenAI("interlingua")
 PARTS = (TextPart("hi"), ImagePart("https://x/y.png"))

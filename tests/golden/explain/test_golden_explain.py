@@ -35,7 +35,7 @@ def test_a_request_is_explained(
         explain_command, ["gateway.yaml", *shlex.split(CASES[name]), *flags]
     )
 
-    file = HERE / "said" / f"{name}.{form}"
+    file = HERE / "expected" / f"{name}.{form}"
     if os.environ.get("EXPLAIN_REWRITE"):
         file.write_text(result.output, "utf-8")
     assert result.output == file.read_text("utf-8")
@@ -44,6 +44,6 @@ def test_a_request_is_explained(
 
 
 def test_what_is_said_belongs_to_a_case() -> None:
-    said = {file.stem for file in (HERE / "said").iterdir()}
+    said = {file.stem for file in (HERE / "expected").iterdir()}
 
     assert said == CASES.keys()

@@ -12,7 +12,7 @@ from backends.http.interfaces import WorkerConfig
 from protocols.core.errors import InternalError, StreamBroken, WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, Reply, ScriptedWorker, chunk, chunked, head, whole
-from tests.unit.backends.http.asking import client, rest
+from tests.unit.backends.http.client_requests import client, rest
 
 ASK = UpstreamRequest("/v1/say%2Fit?x=1", b'{"a":1}', (("Content-Type", "application/json"),))
 OK = [whole(b"fine")]

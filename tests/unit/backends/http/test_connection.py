@@ -10,7 +10,7 @@ from protocols.core.errors import InternalError, StreamBroken, WorkerError, Work
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, head, whole
 from tests.serving import serving
-from tests.unit.backends.http.asking import client, rest
+from tests.unit.backends.http.client_requests import client, rest
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 ASK = UpstreamRequest("/", b"{}")

@@ -8,7 +8,7 @@ from protocols.chat.embeddings import EmbeddingEncoder
 from protocols.chat.responses import ChatEncoder, CompletionEncoder
 from protocols.core.interfaces import ResponseContext
 from protocols.openai.endpoints import OpenAI
-from tests.unit.protocols.openai.conftest import MakeCall
+from tests.unit.protocols.conftest import MakeCall
 
 BODIES: list[tuple[str, dict[str, Any], type]] = [
     ("chat", {"messages": [{"role": "user", "content": "hi"}]}, ChatEncoder),

@@ -14,7 +14,7 @@ from protocols.core.request import (
     LogprobsOptions,
     RegexFormat,
 )
-from tests.wishes import wishes
+from tests.unsupported import wishes
 
 VLLM = [
     ({"max_tokens": 5, "min_tokens": 1}, {"stopping.max_tokens": 5, "stopping.min_tokens": 1}),

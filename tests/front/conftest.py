@@ -1,3 +1,0 @@
-from tests.loops import pytest_asyncio_loop_factories
-
-__all__ = ["pytest_asyncio_loop_factories"]

@@ -1,0 +1,406 @@
+"""Two fronts, asked the same bytes: the reference over aiohttp, and our own.
+
+Where the standard (RFC 9110, 9112) leaves no choice both must answer alike; where it does, both
+must be safe: what could be two requests is refused, and the connection ends.
+"""
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.http_server import aiohttp_listener, listener
+from gateway.http_server.connection import ConnectionLimits
+from gateway.pipeline.http import HttpRequest, ResponseWriter
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import HttpResponse
+from tests.integration.http_server.probes import ACCEPTED, LATER, REFUSED, Probe, Sent, request
+
+Front = listener.NativeListener | aiohttp_listener.AiohttpListener
+FRONTS: dict[str, type[Front]] = {
+    "native": listener.NativeListener,
+    "reference": aiohttp_listener.AiohttpListener,
+}
+Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+LIMIT = 1 << 20
+LIMITS = ConnectionLimits(max_header_size=8190, max_connections=50)
+DIFFERS = {
+    "line GET / HTTP/2.0": "answers any version",
+    "line GET /": "takes it for HTTP/0.9",
+    "HTTP/1.0 in chunks": "reads chunks there, too",
+    "what follows close is not read": "refuses the request before it as well",
+    "a body that was waited for": "does not ask for it below its applications",
+    "too large by its length": "reads the rest of the body, and goes on",
+    "too large by and by": "as above",
+    "refused unread": "as above",
+    "a host before the path": "does not take it off",
+    "path *": "has no such path",
+    "an extension without end": "reads on",
+}
+"""Where the reference is laxer than ours, or less helpful."""
+
+
+class Seen:
+    """What reached the gateway, and whether a client left while it was at work."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, str, bytes]] = []
+        self.arrived, self.hold, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def serve(self, http: HttpRequest, sink: ResponseWriter) -> None:
+        """Tell what was read; ``/stream`` in pieces, ``/hold`` when it is let, ``/deny`` unread."""
+        if http.path == "/deny":
+            _send(sink, HttpResponse(401, b"who?"))
+            return
+        try:
+            body = await http.body(LIMIT)
+        except GatewayError as error:
+            _send(
+                sink,
+                HttpResponse(413 if "larger" in error.message else 400, error.message.encode()),
+            )
+            return
+        self.requests.append((http.method, http.path, http.query, body))
+        self.arrived.set()
+        try:
+            if http.path == "/hold":
+                await self.hold.wait()
+            if http.path == "/stream":
+                await _stream(sink)
+                return
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        _send(sink, HttpResponse(200, b"%b %b" % (http.path.encode(), body)))
+
+
+def _send(sink: ResponseWriter, reply: HttpResponse) -> None:
+    sink.send_response(reply.status, reply.headers, reply.body)
+
+
+async def _stream(sink: ResponseWriter) -> None:
+    sink.start(200, (("Content-Type", "text/event-stream"),))
+    for n in range(3):
+        sink.write(b"data: %d\n\n" % n)
+        if sink.needs_drain:
+            await sink.drain()
+    sink.finish()
+
+
+@asynccontextmanager
+async def front(name: str) -> AsyncIterator[tuple[int, Seen, Front]]:
+    seen = Seen()
+    made = FRONTS[name](seen.serve, LIMITS)
+    port = await made.listen("127.0.0.1", 0)
+    try:
+        yield port, seen, made
+    finally:
+        await made.drain(0)
+        await made.close()
+
+
+async def talk(port: int, pieces: Sent, enough: Callable[[bytes], bool]) -> bytes:
+    """What is answered until the other side ends, or has said enough and says no more at once."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    said = b""
+    try:
+        async with asyncio.timeout(5.0):
+            for piece in pieces:
+                if isinstance(piece, bytes):
+                    writer.write(piece)
+                else:
+                    await asyncio.sleep(piece)
+            while True:
+                async with asyncio.timeout(0.3 if enough(said) else None):
+                    data = await reader.read(1 << 16)
+                if not data:
+                    return said + b"<end>"
+                said += data
+    except (TimeoutError, ConnectionError):
+        return said
+    finally:
+        writer.transport.abort()
+
+
+def statuses(said: bytes) -> list[int]:
+    return [int(one) for one in re.findall(rb"HTTP/1\.[01] (\d{3})", said)]
+
+
+async def each(
+    name: str, probes: Sequence[Probe], enough: Callable[[Probe, bytes], bool]
+) -> dict[str, tuple[Seen, bytes]]:
+    """What came of every probe, each with a listener of its own, some at a time."""
+    places = asyncio.Semaphore(16)
+
+    async def one(probe: Probe) -> tuple[Seen, bytes]:
+        async with places, front(name) as (port, seen, _):
+            return seen, await talk(port, probe.sent, partial(enough, probe))
+
+    found = await asyncio.gather(*map(one, probes))
+    return {probe.name: told for probe, told in zip(probes, found, strict=True)}
+
+
+def refuses(seen: Seen, said: bytes) -> bool:
+    ends = said.endswith(b"<end>")
+    return ends and not seen.requests and all(400 <= one < 600 for one in statuses(said))
+
+
+def expected(probe: Probe) -> list[int]:
+    return list(probe.statuses or (200,) * len(probe.read))
+
+
+def answered(probe: Probe, said: bytes) -> bool:
+    return not probe.ends and len(statuses(said)) >= len(expected(probe))
+
+
+def reads(probe: Probe, seen: Seen, said: bytes) -> bool:
+    return (
+        seen.requests == list(probe.read)
+        and statuses(said) == expected(probe)
+        and said.endswith(b"<end>") == probe.ends
+    )
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_what_is_no_request_reaches_nobody_and_ends_the_connection(name: str) -> None:
+    found = await each(name, REFUSED, lambda probe, said: False)
+    wrong = {one for one, told in found.items() if not refuses(*told)}
+    assert wrong == (DIFFERS.keys() & found.keys() if name == "reference" else set())
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_nor_does_it_after_a_request_that_was_one(name: str) -> None:
+    for probe, (seen, said) in zip(
+        LATER, (await each(name, LATER, lambda probe, said: False)).values(), strict=True
+    ):
+        first, *others = statuses(said)
+        assert seen.requests == list(probe.read), probe.name
+        assert said.endswith(b"<end>"), probe.name
+        assert first == 200, probe.name
+        assert all(400 <= one < 600 for one in others), probe.name
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_what_is_a_request_is_read_alike(name: str) -> None:
+    found = await each(name, ACCEPTED, answered)
+    wrong = {probe.name for probe in ACCEPTED if not reads(probe, *found[probe.name])}
+    assert wrong == (DIFFERS.keys() & found.keys() if name == "reference" else set())
+
+
+def test_there_are_enough_of_them_and_no_two_alike() -> None:
+    names = [probe.name for probe in (*REFUSED, *LATER, *ACCEPTED)]
+    assert len(set(names)) == len(names) >= 300
+    assert DIFFERS.keys() <= set(names)
+
+
+@asynccontextmanager
+async def opened(port: int) -> AsyncIterator[Talk]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def asked(talk: Talk, path: str) -> bytes:
+    reader, writer = talk
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    return await reader.readuntil(f"{path} ".encode())
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_only_a_stream_is_told_not_to_be_kept_or_gathered(name: str) -> None:
+    for path, told in ((b"/stream", 1), (b"/", 0)):
+        async with front(name) as (port, _, _):
+            said = await talk(port, [b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path], bool)
+        for header in (b"cache-control: no-cache\r\n", b"x-accel-buffering: no\r\n"):
+            assert said.lower().count(header) == told
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_a_client_that_leaves_ends_the_work(name: str) -> None:
+    async with front(name) as (port, seen, _):
+        async with opened(port) as (_, writer):
+            writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
+            await seen.arrived.wait()
+        async with asyncio.timeout(5):
+            await seen.left.wait()
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_what_runs_ends_well_while_it_drains(name: str) -> None:
+    async with front(name) as (port, seen, made), opened(port) as idle, opened(port) as busy:
+        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(asked(busy, "/hold"))
+            await seen.arrived.wait()
+            tasks.create_task(made.drain(5))
+            await asyncio.sleep(0.1)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+            seen.hold.set()
+        assert b"200 OK" in answer.result()
+        await made.close()
+        assert await idle[0].read() == b""
+
+
+async def served(port: int) -> bool:
+    """Whether a new connection is."""
+    async with opened(port) as new:
+        with suppress(asyncio.IncompleteReadError, ConnectionResetError):
+            return b"200 OK" in await asked(new, "/a")
+        return False
+
+
+async def refused(port: int) -> bool:
+    """Whether a new connection is closed at once."""
+    async with asyncio.timeout(5), opened(port) as (reader, _):
+        with suppress(ConnectionResetError):
+            return await reader.read() == b""
+        return True
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_past_its_number_a_connection_is_closed(name: str) -> None:
+    async with front(name) as (port, seen, made), opened(port) as (reader, writer):
+        made.set_limits(replace(LIMITS, max_connections=1))
+        writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
+        await seen.arrived.wait()
+        assert await refused(port)
+        seen.hold.set()
+        assert b"200 OK" in await reader.readuntil(b"/hold ")
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_past_its_addresss_number_a_connection_is_closed(name: str) -> None:
+    """Those that have ended don't count."""
+    async with front(name) as (port, _, made):
+        made.set_limits(replace(LIMITS, max_per_address=2))
+        async with opened(port) as first, opened(port) as second:
+            assert b"200 OK" in await asked(first, "/a")
+            assert b"200 OK" in await asked(second, "/a")
+            assert await refused(port)
+            assert b"200 OK" in await asked(first, "/b")
+        async with asyncio.timeout(5):
+            while not await served(port):
+                pass
+
+
+async def test_who_waited_longest_makes_room_and_who_is_at_work_does_not() -> None:
+    """In ours; a head that has begun to come does not count as work."""
+    async with front("native") as (port, seen, made), AsyncExitStack() as stack:
+        made.set_limits(replace(LIMITS, max_connections=4))
+        idle, begun, busy, used = [await stack.enter_async_context(opened(port)) for _ in range(4)]
+        begun[1].write(b"GET / HT")
+        busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
+        await seen.arrived.wait()
+        assert b"200 OK" in await asked(used, "/a")
+        for late in (idle, begun, used):
+            new = await stack.enter_async_context(opened(port))
+            assert b"200 OK" in await asked(new, "/new")
+            async with asyncio.timeout(5):
+                assert await late[0].read() == b""
+        seen.hold.set()
+        assert b"200 OK" in await busy[0].readuntil(b"/hold ")
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_who_leaves_ends_each_connection_with_its_answer(name: str) -> None:
+    """New ones are served as well, until it listens no more."""
+    async with front(name) as (port, _, made), opened(port) as kept:
+        assert b"200 OK" in await asked(kept, "/a")
+        made.is_draining = True
+        async with opened(port) as new:
+            for one in (kept, new):
+                one[1].write(b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n")
+                async with asyncio.timeout(5):
+                    said = await one[0].read()
+                assert b"connection: close" in said.lower()
+                assert said.endswith(b"/b ")
+        made.stop_accepting()
+        for _ in range(4):  # turns: whom the standard loop lets in as it shuts is met first
+            await asyncio.sleep(0)
+        assert not made.socket_fds
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_whose_body_is_not_waited_for_is_told_that_the_connection_ends() -> None:
+    """Or it would send its next request into a connection that is closed."""
+    deny = request(b"Content-Length: 4", line=b"POST /deny HTTP/1.1")
+    for sent, ends in ((deny, True), (deny + b"abcd", False)):
+        async with front("native") as (port, _, _):
+            said = await talk(port, [sent], lambda said: said.endswith(b"who?"))
+        assert statuses(said) == [401]
+        assert (b"\r\nConnection: close\r\n" in said) is ends
+        assert said.endswith(b"<end>") is ends
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_a_socket_that_listens_already_is_shared_until_one_lets_it_go(name: str) -> None:
+    async with front(name) as (port, old, made):
+        [descriptor] = made.socket_fds
+        shared = socket.socket(fileno=os.dup(descriptor))
+        seen = Seen()
+        heir = FRONTS[name](seen.serve, LIMITS)
+        assert await heir.listen("ignored", 0, given=[shared]) == port
+        made.stop_accepting()
+        for _ in range(5):
+            async with opened(port) as new:
+                assert b"200 OK" in await asked(new, "/a")
+        assert (len(seen.requests), old.requests) == (5, [])
+        await heir.drain(0)
+        await heir.close()
+
+
+async def test_one_that_takes_too_long_is_told_or_let_go() -> None:
+    """Ours alone has a time for each thing that a client may dawdle over."""
+    async with front("native") as (port, seen, made):
+        assert isinstance(made, listener.NativeListener)
+        made.limits = replace(made.limits, header_timeout=0.2, body_timeout=0.2, idle_timeout=0.2)
+        slow = [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", b""]
+        async with asyncio.TaskGroup() as tasks:
+            said = [tasks.create_task(until_end(port, one)) for one in slow]
+        assert [statuses(one.result()) for one in said] == [[408], [400], []]
+        assert seen.requests == []
+
+
+async def until_end(port: int, sent: bytes) -> bytes:
+    async with asyncio.timeout(10), opened(port) as (reader, writer):
+        writer.write(sent)
+        with suppress(ConnectionResetError):
+            return await reader.read()
+        return b""
+
+
+async def test_a_slow_reader_holds_up_only_itself() -> None:
+    """What it does not take waits in the gateway up to a bound, and then who writes it waits."""
+    written = 0
+
+    async def flood(http: HttpRequest, sink: ResponseWriter) -> None:
+        nonlocal written
+        await http.body(LIMIT)
+        sink.start(200, ())
+        for _ in range(400):
+            sink.write(b"x" * (1 << 16))
+            if sink.needs_drain:
+                await sink.drain()
+            written += 1
+        sink.finish()
+
+    async with front("native") as (port, _, made), opened(port) as (reader, writer):
+        made.handle_request = flood
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        still = -1
+        while still != written:
+            still = written
+            await asyncio.sleep(0.3)
+        assert 0 < written < 300

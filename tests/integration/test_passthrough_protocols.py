@@ -1,0 +1,227 @@
+"""Clients and workers of one dialect, other than OpenAI's: bytes go on, and bytes come back."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from tests.conftest import Running, Serve
+from tests.fakes import CLOSE, HANG, ScriptedWorker
+from tests.integration.test_passthrough import posts, stream, whole
+
+FRONT = """
+listeners: [{{address: "127.0.0.1:0", protocols: [{dialect}]}}]
+limits: {{drain_timeout: 1s}}
+backends:
+  pool: {{protocol: {dialect}, workers: ["{worker}"], health: {{interval: 1h}}}}
+models:
+  chat: {{backend: pool, model: llama}}
+"""
+
+PROBED = whole(b"{}")
+MESSAGES = b'"messages":[{"role":"user","content":"hi"}],"temperature":0.50'
+CHAT = b'{"model":"chat",%b}' % MESSAGES
+ANSWER = (
+    b'{"id":"c1", "odd":1.50,"choices":[{"index":0,"message":{"role":"assistant","content":"Hi"},'
+    b'"finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
+)
+CHUNKS = [
+    b'data: {"model":"llama","choices":[{"index":0,"delta":{"content":"H"},"odd":1.50}]}\n\n',
+    (
+        b'data: {"model":"llama","choices":[{"index":0,"delta":{"content":"i"},'
+        b'"finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":2}}\n\n'
+    ),
+    b"data: [DONE]\n\n",
+]
+TEXTS = [
+    b'data:{"model_name":"llama","text_output":"H","details":{"generated_tokens":1},"odd":1.50}\n\n',
+    (
+        b'data:{"model_name":"llama","text_output":"i","details":{"finish_reason":"eos_token",'
+        b'"generated_tokens":2}}\n\n'
+    ),
+]
+DETAILED = b'{"text_input":"hi","parameters":{"details":true,"temperature":0.50}}'
+VECTORS = b'{"data":[{"index":0,"embedding":[1.50]}], "usage":{"prompt_tokens":1,"total_tokens":1}}'
+
+
+class Way(Struct, frozen=True):
+    """A call as a client makes it, and what a worker is asked and answers."""
+
+    dialect: str
+    path: str
+    body: bytes
+    answer: bytes | list[bytes]
+    asked: str = ""
+    """The worker's path, if another."""
+    shown: bytes = b"chat"
+    """What an answer calls the model."""
+    sent: bytes | None = None
+    """The worker's body, up to the gateway's name for the request, if not the model renamed."""
+
+
+STREAMED = CHAT[:-1] + b',"stream":true}'
+ENDPOINT = "/serving-endpoints/chat/invocations"
+AT_ENDPOINT = b"{%b}" % MESSAGES
+SERVED = "/serving-endpoints/llama/invocations"
+GENERATE = "/v2/models/chat/generate"
+WAYS = {
+    "ovms": Way("ovms", "/v3/chat/completions", CHAT, ANSWER),
+    "ovms stream": Way("ovms", "/v3/chat/completions", STREAMED, CHUNKS),
+    "ovms embeddings": Way("ovms", "/v3/embeddings", b'{"model":"chat","input":"a"}', VECTORS),
+    "databricks": Way("databricks", ENDPOINT, AT_ENDPOINT, ANSWER, SERVED, sent=AT_ENDPOINT),
+    "databricks stream": Way(
+        "databricks",
+        "/serving-endpoints/chat/completions",
+        STREAMED,
+        CHUNKS,
+        shown=b"llama",
+    ),
+    "databricks embeddings": Way(
+        "databricks", ENDPOINT, b'{"input":"a"}', VECTORS, SERVED, sent=b'{"input":"a"}'
+    ),
+    "mindie chat": Way("mindie", "/v1/chat/completions", CHAT, ANSWER.replace(b'"id":"c1", ', b"")),
+    "mindie chat stream": Way("mindie", "/v1/chat/completions", STREAMED, CHUNKS),
+    "mindie generate": Way(
+        "mindie",
+        GENERATE,
+        DETAILED,
+        b'{"text_output": "Hi","odd":1.50,"details":{"finish_reason":"length"}}',
+        "/v2/models/llama/generate",
+        sent=DETAILED[:-1],
+    ),
+    "mindie generate stream": Way(
+        "mindie",
+        f"{GENERATE}_stream",
+        DETAILED,
+        TEXTS,
+        "/v2/models/llama/generate_stream",
+        sent=DETAILED[:-1],
+    ),
+}
+
+
+async def serve_before(serve: Serve, worker: ScriptedWorker, dialect: str) -> Running:
+    return await serve(FRONT.format(dialect=dialect, worker=worker.url))
+
+
+async def ask(front: Running, way: Way) -> Any:
+    headers = {"content-type": "application/json"}
+    return await front.http.post(way.path, content=way.body, headers=headers)
+
+
+def reply(way: Way) -> list[Any]:
+    return stream(*way.answer) if isinstance(way.answer, list) else [whole(way.answer)]
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+async def test_nothing_is_touched_but_the_models_name(serve: Serve, way: Way) -> None:
+    async with ScriptedWorker(reply(way), probed=PROBED) as worker:
+        front = await serve_before(serve, worker, way.dialect)
+        answer = await ask(front, way)
+
+    written = b"".join(way.answer) if isinstance(way.answer, list) else way.answer
+    assert answer.status_code == 200
+    assert answer.content == written.replace(b'"llama"', b'"%b"' % way.shown)
+    [asked] = [one for one in worker.requests if one.method == "POST"]
+    assert asked.path == (way.asked or way.path)
+    sent = way.body.replace(b'"chat"', b'"llama"') if way.sent is None else way.sent
+    assert asked.body.startswith(sent)
+    assert len(asked.body) == len(sent) or asked.body[len(sent) :].startswith(b',"id":"')
+    [record] = front.records
+    assert (record.outcome, record.stream) == ("ok", isinstance(way.answer, list))
+    assert record.usage is not None
+    if b"usage" in written:
+        assert record.usage.source == "worker"
+        assert record.usage.prompt_tokens > 0
+    else:
+        assert record.usage.source in ("counted", "estimated")
+        assert record.usage.completion_tokens > 0
+
+
+STREAMS = [way for way in WAYS.values() if isinstance(way.answer, list)]
+
+
+@pytest.mark.parametrize("way", STREAMS, ids=lambda way: f"{way.dialect} {way.path}")
+@pytest.mark.parametrize("how", ["error", "cut"])
+async def test_a_stream_that_breaks_is_told_and_has_no_end(
+    serve: Serve, way: Way, how: str
+) -> None:
+    assert isinstance(way.answer, list)
+    begun = way.answer[:1]
+    secret = b'data: {"error":{"message":"cuda","code":500}}\n\n'
+    broken = stream(*begun, secret) if how == "error" else [*stream(*begun, end=b""), CLOSE]
+    async with ScriptedWorker(broken, probed=PROBED) as worker:
+        front = await serve_before(serve, worker, way.dialect)
+        answer = await ask(front, way)
+
+    first = begun[0].replace(b'"llama"', b'"%b"' % way.shown)
+    assert answer.content.startswith(first)
+    told = answer.content.removeprefix(first)
+    assert told
+    for unsaid in (b"cuda", b"[DONE]", b"finish_reason"):
+        assert unsaid not in told
+    [record] = front.records
+    assert (record.outcome, record.tokens) == ("truncated", 1)
+
+
+@pytest.mark.parametrize("name", ["databricks", "databricks stream"])
+async def test_what_comes_in_the_other_form_is_translated(serve: Serve, name: str) -> None:
+    """Silence may mean a stream to a worker, and none to the client."""
+    way = WAYS[name]
+    other = [whole(ANSWER)] if isinstance(way.answer, list) else stream(*CHUNKS)
+    async with ScriptedWorker(other, probed=PROBED) as worker:
+        front = await serve_before(serve, worker, way.dialect)
+        answer = await ask(front, way)
+
+    if isinstance(way.answer, list):
+        assert answer.content.endswith(b"data: [DONE]\n\n")
+        assert b'"content":"Hi"' in answer.content
+    else:
+        assert answer.json()["choices"][0]["message"]["content"] == "Hi"
+    assert front.records[0].outcome == "ok"
+
+
+async def test_generate_without_details_is_translated(serve: Serve) -> None:
+    async with ScriptedWorker(stream(*TEXTS), probed=PROBED) as worker:
+        front = await serve_before(serve, worker, "mindie")
+        answer = await front.http.post(f"{GENERATE}_stream", json={"text_input": "hi"})
+    assert b"details" not in answer.content
+    asked = json.loads(posts(worker)[0])
+    assert asked["parameters"]["details"] is True
+
+
+async def test_a_worker_is_told_to_stop_by_the_gateways_name(serve: Serve) -> None:
+    hanging = [*stream(TEXTS[0], end=b""), HANG]
+    async with ScriptedWorker(hanging, [whole(b"{}")], probed=PROBED) as worker:
+        front = await serve_before(serve, worker, "mindie")
+        asked = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
+        async with asked as answer:
+            async for _ in answer.aiter_raw():
+                break
+        async with asyncio.timeout(10):
+            while len(posts(worker)) < 2:  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.01)
+
+    one, stop = (json.loads(body) for body in posts(worker))
+    assert stop == {"id": one["id"]}
+    assert worker.requests[-1].path == "/v2/models/llama/stopInfer"
+
+
+async def test_a_client_stops_what_is_passed_on_by_the_name_that_it_reads(serve: Serve) -> None:
+    hanging = [*stream(TEXTS[0], end=b""), HANG]
+    async with ScriptedWorker(hanging, [whole(b"{}")], probed=PROBED) as worker:
+        front = await serve_before(serve, worker, "mindie")
+        asked = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
+        async with asked as answer:
+            pieces = answer.aiter_raw()
+            await anext(pieces)
+            name = json.loads(posts(worker)[0])["id"]
+            stopped = await front.http.post("/v2/models/chat/stopInfer", json={"id": name})
+            assert stopped.status_code == 200
+            rest = b"".join([piece async for piece in pieces])
+
+    end = json.loads(rest.removeprefix(b"data:"))
+    assert end["details"]["finish_reason"] == "stop_sequence"
+    assert end["details"]["generated_tokens"] == 1

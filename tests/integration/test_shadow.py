@@ -1,0 +1,307 @@
+"""Copies of requests for another target: what they are, and that their originals never know."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.interfaces import StreamItems
+from gateway.pipeline.shadow import ShadowComparison
+from protocols.core.events import StreamEnd, TextDelta
+from tests.fakes import ScriptedWorker, chunked, whole
+from tests.integration.shadow_config import (
+    HELLO,
+    NONE,
+    PROBED,
+    SHADOW,
+    STREAM,
+    TROUBLE,
+    TURNED,
+    WELL,
+    Begin,
+    echo,
+    gateways,
+    shown,
+    tried,
+)
+
+
+@pytest.fixture
+async def begin() -> AsyncIterator[Begin]:
+    """Starts gateways."""
+    async with gateways() as start:
+        yield start
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_both_answers_are_told_of_and_one_is_given(begin: Begin, *, stream: bool) -> None:
+    front = await begin(echo("a, b, d"))
+
+    answer = await front.ask(stream=stream)
+    told = await front.until_told()
+
+    assert '"d"' not in answer.text
+    assert answer.headers["x-served-model"] == "1"
+    assert (told.id, told.shadow_id) == ("id-0", "id-0-shadow")
+    main, shadow = told.primary, told.shadow
+    assert (main.model, main.version, main.outcome, main.error) == ("chat", "1", "ok", "")
+    assert (shadow.model, shadow.version, shadow.outcome, shadow.error) == ("chat", "2", "ok", "")
+    for arm in (main, shadow):
+        assert (arm.finish_reasons, arm.tokens, arm.length) == (("eos",), 3, 3)
+        assert arm.first_token is not None
+        assert 0 <= arm.first_token <= arm.duration
+    assert told.equal is False
+    assert len(front.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "equal"),
+    [
+        ({}, True),
+        ({"stream": True}, True),
+        ({"n": 2}, True),
+        ({"temperature": 0.5}, None),
+        ({"temperature": None}, None),
+        ({"tools": [{"type": "function", "function": {"name": "look"}}],
+          "tool_choice": "required"}, True),
+    ],
+)  # fmt: skip
+async def test_only_what_has_to_be_the_same_is_compared(
+    begin: Begin, asked: dict[str, Any], *, equal: bool | None
+) -> None:
+    front = await begin(echo())
+    answer = await front.ask(**asked)
+    told = await front.until_told()
+
+    assert answer.status_code == 200
+    assert told.equal is equal
+    assert (told.primary.outcome, told.shadow.outcome) == ("ok", "ok")
+
+
+async def test_vectors_are_not_compared(begin: Begin) -> None:
+    front = await begin(echo())
+    answer = await front.http.post("/v1/embeddings", json={"model": "chat", "input": ["a", "b"]})
+    told = await front.until_told()
+
+    assert answer.status_code == 200
+    assert told.equal is None
+    assert told.shadow.outcome == "ok"
+    assert told.shadow.first_token is not None
+
+
+async def test_no_text_is_written(begin: Begin) -> None:
+    front = await begin(echo("secret-of-the-shadow"))
+    answer = await front.ask(
+        messages=[{"role": "user", "content": "secret-of-the-client"}], user="somebody"
+    )
+    told = await front.until_told()
+
+    assert answer.status_code == 200
+    line = msgspec.json.encode(told)
+    assert b"secret" not in line
+    assert b"somebody" not in line
+    assert line.startswith(b'{"kind":"shadow","id":"id-0","shadow_id":"id-0-shadow"')
+
+
+async def test_who_pinned_a_version_is_not_copied(begin: Begin) -> None:
+    front = await begin(echo())
+    for model in ("chat@1", "chat@2"):
+        assert (await front.ask(model=model)).status_code == 200
+    assert (await front.ask()).status_code == 200
+    await front.until_told()
+
+    assert [one.id for one in front.told] == ["id-2"]
+
+
+async def test_nothing_of_it_is_told_where_there_is_no_shadow(begin: Begin) -> None:
+    front = await begin(echo(shadow=NONE))
+    await front.ask()
+    assert front.told == []
+
+
+async def test_none_is_copied_where_the_original_goes(begin: Begin) -> None:
+    rule = '{name: testers, when: {model: chat, header: {x-cohort: beta}}, to: {version: "2"}}'
+    front = await begin(f"{echo()}routes: [{rule}]\n")
+    await front.ask({"x-cohort": "beta"})
+    await front.ask()
+    await front.until_told()
+
+    assert [one.id for one in front.told] == ["id-1"]
+
+
+async def test_none_is_copied_to_explain_it(begin: Begin) -> None:
+    front = await begin(echo() + 'admin: {address: "127.0.0.1:0"}\n')
+    asked = {"path": "/v1/chat/completions", "body": {"model": "chat", "messages": HELLO}}
+    explained = await front.http.post(f"{front.urls[-1]}/-/explain", json=asked)
+    await front.ask()
+    await front.until_told()
+
+    assert explained.status_code == 200
+    assert "chat" in explained.text
+    assert [one.id for one in front.told] == [front.records[-1].id]
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+
+
+async def test_a_worker_of_another_dialect_is_sent_the_translation(begin: Begin) -> None:
+    reply = whole(b'{"text_output":"abc","model_name":"new","model_version":"1"}')
+    async with ScriptedWorker([reply], probed=PROBED) as worker:
+        front = await begin(tried(worker, dialect="triton"))
+        answer = await front.ask(
+            {
+                "X-Interlingua-Strict": "1",
+                "x-interlingua-timeout": "20",
+                "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+                "Authorization": "Bearer a-key",
+            },
+            max_tokens=7,
+            top_k=3,
+            request_id="mine",
+        )
+        told = await front.until_told()
+
+    assert answer.status_code == 200
+    [sent] = [one for one in worker.requests if one.method == "POST"]
+    body = json.loads(sent.body)
+    assert sent.path == "/v2/models/new/generate"
+    assert "hi" in body["text_input"]
+    assert "mine" not in sent.body.decode()
+    assert sent.headers["x-request-id"] == "id-0-shadow"
+    assert not {"traceparent", "authorization", "x-interlingua-strict"} & sent.headers.keys()
+    assert told.shadow.outcome == "ok"
+    assert told.shadow.length == 3
+    assert told.unsupported_parameters
+
+
+async def test_what_is_passed_on_is_compared_by_its_events(begin: Begin) -> None:
+    async with ScriptedWorker([chunked(*STREAM)], probed=PROBED) as worker:
+        front = await begin(tried(worker, text=TURNED))
+        alone = await begin(tried(worker, text=TURNED, shadow=NONE))
+        answers = [await one.ask(stream=True) for one in (front, alone)]
+        told = await front.until_told()
+
+    assert shown(answers[0]) == shown(answers[1])
+    assert answers[0].text.count("data: ") == len(STREAM)
+    assert (told.primary.length, told.primary.finish_reasons, told.primary.outcome) == (
+        3,
+        ("eos",),
+        "ok",
+    )
+    assert told.equal is True
+
+
+# --- what becomes of the original -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("trouble", TROUBLE)
+async def test_the_original_is_answered_as_if_it_were_alone(
+    begin: Begin, trouble: str, *, stream: bool
+) -> None:
+    well = trouble in WELL
+    shadow = f'shadow: {{to: "2", share: 100%, timeout: {"9s" if well else "100ms"}}}'
+    async with ScriptedWorker(TROUBLE[trouble], probed=PROBED) as worker:
+        front = await begin(tried(worker, shadow=shadow))
+        alone = await begin(tried(worker, shadow=NONE))
+        answers = [await one.ask(stream=stream) for one in (front, alone, front, alone)]
+        told = await front.until_told(2)
+
+    assert answers[0].status_code == 200
+    assert shown(answers[0]) == shown(answers[1])
+    assert shown(answers[2]) == shown(answers[3])
+    for one in front.records:
+        assert (one.outcome, one.error, one.failed_attempts) == ("ok", "", ())
+    assert told.primary.outcome == "ok"
+    assert (told.shadow.outcome == "ok") is well
+    assert bool(told.shadow.error) is not well
+
+
+async def test_a_client_that_is_refused_is_refused_alike(begin: Begin) -> None:
+    front, alone = await begin(echo()), await begin(echo(shadow=NONE))
+    answers = [await one.ask(temperature=9) for one in (front, alone)]
+    told = await front.until_told()
+
+    assert answers[0].status_code == 400
+    assert shown(answers[0]) == shown(answers[1])
+    for arm in (told.primary, told.shadow):
+        assert (arm.outcome, arm.error) == ("client_error", "InvalidParameter")
+    assert told.equal is None
+
+
+async def test_a_fault_of_our_own_stays_with_the_shadow(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    front = await begin(echo())
+    monkeypatch.setattr("gateway.pipeline.shadow.apply_model_settings", never)
+    answer = await front.ask()
+    told = await front.until_told()
+
+    assert answer.status_code == 200
+    assert (told.shadow.outcome, told.shadow.error) == ("gateway_error", "InternalError")
+
+
+async def test_who_can_not_be_told_does_not_matter(begin: Begin) -> None:
+    def never(shadowed: ShadowComparison) -> None:
+        raise OSError(f"nowhere to write {shadowed.id}")
+
+    front, alone = await begin(echo()), await begin(echo(shadow=NONE))
+    front.shadows.add_reporter(never)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    for stream in (True, False):
+        answers = [await one.ask(stream=stream) for one in (front, alone)]
+        assert shown(answers[0]) == shown(answers[1])
+    await front.until_told(2)
+
+
+async def test_an_answer_that_is_not_complete_is_broken(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def half(*_: object) -> StreamItems:
+        yield None, [TextDelta("a"), StreamEnd()]
+
+    front = await begin(echo())
+    monkeypatch.setattr("gateway.pipeline.shadow.stream_emulated", half)
+    await front.ask()
+    told = await front.until_told()
+
+    assert (told.shadow.outcome, told.shadow.error) == ("worker_error", "StreamBroken")
+    assert told.equal is None
+
+
+async def test_a_fault_of_our_own_is_told_as_one(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    front = await begin(echo())
+    monkeypatch.setattr("gateway.pipeline.strategies.apply_model_settings", never)
+    answer = await front.ask()
+    told = await front.until_told()
+
+    assert answer.status_code == 500
+    assert (told.primary.outcome, told.primary.error) == ("gateway_error", "InternalError")
+    assert told.shadow.outcome == "ok"
+
+
+async def test_who_answers_in_its_stead_is_compared(begin: Begin) -> None:
+    text = echo().replace("kind: echo, script: [a, b, c]}", "kind: echo, fail: {mode: error}}", 1)
+    text = text.replace("SHADOW", "") + "  spare: {backend: spare}\n"
+    text = text.replace("  two:", "  spare: {kind: echo, script: [a, b, c]}\n  two:", 1)
+    front = await begin(text.replace(SHADOW, f"{SHADOW}, fallback: [spare]"))
+    answer = await front.ask()
+    told = await front.until_told()
+
+    assert answer.status_code == 200
+    assert (told.primary.model, told.primary.version, told.primary.length) == ("spare", "1", 3)
+    assert told.equal is True

@@ -1,0 +1,197 @@
+"""Laws that hold for every dialect that is spoken to workers, in each of its profiles."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.paths import AdapterMount, PathRouter
+from gateway.runtime.build import build_adapter, load_symbol
+from protocols import PROTOCOLS
+from protocols.core.aggregate import ResponseAccumulator
+from protocols.core.errors import WorkerError
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import (
+    ClientAdapter,
+    ClientRequest,
+    ResponseContext,
+    UpstreamAdapter,
+    UpstreamRequest,
+)
+from protocols.core.request import (
+    GenerationRequest,
+    Message,
+    SamplingParams,
+    StopConditions,
+    TextPart,
+)
+from protocols.prompt import build_prompt
+from tests.unsupported import wishes
+
+
+class BothWays(ClientAdapter, UpstreamAdapter, Protocol):
+    """A dialect that is spoken to clients and to workers."""
+
+
+def clock() -> float:
+    return 0.0
+
+
+ABOUT = ResponseContext("r", 1, "m", "1", "w", clock)
+
+
+def every_profile() -> Iterator[Any]:
+    """Those that clients speak, too: these can say what a worker of theirs would."""
+    for name, reference in PROTOCOLS.items():
+        for profile in load_symbol(reference).profiles:
+            dialect = build_adapter(name, profile, {})
+            if hasattr(dialect, "encode") and hasattr(dialect, "read_routing_info"):
+                yield pytest.param(dialect, id=f"{name}-{profile}")
+
+
+every_worker_dialect = pytest.mark.parametrize("dialect", list(every_profile()))
+
+text = st.text(min_size=1, max_size=20)
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.none() | st.floats(0, 2),
+    top_p=st.none() | st.floats(0.01, 1),
+    top_k=st.none() | st.integers(1, 1000),
+    min_p=st.none() | st.floats(0.01, 1),
+    seed=st.none() | st.integers(0, 2**62),
+    repetition_penalty=st.none() | st.floats(0.5, 2),
+    presence_penalty=st.none() | st.floats(-2, 2),
+    frequency_penalty=st.none() | st.floats(-2, 2),
+)
+stoppings = st.builds(
+    StopConditions,
+    max_tokens=st.none() | st.integers(1, 10_000),
+    min_tokens=st.none() | st.integers(1, 100),
+    stop=st.lists(text, max_size=4, unique=True).map(tuple),
+    ignore_eos=st.none() | st.booleans(),
+)
+messages = st.lists(
+    st.builds(
+        lambda role, said: Message(role, (TextPart(said),)),
+        st.sampled_from(["system", "user", "assistant"]),
+        text,
+    ),
+    min_size=1,
+    max_size=4,
+).map(tuple)
+requests = st.builds(
+    lambda messages, sampling, stopping, n, stream: GenerationRequest(
+        model="w",
+        kind="chat",
+        messages=messages,
+        sampling=sampling,
+        stopping=stopping,
+        n=n,
+        stream=stream,
+    ),
+    messages,
+    samplings,
+    stoppings,
+    st.none() | st.integers(1, 8),
+    st.booleans(),
+)
+
+
+@every_worker_dialect
+@given(request=requests)
+def test_what_is_not_reported_as_lost_survives_the_round_trip(
+    dialect: BothWays, request: GenerationRequest
+) -> None:
+    wire = dialect.encode_request(request)
+    names = {path: path for path in wishes(request)}
+    lost = {loss.field for loss in dialect.unsupported_parameters(request, names)}
+
+    got = dialect.decode_request(received(dialect, wire))
+
+    assert isinstance(got, GenerationRequest)
+    assert (got.model, got.stream) == ("w", request.stream)
+    if got.messages:
+        said = [(m.role, m.text) for m in request.messages]
+        assert [(m.role, m.text) for m in got.messages] == said
+    else:
+        assert got.prompts == (build_prompt(request, None),)
+    for path, value in wishes(request).items():
+        if path not in lost:  # a worker's own name for it is one that clients do not use
+            foreign = [msgspec.json.decode(raw) for raw in got.extra.values()]
+            assert value in (got.set_fields.get(path), *foreign), path
+
+
+@every_worker_dialect
+@given(
+    texts=st.lists(text, max_size=6),
+    size=st.integers(1, 40),
+    newline=st.sampled_from([b"\n", b"\r\n"]),
+    n=st.integers(1, 3),
+)
+def test_a_stream_survives_any_packet_boundaries(
+    dialect: BothWays, texts: list[str], size: int, newline: bytes, n: int
+) -> None:
+    request = GenerationRequest(
+        model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True, n=n
+    )
+    if any(loss.path == "n" for loss in dialect.unsupported_parameters(request, {})):
+        request, n = msgspec.structs.replace(request, n=None), 1
+    sent: list[Event] = [TextDelta(one, index) for one in texts for index in range(n)]
+    sent += [
+        *(ChoiceEnd("eos", index) for index in range(n)),
+        Usage(3, len(texts) * n),
+        StreamEnd(),
+    ]
+    wire = stream(dialect, request, sent).replace(b"\n", newline)
+
+    decoder = dialect.create_decoder(request)
+    fold = ResponseAccumulator()
+    for i in range(0, len(wire), size):
+        fold.add(decoder.feed(wire[i : i + size]))
+    fold.add(decoder.close())
+
+    answer = fold.result()
+    assert [choice.text for choice in answer.choices] == ["".join(texts)] * n
+    assert {choice.finish_reason for choice in answer.choices} <= {"eos", "stop", "unknown"}
+
+
+ENDING_WITH_THE_BODY = {"triton-trtllm", "triton-plain"}
+"""Their streams say nothing at their end: only the connection tells whether one was cut."""
+
+
+@pytest.mark.parametrize(
+    "dialect", [one for one in every_profile() if one.id not in ENDING_WITH_THE_BODY]
+)
+@given(texts=st.lists(text, min_size=1, max_size=4), share=st.floats(0, 1))
+def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
+    dialect: BothWays, texts: list[str], share: float
+) -> None:
+    request = GenerationRequest(
+        model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True
+    )
+    begun = stream(dialect, request, [*map(TextDelta, texts)])
+    wire = begun[: int(share * len(begun))]
+    decoder = dialect.create_decoder(request)
+
+    seen = [*decoder.feed(wire)] if wire else []
+    with pytest.raises(WorkerError):
+        seen += decoder.close()
+
+    assert not any(isinstance(event, ChoiceEnd | StreamEnd) for event in seen)
+
+
+def stream(dialect: BothWays, request: GenerationRequest, events: list[Event]) -> bytes:
+    """What a worker of this dialect sends."""
+    call = received(dialect, dialect.encode_request(request))
+    decoded = cast("GenerationRequest", dialect.decode_request(call))
+    return dialect.create_encoder(call, decoded, ABOUT).encode_events(events)
+
+
+def received(dialect: ClientAdapter, wire: UpstreamRequest) -> ClientRequest:
+    """What a worker of this dialect makes of the request."""
+    found = PathRouter([AdapterMount(dialect)]).find_endpoint(wire.method, wire.path)
+    headers = {name.lower(): value for name, value in wire.headers}
+    return ClientRequest(found.endpoint, found.params, headers, "", wire.body, wire.path)

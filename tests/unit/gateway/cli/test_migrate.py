@@ -1,0 +1,124 @@
+"""``interlingua migrate litellm``: what is written and said, whatever the file holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.cli import main
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
+from gateway.tools.migrate.litellm import migrate
+from tests.golden.migrate.test_golden_migrate import ENV, FILES, Environment
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "migrate"
+WHOLE = GOLDEN / "01-first-line.yaml"
+PARTLY = GOLDEN / "12-wildcard.yaml"
+NOTHING = GOLDEN / "13-nothing-to-serve.yaml"
+
+
+def run(file: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["migrate", "litellm", str(file), *arguments])
+
+
+def test_all_of_a_file_is_carried_over() -> None:
+    result = run(WHOLE)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == WHOLE.with_suffix(".made").read_text("utf-8")
+    assert run(WHOLE, "--strict").stdout == result.stdout
+
+
+def test_what_is_left_out_is_told_with_its_place_and_by_the_exit_code(tmp_path: Path) -> None:
+    out = tmp_path / "gateway.yaml"
+    result = run(PARTLY, "--write", str(out))
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert f"{PARTLY}:4:17: left out: model_list[1].model_name: " in result.stderr
+    assert out.read_text("utf-8") == PARTLY.with_suffix(".made").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "why"),
+    [
+        (PARTLY, ["--strict"], "something is left out"),
+        (NOTHING, [], f"no model of {NOTHING} is supported"),
+    ],
+)
+def test_nothing_is_written(file: Path, options: list[str], why: str, tmp_path: Path) -> None:
+    out = tmp_path / "gateway.yaml"
+    result = run(file, "--write", str(out), *options)
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f"nothing is written: {why}\n")
+    assert not out.exists()
+
+
+def test_it_is_told_as_json() -> None:
+    found = json.loads(run(PARTLY, "--json").stdout)
+    assert found["text"] == PARTLY.with_suffix(".made").read_text("utf-8")
+    assert found["notes"][0] == {
+        "line": 4,
+        "column": 17,
+        "path": "model_list[1].model_name",
+        "kind": "left out",
+        "why": "is not a name; names are made of letters, digits and ._:/-, at most 200 characters",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("model_list: [", "2:1"),
+        ("router_settings: 5\nmodel_list: []", "1:18"),
+        ("model_list:\n  - chat", "2:5"),
+        ("a: 1\na: 2", "2:1"),
+    ],
+)
+def test_a_file_that_is_none_of_litellms(text: str, place: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    result = run(file)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"{file}:{place}")
+
+
+ODD: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-5, 10**20),
+        st.floats(),
+        st.sampled_from(["", "x", "*", "os.environ/X", "http://h/v1", "openai/*", "é $ \"'"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["model", "chat", "x", "a b"]), inner, max_size=3),
+    ),
+    max_leaves=4,
+)
+SEEDS = [msgspec.yaml.decode(path.read_bytes()) for path in FILES]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_whatever_stands_in_a_file_the_outcome_is_good(data: st.DataObject) -> None:
+    """Any value may stand at any place of a real one: what is made of it passes the check."""
+    document = msgspec.json.decode(msgspec.json.encode(data.draw(st.sampled_from(SEEDS))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at: Any = document
+        while True:
+            keys = [*at] if isinstance(at, dict) else [*range(len(at))]
+            key = data.draw(st.sampled_from(keys))
+            if not isinstance(at[key], dict | list) or not at[key] or data.draw(st.booleans()):
+                at[key] = data.draw(ODD)
+                break
+            at = at[key]
+    try:
+        made = migrate(msgspec.yaml.encode(document), "config.yaml")
+    except ConfigError:
+        return
+    if made.text is not None:
+        load_text(made.text, "gateway.yaml", env=Environment(ENV))

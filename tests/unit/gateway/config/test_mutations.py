@@ -1,0 +1,120 @@
+"""Whatever is done to a good file, it is read or refused: never a traceback, always a place."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
+from gateway.config.schema import Config
+from gateway.config.yaml_reader import decode_utf8
+
+GOOD = sorted((Path(__file__).parents[3] / "golden" / "config" / "good").glob("*.yaml"))
+ENV = {"PORT": "8000", "NUMBER": "4096", "WORD": "tea", "EMPTY": "", "SECRET": "s"}
+PIECES = (
+    *("&a ", "*a", "!x ", "? ", "- ", ": ", "<<: ", "${", "}", "[", "]", "{", "|\n", "---\n", "%"),
+    *("'", '"', "\t", "~", "1e999", "\u2028", "\ud800", "\x00", "\ufeff", "٣", "#", "9" * 400),
+)
+Mutation = Callable[[random.Random, bytes], bytes]
+
+
+def lines(text: bytes) -> list[bytes]:
+    return text.splitlines(keepends=True)
+
+
+def delete(draw: random.Random, text: bytes) -> bytes:
+    rows = lines(text)
+    del rows[draw.randrange(len(rows))]
+    return b"".join(rows)
+
+
+def duplicate(draw: random.Random, text: bytes) -> bytes:
+    rows = lines(text)
+    rows.insert(draw.randrange(len(rows)), draw.choice(rows))
+    return b"".join(rows)
+
+
+def indent(draw: random.Random, text: bytes) -> bytes:
+    rows = lines(text)
+    n = draw.randrange(len(rows))
+    rows[n] = draw.choice([b"  " + rows[n], rows[n].lstrip(b" "), b"- " + rows[n]])
+    return b"".join(rows)
+
+
+def retype(draw: random.Random, text: bytes) -> bytes:
+    rows = lines(text)
+    n = draw.randrange(len(rows))
+    key, colon, _ = rows[n].partition(b":")
+    value = draw.choice([b"5", b"[]", b"{}", b"", b"~", b"'x'", b"true", b"1.5", b"[[a], {b: c}]"])
+    rows[n] = key + colon + b" " + value + b"\n"
+    return b"".join(rows)
+
+
+def swap_words(draw: random.Random, text: bytes) -> bytes:
+    words = text.split(b" ")
+    n, m = draw.randrange(len(words)), draw.randrange(len(words))
+    words[n], words[m] = words[m], words[n]
+    return b" ".join(words)
+
+
+def garble(draw: random.Random, text: bytes) -> bytes:
+    n = draw.randrange(len(text))
+    return text[:n] + draw.randbytes(draw.randint(1, 3)) + text[n + draw.randint(0, 3) :]
+
+
+def insert(draw: random.Random, text: bytes) -> bytes:
+    n = draw.randrange(len(text))
+    return text[:n] + draw.choice(PIECES).encode("utf-8", "surrogatepass") + text[n:]
+
+
+def cut(draw: random.Random, text: bytes) -> bytes:
+    return text[: draw.randrange(len(text)) + 1]
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    delete,
+    duplicate,
+    indent,
+    retype,
+    swap_words,
+    garble,
+    insert,
+    cut,
+)
+
+
+def refusal(data: bytes, name: str) -> ConfigError | None:
+    """The complaints about a file, if it is not a good one. Whatever else is raised fails."""
+    try:
+        assert isinstance(load_text(decode_utf8(data, name), name, env=ENV), Config)
+    except ConfigError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_mutation_brings_a_traceback(seed: int) -> None:
+    draw = random.Random(seed)
+    refused = 0
+    for _ in range(200):
+        path = draw.choice(GOOD)
+        data = path.read_bytes()
+        for mutate in draw.choices(MUTATIONS, k=draw.randint(1, 3)):
+            data = mutate(draw, data) or b"\n"
+        error = refusal(data, str(path))
+        if error is not None:
+            refused += 1
+            rows = data.count(b"\n") + data.count(b"\r") + data.count(b"\xe2\x80\xa8") + 2
+            assert error.issues
+            assert all(1 <= one.line <= rows for one in error.issues)
+            assert all(one.column >= 1 and one.message for one in error.issues)
+            assert all(line.startswith(f"{path}:") for line in str(error).splitlines())
+    assert 100 < refused < 200
+
+
+@pytest.mark.parametrize("text", [*PIECES, "", "\n", "a", "5", "[]", "{}", '""', "null", "- - - a"])
+def test_no_piece_alone_brings_a_traceback(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^g:\d+:\d+: "):
+        load_text(text, "g", env={})

@@ -1,0 +1,37 @@
+"""The configuration's other modules ask nothing of the machine and run no product code."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[4] / "gateway" / "config"
+MODULES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "validate_backends")
+CHECKS = [FOLDER / f"{name}.py" for name in ("validate", "diff", "listeners")]
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that this one imports, and every name that it imports from one."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{one.name}" for one in node.names)}
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_certificates_packages_and_templates_are_looked_at_in_one_module(path: Path) -> None:
+    forbidden = {"ssl", "importlib.util", "backends.chat_template", "gateway.routing.traffic_split"}
+    assert not imports(path) & forbidden
+
+
+@pytest.mark.parametrize("path", CHECKS, ids=lambda path: path.stem)
+def test_a_check_of_the_file_alone_reads_nothing_else(path: Path) -> None:
+    assert not imports(path) & {"os", "os.path", "pathlib", "pathlib.Path", "importlib"}
+    assert not any(
+        isinstance(node, ast.Attribute)
+        and node.attr in ("create_adapter", "load_adapter_class", "endpoints")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    )

@@ -1,0 +1,284 @@
+"""Which exchanges are traced, what is told of them, and what all of them come to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from gateway.observability.otel_metrics import OtelMetrics
+from gateway.observability.record import RequestRecord
+from gateway.observability.semconv import (
+    EXPERIMENTAL_CONVENTIONS,
+    STABLE_CONVENTIONS,
+    select_conventions,
+)
+from gateway.observability.tracing import RequestTrace, TraceSampler, build_resource, build_spans
+from protocols.core.errors import WorkerUnreachable
+from protocols.core.events import Usage
+from protocols.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    SamplingParams,
+    StopConditions,
+)
+from tests.otlp_collector import told
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+RECORD = RequestRecord(
+    "r",
+    protocol="openai",
+    model="chat",
+    backend="gpu",
+    operation="chat",
+    status=200,
+    first_token=0.1,
+    duration=0.5,
+    usage=Usage(3, 5),
+    finish_reasons=("eos",),
+)
+
+
+class Http:
+    headers: Mapping[str, str]
+    method = "POST"
+    path = "/v1/chat/completions"
+    query = ""
+    peer = ""
+    head = None
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.headers = headers
+
+    async def body(self, limit: int) -> bytes:
+        raise AssertionError(limit)
+
+
+class Traced:
+    """A follower that draws 0.5, and what it put."""
+
+    def __init__(self, share: float, *, trust: bool = False) -> None:
+        self.put: list[RequestTrace] = []
+        self.follower = TraceSampler(
+            self.put.append,
+            sample_rate=share,
+            trust_parent=trust,
+            now=lambda: 100.0,
+            draw=lambda: 0.5,
+            random=lambda size: bytes([7] * size),
+        )
+
+    def begin(self, flags: str = "") -> RequestRecord:
+        record = replace(RECORD)
+        said = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}"} if flags else {}
+        self.follower.start_trace(record, Http(said))
+        return record
+
+
+@pytest.mark.parametrize(
+    ("share", "trust", "flags", "traced"),
+    [
+        (0.6, False, "", True),
+        (0.5, False, "", False),
+        (0.6, False, "00", True),
+        (0.5, False, "01", False),
+        (0.6, True, "", True),
+        (0.5, True, "", False),
+        (0.6, True, "00", False),
+        (0.5, True, "01", True),
+    ],
+)
+def test_only_who_is_trusted_decides_what_is_sampled(
+    share: float, trust: bool, flags: str, traced: bool
+) -> None:
+    found = Traced(share, trust=trust)
+    record = found.begin(flags)
+    assert (found.follower.get_trace(record) is not None) == traced
+    assert bool(record.span_id) == traced
+    found.follower.end_trace(record)
+    assert len(found.put) == traced
+    assert found.follower.get_trace(record) is None
+
+
+def test_an_exchange_that_ended_is_put_once() -> None:
+    found = Traced(1)
+    record = found.begin()
+    found.follower.end_trace(record)
+    found.follower.end_trace(record)
+    assert len(found.put) == 1
+
+
+def one(record: RequestRecord, *, trust: bool = False, request: Any = None) -> list[Span]:
+    """The spans of an exchange that two workers were asked for."""
+    found = Traced(1, trust=trust)
+    begun = found.begin("01")
+    trace = found.follower.get_trace(begun)
+    assert trace is not None
+    if request is not None:
+        trace.set_request(request)
+        trace.start_attempt("http://[::1]:8001")
+        trace.end_attempt(WorkerUnreachable("no"))
+        trace.end_attempt(None)
+        trace.start_attempt("https://worker.example/base")
+        trace.end_attempt(None)
+    trace.record = replace(record, trace_id=begun.trace_id, span_id=begun.span_id)
+    return [*build_spans(trace, STABLE_CONVENTIONS)]
+
+
+def test_a_failure_is_told_by_its_class_and_where_it_was() -> None:
+    chat = GenerationRequest(model="m", kind="chat", sampling=SamplingParams(seed=2**64 - 1), n=2)
+    server, first, second = one(replace(RECORD, stream=True), request=chat)
+    assert server.status.code == Status.STATUS_CODE_UNSET
+    assert server.name == "POST openai"
+    assert (first.status.code, second.status.code) == (Status.STATUS_CODE_ERROR, 0)
+    facts = told(first.attributes)
+    assert (facts["server.address"], facts["server.port"]) == ("::1", 8001)
+    assert facts["error.type"] == "WorkerUnreachable"
+    assert "gen_ai.usage.output_tokens" not in facts
+    facts = told(second.attributes)
+    assert (facts["server.address"], facts["server.port"]) == ("worker.example", 443)
+    assert facts["gen_ai.request.seed"] == -1
+    assert facts["gen_ai.request.choice.count"] == 2
+    assert facts["gen_ai.request.stream"] is True
+    assert facts["gen_ai.response.finish_reasons"] == ["stop"]
+
+
+def test_whatever_a_client_sends_can_be_told() -> None:
+    odd = replace(RECORD, path="/\udcff\x00é", model="\udcff")
+    stopping = StopConditions(max_tokens=10**30)
+    asked = GenerationRequest(model="m", kind="chat", stopping=stopping)
+    server, _, last = one(odd, request=asked)
+    assert told(server.attributes)["url.path"] == "/?\x00é"
+    assert told(server.attributes)["interlingua.model"] == "?"
+    assert told(last.attributes)["gen_ai.request.max_tokens"] == 2**63 - 1
+    assert Span.FromString(last.SerializeToString()).name == "chat chat"
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({"status": 500, "outcome": "gateway_error", "error": "InternalError"}, True),
+        ({"status": 200, "outcome": "truncated", "error": "StreamBroken"}, True),
+        ({"status": 404, "outcome": "client_error", "error": "ModelNotFound"}, False),
+    ],
+)
+def test_a_clients_fault_is_none_of_the_servers(changes: dict[str, Any], failed: bool) -> None:
+    [server] = one(replace(RECORD, **changes))
+    assert (server.status.code == Status.STATUS_CODE_ERROR) == failed
+    assert told(server.attributes)["error.type"] == changes["error"]
+
+
+def test_a_trace_that_is_trusted_goes_on() -> None:
+    [server] = one(RECORD, trust=True)
+    assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, SPAN)
+    [alone] = one(RECORD)
+    assert alone.trace_id == bytes([7] * 16)
+    assert alone.parent_span_id == b""
+
+
+def test_vectors_have_their_own_operation() -> None:
+    asked = EmbeddingRequest(model="e", inputs=("x",), dimensions=64)
+    record = replace(RECORD, operation="embedding", finish_reasons=(), first_token=None, usage=None)
+    facts = told(one(record, request=asked)[-1].attributes)
+    assert facts["gen_ai.operation.name"] == "embeddings"
+    assert facts["gen_ai.embeddings.dimension.count"] == 64
+    assert "gen_ai.usage.input_tokens" not in facts
+
+
+# --- what all of them come to ---------------------------------------------------------------------
+
+
+def figures(version: Any, *records: RequestRecord) -> dict[str, dict[str, Any]]:
+    """The attributes of each metric's last point, with its sum."""
+    found = OtelMetrics(version, 1.0)
+    for record in records:
+        found.record_request(record)
+    return {
+        metric.name: {**told(point.attributes), "sum": point.sum, "count": point.count}
+        for metric in found.build_metrics(2.0)
+        for point in metric.histogram.data_points
+    }
+
+
+EMBEDDED = replace(RECORD, operation="embedding", first_token=None, usage=Usage(3))
+
+
+def test_the_last_names_that_were_released_are_told() -> None:
+    found = figures(STABLE_CONVENTIONS, EMBEDDED, RECORD, RECORD)
+    assert set(found) == {
+        "gen_ai.server.request.duration",
+        "gen_ai.server.time_to_first_token",
+        "gen_ai.server.time_per_output_token",
+        "gen_ai.client.operation.duration",
+        "gen_ai.client.token.usage",
+    }
+    assert found["gen_ai.server.time_per_output_token"] == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "gpu",
+        "gen_ai.request.model": "chat",
+        "gen_ai.original.model": "chat",
+        "sum": pytest.approx(0.2),
+        "count": 2,
+    }
+    assert found["gen_ai.client.token.usage"]["gen_ai.token.type"] == "output"
+
+
+def test_the_newest_names_have_to_be_asked_for() -> None:
+    assert select_conventions({}) is STABLE_CONVENTIONS
+    assert select_conventions({"OTEL_SEMCONV_STABILITY_OPT_IN": "http"}) is STABLE_CONVENTIONS
+    asked = select_conventions(
+        {"OTEL_SEMCONV_STABILITY_OPT_IN": "http, gen_ai_latest_experimental"}
+    )
+    assert asked is EXPERIMENTAL_CONVENTIONS
+    found = figures(asked, EMBEDDED, RECORD)
+    assert "gen_ai.client.token.usage" not in found
+    assert found["gen_ai.client.inference.operation.input_tokens"]["sum"] == 3
+    assert found["gen_ai.client.inference.operation.output_tokens"]["sum"] == 5
+    assert found["gen_ai.client.embeddings.operation.input_tokens"]["sum"] == 3
+    assert found["gen_ai.client.embeddings.duration"]["count"] == 1
+    assert "gen_ai.token.type" not in found["gen_ai.client.inference.operation.input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("record", "missing"),
+    [
+        (replace(RECORD, operation=""), "gen_ai.server.request.duration"),
+        (replace(RECORD, outcome="truncated"), "gen_ai.server.time_to_first_token"),
+        (replace(RECORD, first_token=None), "gen_ai.server.time_to_first_token"),
+        (replace(RECORD, usage=Usage(3, 1)), "gen_ai.server.time_per_output_token"),
+        (replace(RECORD, usage=None), "gen_ai.server.time_per_output_token"),
+        (replace(RECORD, usage=None), "gen_ai.client.token.usage"),
+    ],
+)
+def test_what_was_not_measured_is_not_told(record: RequestRecord, missing: str) -> None:
+    assert missing in figures(STABLE_CONVENTIONS, RECORD)
+    assert missing not in figures(STABLE_CONVENTIONS, record)
+
+
+def test_figures_are_bounded_whatever_names_come() -> None:
+    many = (replace(RECORD, model=f"m{n}", usage=None, first_token=None) for n in range(1500))
+    found = OtelMetrics(STABLE_CONVENTIONS, 1.0)
+    for record in many:
+        found.record_request(record)
+    points = [one for metric in found.build_metrics(2.0) for one in metric.histogram.data_points]
+    assert len(points) == 2002
+    others = [one for one in points if told(one.attributes)["gen_ai.request.model"] == "_other"]
+    assert [one.count for one in others] == [500, 500]
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "more"),
+    [
+        ({}, "interlingua", None),
+        ({"OTEL_SERVICE_NAME": "edge"}, "edge", None),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=own, zone = b,odd"}, "own", "b"),
+    ],
+)
+def test_who_sends_is_what_the_environment_says(
+    environment: dict[str, str], name: str, more: str | None
+) -> None:
+    facts = told(build_resource(environment, "i1").attributes)
+    assert facts["service.name"] == name
+    assert facts["service.instance.id"] == "i1"
+    assert facts.get("zone") == more

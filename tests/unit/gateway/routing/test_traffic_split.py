@@ -1,0 +1,73 @@
+"""The arm that someone is held to, as the document tells others to find it."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.routing.request_attributes import RequestAttributes
+from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch, find_matching_rule
+from gateway.routing.traffic_split import TrafficSplit, bucket_to_fraction, compute_bucket
+
+TEXT = (Path(__file__).parents[4] / "docs" / "howto" / "ab-test.md").read_text("utf-8")
+ROW = r"^\| `([^`]+)` \| (\d+) \| (\d+) \| `(.)` \| `(.)` \| `(.)` \|$"
+SHARE_ROW = r"^\| `([^`]+)` \| (\d+) \| (yes|no) \|$"
+NAME = "llama31-rollout"
+WEIGHTS = [{"1": 90, "2": 10}, {"1": 80, "2": 20}, {"1": 80, "2": 20, "3": 10}]
+
+
+def test_the_documented_arms_are_those_taken() -> None:
+    rows = re.findall(ROW, TEXT, re.MULTILINE)
+
+    assert len(rows) == 8
+    for who, *numbers, one, two, three in rows:
+        assert [str(compute_bucket(NAME, arm, who)) for arm in "12"] == numbers
+        held = [TrafficSplit(weights, NAME).assign_version(who) for weights in WEIGHTS]
+        assert [arm.version for arm in held] == [one, two, three]
+        assert [arm.bucket for arm in held] == [
+            compute_bucket(NAME, arm.version, who) for arm in held
+        ]
+
+
+def test_the_documented_program_finds_them_too() -> None:
+    [program] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(program, scope)  # noqa: S102 - the document's own
+    found = scope["assign_version"]
+    assert callable(found)
+
+    for who in (f"user-{n}" for n in range(500)):
+        for weights in [*WEIGHTS, {"1": 0, "2": 5}]:
+            assert (
+                found(NAME, weights, who) == TrafficSplit(weights, NAME).assign_version(who).version
+            )
+
+
+def test_the_documented_shares_are_those_taken() -> None:
+    rows = re.findall(SHARE_ROW, TEXT, re.MULTILINE)
+    rule = RouteRule("early", conditions=RouteConditions(share=0.05))
+
+    assert len(rows) == 4
+    for who, number, taken in rows:
+        found = find_matching_rule([rule], RequestAttributes(key=who), ("key",), lambda: 0.99)
+        n = int(number)
+        assert found == (
+            RuleMatch(rule, "key", n, bucket_to_fraction(n)) if taken == "yes" else None
+        )
+
+
+@pytest.mark.parametrize(
+    ("draw", "version"), [(0.0, "1"), (0.89, "1"), (0.9, "2"), (0.999999, "2")]
+)
+def test_luck_follows_the_weights(draw: float, version: str) -> None:
+    assert TrafficSplit({"0": 0, "1": 90, "2": 10}, "s").pick_version(draw) == version
+
+
+@pytest.mark.parametrize("weights", [{"a": 0, "b": 3}, {"b": 3}])
+def test_without_a_weight_nobody_is_held(weights: Mapping[str, int]) -> None:
+    assert {TrafficSplit(weights, "s").assign_version(f"{n}").version for n in range(100)} == {"b"}
+
+
+def test_bytes_that_are_no_text_are_someone_too() -> None:
+    assert compute_bucket("s", "1", "\udcff") != compute_bucket("s", "1", "\udcfe")

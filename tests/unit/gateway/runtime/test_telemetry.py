@@ -1,0 +1,82 @@
+"""What is put around exchanges, by what the configuration says of them."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.config.loader import load_text
+from gateway.config.schema import ObservabilityConfig
+from gateway.observability.record import RequestRecord, ignore_record
+from gateway.observability.tracing import MetricExporter, SpanExporter
+from gateway.runtime.gateway import build_services
+from gateway.runtime.telemetry import set_up_exporters
+from tests.otlp_collector import Collector, told
+
+START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
+RECORD = RequestRecord("r", operation="chat", model="m", backend="a", duration=0.5)
+
+
+def observe(**parts: Any) -> ObservabilityConfig:
+    return load_text(f"{START}observe: {parts}\n", "g", env={}).observe
+
+
+class Http:
+    method = "POST"
+    path = "/v1/chat/completions"
+    query = ""
+    peer = ""
+    head = None
+    headers: Any = {"traceparent": "none"}  # noqa: RUF012 - as the port has it
+
+    async def body(self, limit: int) -> bytes:
+        raise AssertionError(limit)
+
+
+@pytest.fixture
+def collector() -> Any:
+    with Collector() as made:
+        yield made
+
+
+def test_what_is_not_told_costs_nothing() -> None:
+    outside = build_services()
+    same, sending = set_up_exporters(observe(), outside, {})
+    assert same is outside
+    assert not sending
+
+
+def test_traces_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
+    seen: list[RequestRecord] = []
+    said = observe(traces={"otlp": collector.url, "sample": 1, "auth": {"bearer": "k"}})
+    before = replace(
+        build_services(), observe_request=seen.append, dropped_counts={"log_lines": int}
+    )
+    outside, sending = set_up_exporters(said, before, {"OTEL_SERVICE_NAME": "edge"})
+    assert [type(one) for one in sending] == [SpanExporter]
+    assert [*outside.dropped_counts] == ["log_lines", "traces"]
+    assert outside.tracer is not None
+    record = replace(RECORD)
+    outside.tracer.start_trace(record, Http())
+    outside.observe_request(record)
+    sending[0].start()
+    assert sending[0].close(10)
+    assert seen == [record]
+    assert [one.span_id.hex() for one in collector.spans()] == [record.span_id]
+    assert collector.taken[0].headers["authorization"] == "Bearer k"
+    [resource] = next(collector.traces()).resource_spans
+    assert told(resource.resource.attributes)["service.name"] == "edge"
+
+
+def test_figures_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
+    said = observe(metrics={"push": {"otlp": collector.url, "headers": {"x-scope": "s"}}})
+    before = replace(build_services(), observe_request=ignore_record)
+    environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental"}
+    outside, sending = set_up_exporters(said, before, environment)
+    assert [type(one) for one in sending] == [MetricExporter]
+    assert outside.tracer is None
+    outside.observe_request(replace(RECORD, operation="embedding"))
+    sending[0].start()
+    assert sending[0].close(10)
+    assert "gen_ai.client.embeddings.duration" in collector.metrics()
+    assert collector.taken[0].headers["x-scope"] == "s"
