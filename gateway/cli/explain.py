@@ -31,7 +31,7 @@ _ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
 @click.option("--id", "id_", help="Show the recorded explanation of this request.")
 @click.option("--model", help="The requested model, as a client names it.")
 @click.option("--path", help="The request's path; by default one of the protocol's.")
-@click.option("--dialect", help="The protocol; by default the path's or the first listener's.")
+@click.option("--protocol", help="The protocol; by default the path's or the first listener's.")
 @click.option("--listener", help="A listener's address; by default the first with the path.")
 @click.option("--method", default="POST", show_default=True)
 @click.option("--key", help="The name of the request's API key.")
@@ -40,7 +40,7 @@ _ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
 @click.option("--body", type=click.File("rb"), help="A file, or -; by default a sample body.")
 @click.option("--stream", is_flag=True, help="Request a stream.")
 @click.option(
-    "--draw",
+    "--random",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.5,
     show_default=True,
@@ -64,7 +64,7 @@ def explain_command(source: str, *, as_json: bool, **told: Any) -> None:
     """
     body = told["body"]
     wish = PartialRequest(
-        told["model"], told["path"], told["dialect"], body and body.read(), told["stream"]
+        told["model"], told["path"], told["protocol"], body and body.read(), told["stream"]
     )
     question = ExplainRequest(
         path=wish.path or "/",
@@ -74,7 +74,7 @@ def explain_command(source: str, *, as_json: bool, **told: Any) -> None:
         key=told["key"],
         peer=told["peer"],
         listener=told["listener"],
-        random=told["draw"],
+        random=told["random"],
     )
     if _ADMIN_URL.fullmatch(source):
         found = _query_admin(source.rstrip("/"), question, wish, told["id_"], told["admin_key"])

@@ -1,4 +1,4 @@
-"""The registered dialects, as a configuration may name them. Each is imported when it is named."""
+"""The registered protocols, as a configuration names them. Each is imported when it is named."""
 
 import importlib
 import inspect

@@ -404,7 +404,7 @@ def parse_sha256(text: str) -> str:
 
 
 def parse_path_prefix(text: str) -> str:
-    """What stands before a dialect's own paths."""
+    """The prefix of a protocol's paths."""
     if not _PATH_PREFIX.fullmatch(text) or "/." in text:
         raise ValueError("is not a path prefix; write it as /name, without a slash at its end")
     return text

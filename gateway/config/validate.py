@@ -446,7 +446,7 @@ def _collect_tags(keys: Mapping[str, ApiKeyConfig] | None) -> Mapping[str, objec
 
 
 def _list_listener_protocols(config: Config) -> list[str] | None:
-    """The dialects on the listeners, if all could be read; without listeners, every one is."""
+    """The protocols of the listeners, if all could be read; every protocol without listeners."""
     if not is_set(config.listeners) or not config.listeners:
         return None
     if not all(is_set(one) and is_set(one.protocols) for one in config.listeners):

@@ -49,7 +49,7 @@ _OTLP: Final = (
 def check(config: Config, context: ValidationContext) -> None:
     """Report everything that can't be used on this machine, or by the protocols it names."""
     if is_set(config.listeners):
-        preferred = _preferred_dialects(config)
+        preferred = _list_preferred_protocols(config)
         for number, listener in enumerate(config.listeners):
             if is_set(listener):
                 _check_listener(listener, ("listeners", number), context, preferred)
@@ -131,8 +131,8 @@ def _check_template(template: str | None, path: ConfigPath, context: ValidationC
 # --- listeners -----------------------------------------------------------------------------------
 
 
-def _preferred_dialects(config: Config) -> frozenset[str]:
-    """The dialects that a key or a model names for the case that several have one path."""
+def _list_preferred_protocols(config: Config) -> frozenset[str]:
+    """The protocols that a key or a model names, for paths that several protocols share."""
     keys = config.keys if is_set(config.keys) else ()
     models = config.models.values() if is_set(config.models) else ()
     holders = [holder for holder in (*keys, *models) if is_set(holder)]
@@ -145,7 +145,7 @@ def _check_listener(
     context: ValidationContext,
     preferred: frozenset[str],
 ) -> None:
-    """``preferred`` dialects may share their paths with others."""
+    """``preferred`` protocols may share their paths with others."""
     tls = is_set(listener.tls) and listener.tls
     if tls and is_set(tls.cert) and is_set(tls.key):
         _check_key_pair(tls, (*path, "tls"), context)
@@ -209,13 +209,13 @@ def _check_mount(
 
 def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
     if is_set(pool.protocol):
-        _check_pool_dialect(pool, path, context)
+        _check_pool_protocol(pool, path, context)
     _check_unsupported_parameters(pool, path, context)
     if is_set(pool.tls) and pool.tls is not None:
         _check_ca(pool.tls, (*path, "tls"), context)
 
 
-def _check_pool_dialect(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_pool_protocol(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
     name, profile_at = pool.protocol, (*path, "profile")
     if not context.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
         return

@@ -80,7 +80,7 @@ class ValidationContext:
     def check_client_protocol(
         self, name: str, profile: str | None, path: ConfigPath, profile_path: ConfigPath = ()
     ) -> bool:
-        """``check_dialect`` for one that clients speak."""
+        """Like ``check_protocol``, for a protocol of a listener."""
         if not self.check_protocol(name, profile, path, profile_path):
             return False
         if not self.protocols.serves_clients(name):

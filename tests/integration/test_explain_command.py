@@ -64,7 +64,7 @@ def test_a_bad_file_is_complained_of(file: str) -> None:
         (["FILE", "--model", "chat", "--header", "x"], "write NAME: VALUE"),
         (["FILE", "--model", "chat", "--header", ": x"], "write NAME: VALUE"),
         (["FILE", "--model", "chat", "--listener", "x"], "known: 127.0.0.1:0"),
-        (["FILE", "--model", "chat", "--draw", "1"], "range"),
+        (["FILE", "--model", "chat", "--random", "1"], "range"),
         (["FILE", "--id", "x"], "--id needs the URL"),
         (["http://127.0.0.1:1", "--model", "chat"], "give --id, or --path and --body"),
         (["http://127.0.0.1:1", "--id", "x"], "can't be read"),

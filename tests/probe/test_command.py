@@ -85,7 +85,7 @@ def test_what_a_worker_does_not_do_is_saved_for_a_pool(url: str, tmp_path: Path)
     )
 
     written = file.read_text("utf-8")
-    assert {"# dialect: openai", "# profile: openai", "# model: parrot"} <= {*written.splitlines()}
+    assert {"# protocol: openai", "# profile: openai", "# model: parrot"} <= {*written.splitlines()}
     assert told.returncode == 1
     assert "\n# quirk of " in written
     setting = msgspec.yaml.decode(written)

@@ -131,7 +131,7 @@ def test_what_is_written_is_what_a_pool_reads() -> None:
     comments = [line for line in written.splitlines() if line.startswith("#")]
     assert len(comments) == len(written.splitlines()) - 1
     assert comments[2:] == [
-        "# dialect: openai",
+        "# protocol: openai",
         "# profile: vllm",
         "# model: org/m: 1",
         "# quirk of n: cost: $5 ${HOME} \"quoted\" 'and' {braces} # x\\n é 日本 - a b ; a: b",

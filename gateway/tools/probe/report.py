@@ -93,7 +93,7 @@ def encode_json(worker: ProbedWorker, results: Sequence[ProbeResult]) -> str:
 
 def encode_unsupported_parameters(worker: ProbedWorker, results: Sequence[ProbeResult]) -> str:
     """The setting of a pool of such workers, as YAML, with the quirks in comments."""
-    notes = {"dialect": worker.protocol, "profile": worker.profile, "model": worker.model}
+    notes = {"protocol": worker.protocol, "profile": worker.profile, "model": worker.model}
     notes |= {f"quirk of {name}": text for name, text in collect_quirks(results).items()}
     comments = [
         f"# {name}: {_on_one_line(text)}" for name, text in notes.items() if text is not None
