@@ -97,6 +97,8 @@ class ResponseBodyReader(Struct, eq=False):
             self.is_detected = True
             if start.startswith(self.json_prefixes):
                 self.unary_body, data = bytearray(), start
+            elif not data.startswith(_BOM):
+                data = start
         if self.unary_body is None:
             return data
         self.unary_body += data

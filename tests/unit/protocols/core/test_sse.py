@@ -101,3 +101,10 @@ def test_a_piece_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     body.feed(b'{"a"')
     with pytest.raises(WorkerFailed):
         body.feed(b"x" * 10)
+
+
+def test_blanks_before_a_stream_are_dropped_wherever_the_reads_end() -> None:
+    whole, parts = sse.ResponseBodyReader(), sse.ResponseBodyReader()
+
+    assert whole.feed(b" data: a\n\n") == b"data: a\n\n"
+    assert b"".join(map(parts.feed, (b" ", b"data: a\n\n"))) == b"data: a\n\n"
