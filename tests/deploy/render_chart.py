@@ -23,7 +23,7 @@ def lint(chart: str, values: dict[str, Any]) -> str:
 def rendered(chart: str, values: dict[str, Any]) -> str:
     """Every manifest, without the notes."""
     with helm_python.Chart.load(chart) as loaded:
-        made = loaded.render_prompt(values, name="interlingua", namespace="models")
+        made = loaded.render(values, name="interlingua", namespace="models")
     return "\n---\n".join(text for name, text in made.items() if name.endswith(".yaml"))
 
 

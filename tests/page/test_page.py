@@ -38,7 +38,7 @@ def view(page: Page, name: str) -> None:
 
 def playground(page: Page, model: str = "chat@1", *, dialect: str = "openai · chat") -> None:
     view(page, "Playground")
-    page.get_by_label("Dialect").select_option(dialect)
+    page.get_by_label("Protocol").select_option(dialect)
     page.get_by_label("API key").fill(KEY)
     page.get_by_role("combobox", name="Model", exact=True).fill(model)
 
@@ -94,7 +94,7 @@ def test_two_targets_answer_side_by_side(page: Page) -> None:
 
 def test_every_dialect_can_be_asked_in_pieces_and_whole(page: Page) -> None:
     view(page, "Playground")
-    ways = page.get_by_label("Dialect").locator("option").all_text_contents()
+    ways = page.get_by_label("Protocol").locator("option").all_text_contents()
     page.get_by_label("Most tokens").fill("2")
     page.get_by_label("Temperature").fill("0.5")
     spoken = {way.split(" · ")[0] for way in ways}
