@@ -159,7 +159,7 @@ class WorkerDiscovery:
 
     def _store_result(self, one: _SourceState, found: Sequence[WorkerConfig]) -> None:
         if one.failures:
-            log.warning("%s: workers are told of again", self._name)
+            log.warning("%s: discovery works again", self._name)
         one.failures, one.error = 0, ""
         one.workers = _index_by_url(found[:_MAX_WORKERS])
         self._merge_workers("discovery")

@@ -359,7 +359,7 @@ class EmbeddingEngine:
         return EngineStats()
 
     def submit(self, spec: EmbedCommand) -> None:
-        """A new request; it is told if it can't be done."""
+        """Add a request; an invalid one gets an error event."""
         try:
             if len(self._queue) > self._max_waiting:
                 raise RequestRejectedError("overloaded", "the queue of the local model is full")

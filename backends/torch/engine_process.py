@@ -72,7 +72,7 @@ class EngineChannel:
         self._events.append(news)
 
     def send_queued(self) -> None:
-        """Send what was told, in one frame. The gateway gone is the end of this process."""
+        """Send the collected events in one frame. The process ends if the gateway is gone."""
         if not self._events:
             return
         news, self._events = self._events, []

@@ -543,7 +543,7 @@ def build_output_format(request: GenerationRequest) -> OutputFormat | None:
 
 
 def build_functions(request: GenerationRequest) -> tuple[FunctionDefinition, ...]:
-    """The functions that the model is told of: none where none may be called."""
+    """The functions in the prompt; empty if the model must not call any."""
     if request.tool_choice == "none":
         return ()
     return tuple(_build_function(tool) for tool in request.tools if tool.kind == "function")
@@ -688,7 +688,7 @@ def build_generate_command(
 ) -> GenerateCommand:
     """The engine's order for this request.
 
-    ``watermark`` is how a text is marked, if it is; ``tenant`` is who asks.
+    ``watermark`` is the watermark of the text, if any; ``tenant`` is the caller, for fair queueing.
     """
     n = request.n or 1
     logprobs = request.logprobs

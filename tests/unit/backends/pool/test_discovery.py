@@ -176,7 +176,7 @@ async def test_changes_of_state_are_logged_once(caplog: pytest.LogCaptureFixture
                 await pauses.end(source)
 
     told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
-    assert told == ["SERVFAIL", "silence", "workers are told of again", "SERVFAIL"]
+    assert told == ["SERVFAIL", "silence", "discovery works again", "SERVFAIL"]
 
 
 async def test_a_fault_of_ours_is_logged_with_its_trace(caplog: pytest.LogCaptureFixture) -> None:
