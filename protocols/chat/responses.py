@@ -487,6 +487,8 @@ class ChunkWriter:
         self._usage: Usage | None = None
         self._pending_finish: tuple[int, bytes, dict[str, bytes]] | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
+        self.text_templates: dict[int, tuple[bytes, bytes]] = {}
+        """Chunks of a text without log probabilities, split at the text, of choices with text."""
 
     def build_template(self, index: int) -> tuple[bytes, bytes]:
         """The chunk of this choice, split where its delta or text belongs."""
@@ -516,13 +518,17 @@ class ChunkWriter:
         """Store the usage."""
         self._usage = usage
         if self._usage_mode == "each":
-            self._templates.clear()
+            self._clear_templates()
 
     def set_metadata(self, served: ResponseMetadata) -> None:
         """Store the worker's fingerprint."""
         if served.fingerprint is not None:
             self._common_fields["system_fingerprint"] = encode_json(served.fingerprint)
-            self._templates.clear()
+            self._clear_templates()
+
+    def _clear_templates(self) -> None:
+        self._templates.clear()
+        self.text_templates.clear()
 
     def write_end(self) -> bytes:
         """The remaining chunks: a finish chunk held back, the usage chunk, the end marker."""
@@ -598,8 +604,21 @@ class ChatEncoder:
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
-        write = self._encode_event
-        return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
+        templates = self._chunk_writer.text_templates
+        out: list[bytes] = []
+        for event in events:
+            if (
+                type(event) is TextDelta
+                and event.text
+                and event.index in templates
+                and not event.logprobs
+                and not event.token_ids
+            ):
+                head, tail = templates[event.index]
+                out += (head, encode_json(event.text), tail)
+            else:
+                out.append(self._encode_event(event))
+        return b"".join(out)
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -649,7 +668,11 @@ class ChatEncoder:
         before = b"" if index in self._open_choices else self._encode_first_delta(index)
         if not event.logprobs and not event.token_ids:
             head, tail = self._chunk_writer.build_template(index)
-            return b'%b%b{"content":%b}%b' % (before, head, encode_json(event.text), tail)
+            head, tail = self._chunk_writer.text_templates[index] = (
+                head + b'{"content":',
+                b"}" + tail,
+            )
+            return b"%b%b%b%b" % (before, head, encode_json(event.text), tail)
         more = {}
         if event.logprobs:
             more["logprobs"] = encode_json(build_chat_logprobs(event.logprobs))
@@ -753,8 +776,22 @@ class CompletionEncoder:
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
-        write = self._encode_event
-        return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
+        templates, offsets = self._chunk_writer.text_templates, self._offsets
+        out: list[bytes] = []
+        for event in events:
+            if (
+                type(event) is TextDelta
+                and event.text
+                and event.index in templates
+                and not event.logprobs
+                and not event.token_ids
+            ):
+                head, tail = templates[event.index]
+                offsets[event.index] += len(event.text)
+                out += (head, encode_json(event.text), tail)
+            else:
+                out.append(self._encode_event(event))
+        return b"".join(out)
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -801,7 +838,8 @@ class CompletionEncoder:
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + len(text)
         if not logprobs and not ids:
-            head, tail = self._chunk_writer.build_template(index)
+            template = self._chunk_writer.build_template(index)
+            head, tail = self._chunk_writer.text_templates[index] = template
             return b"%b%b%b" % (head, encode_json(text), tail)
         more = {}
         if logprobs:
