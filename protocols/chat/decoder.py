@@ -5,10 +5,10 @@ import binascii
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Raw, Struct
 
 from protocols.chat.errors import raise_worker_error
 from protocols.core import sse
@@ -140,7 +140,85 @@ class WireEmbeddingResponse(Struct):
     usage: WireUsage | None = None
 
 
+class TextChunkDelta(Struct, gc=False):
+    """The delta of a text chunk."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    tool_calls: Annotated[list[Raw], Meta(max_length=0)] | None = None
+    function_call: None = None
+
+
+class TextChunkChoice(Struct, gc=False):
+    """The choice of a text chunk."""
+
+    index: Literal[0] | None = 0
+    delta: TextChunkDelta | None = None
+    text: str | None = None
+    finish_reason: None = None
+    message: None = None
+
+
+class TextChunk(Struct, gc=False):
+    """A chunk of the first choice with a piece of text, as most are; log probabilities are skipped.
+
+    Its decoder accepts no other chunk, so that nothing else has to be looked at.
+    """
+
+    choices: tuple[TextChunkChoice]
+    id: str | None = None
+    model: str | None = None
+    usage: None = None
+    error: None = None
+
+
+class _BareTextChunkChoice(TextChunkChoice, gc=False):
+    logprobs: None = None
+    token_ids: None = None
+
+
+class _BareTextChunk(TextChunk, gc=False):
+    """A text chunk without log probabilities."""
+
+    choices: tuple[_BareTextChunkChoice]
+
+
+_decode_text_chunks = msgspec.json.Decoder(_BareTextChunk).decode_lines
+
+
+def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event]) -> None:
+    """Add the events of text chunks."""
+    for chunk in chunks:
+        choice = chunk.choices[0]
+        delta = choice.delta
+        if delta is None:
+            text = choice.text
+        else:
+            text = delta.content
+            if thought := delta.reasoning_content or delta.reasoning:
+                events.append(ReasoningDelta(thought))
+        if text:
+            events.append(TextDelta(text))
+
+
+class WireEmbeddingItem(Struct):
+    """One embedding, without its vector."""
+
+    index: int | None = None
+
+
+class WireEmbeddingSummary(Struct):
+    """A response to an embeddings request, without the vectors."""
+
+    data: list[WireEmbeddingItem]
+    model: Any = None
+    usage: WireUsage | None = None
+
+
 decode_response = msgspec.json.Decoder(WireResponse).decode
+decode_embedding_summary = msgspec.json.Decoder(WireEmbeddingSummary).decode
 decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
 
 
@@ -411,6 +489,7 @@ WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
 }
 """Finish reasons by wire name, including those of related workers; None is a worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
+_CHUNKS_PER_BATCH: Final = 32
 
 
 class _ChoiceState:
@@ -423,6 +502,36 @@ class _ChoiceState:
         self.tool_calls = ToolCallAssembler(index)
         self.is_ended = False
         self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
+
+
+class EmbeddingCounter:
+    """Decodes only the number, the model and the usage of embeddings."""
+
+    def __init__(self, input_count: int, complaint: Callable[[bytes], None]) -> None:
+        self._input_count = input_count
+        self._raise_if_error = complaint
+        self._body = bytearray()
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        self._body += data
+        return ()
+
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        body = bytes(self._body)
+        if not body.strip():
+            raise StreamBroken("The worker's answer is empty.")
+        try:
+            wire = decode_embedding_summary(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            self._raise_if_error(body)
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        if len(wire.data) != self._input_count:
+            raise WorkerFailed("The worker did not answer each input with one vector.")
+        usage = None if wire.usage is None else read_usage(wire.usage, embeds=True)
+        metadata = ResponseMetadata(read_text(wire.model))
+        return [metadata, *([] if usage is None else [usage]), StreamEnd()]
 
 
 class GenerationDecoder:
@@ -453,27 +562,27 @@ class GenerationDecoder:
         self._usage: Usage | None = None
         self._choices: dict[int, _ChoiceState] = {}
         self._pending_error: GatewayError | None = None
+        self._accepts_texts = False
+        """Whether the first choice has begun and not ended, so that text chunks may follow."""
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         payloads = self._sse_parser.feed(self._body_reader.feed(data))
-        events, self._pending_error = sse.collect_events(payloads, self._read_payload)
-        return events
-
-    def read_event(self, payload: bytes, events: list[Event]) -> None:
-        """Decode the data of one complete event.
-
-        Raises at once what ``feed`` would raise after the events before it.
-        """
-        self._body_reader.is_detected = True
-        before = len(events)
+        events: list[Event] = []
         try:
-            self._read_payload(payload, events)
-        except GatewayError:
-            del events[before:]
-            raise
+            if type(payloads) is list:
+                for start in range(0, len(payloads), _CHUNKS_PER_BATCH):
+                    self._read_payloads(payloads[start : start + _CHUNKS_PER_BATCH], events)
+            else:
+                for payload in payloads:
+                    self._read_payload(payload, events)
+        except GatewayError as error:
+            if not events:
+                raise
+            self._pending_error = error
+        return events
 
     def close(self) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
@@ -498,7 +607,31 @@ class GenerationDecoder:
 
     # --- a stream ---------------------------------------------------------------------------------
 
+    def _read_payloads(self, payloads: Sequence[bytes], events: list[Event]) -> None:
+        """Decode text chunks together; halve the batch until the other chunks are found."""
+        if len(payloads) == 1:
+            self._read_payload(payloads[0], events)
+        elif not self._read_texts(payloads, events):
+            middle = len(payloads) // 2
+            self._read_payloads(payloads[:middle], events)
+            self._read_payloads(payloads[middle:], events)
+
+    def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> bool:
+        """Decode these chunks if all are text chunks of a choice that goes on."""
+        if not self._accepts_texts:
+            return False
+        try:
+            chunks = _decode_text_chunks(b"\n".join(payloads))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        if len(chunks) != len(payloads):
+            return False
+        read_text_chunks(chunks, events)
+        return True
+
     def _read_payload(self, payload: bytes, events: list[Event]) -> None:
+        if self._read_texts((payload,), events):
+            return
         if self._is_done or not (said := payload.strip()):
             return
         if said != _DONE_PAYLOAD:
@@ -545,8 +678,6 @@ class GenerationDecoder:
         if wire.choices is None or wire.error is not None:
             self._raise_if_error(body)
         choices = wire.choices or []
-        if self._has_metadata and len(choices) == 1 and self._is_text(wire, choices[0], events):
-            return
         if whole and not choices:
             raise WorkerFailed("The worker's answer has no choices.")
         self._add_metadata(wire, events)
@@ -565,28 +696,14 @@ class GenerationDecoder:
             if (choice.finish_reason or whole) and not known.is_ended:
                 events.append(self._finish_choice(choice, known))
         self._add_usage(usage, events)
-
-    def _is_text(self, wire: WireResponse, choice: WireChoice, events: list[Event]) -> bool:
-        """Decode a chunk that only has a piece of text, as most do; returns whether it was one."""
-        known = self._choices.get(choice.index or 0)
-        if (
-            known is None
-            or known.is_ended
-            or known.pending_prompt is not None
-            or wire.usage is not None
-        ):
-            return False
-        index, delta = choice.index, choice.delta
-        if delta is None:
-            alone = WireChoice(index, text=choice.text)
-        else:
-            alone = WireChoice(index, WireDelta(delta.content))
-        text = choice.text if delta is None else delta.content
-        if type(text) is not str or choice != alone:
-            return False
-        if text:
-            events.append(TextDelta(text, known.index))
-        return True
+        first = self._choices.get(0)
+        self._accepts_texts = (
+            self._has_metadata
+            and self._request.logprobs is None
+            and first is not None
+            and not first.is_ended
+            and first.pending_prompt is None
+        )
 
     def _add_usage(self, usage: Usage | None, events: list[Event]) -> None:
         """Store the running usage, if the chunk has it."""

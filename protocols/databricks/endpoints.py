@@ -219,7 +219,14 @@ class Databricks:
             task, stream = _read_task(call, fields), client._is_stream(call, fields)  # noqa: SLF001
         except ClientError:
             return None
-        return upstream.build_passthrough(self._passthrough_rules, call, about, task, stream=stream)
+        return upstream.build_passthrough(
+            self._passthrough_rules,
+            call,
+            about,
+            task,
+            stream=stream,
+            by_prompt=client._indexes_by_prompt,  # noqa: SLF001
+        )
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

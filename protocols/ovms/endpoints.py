@@ -1,14 +1,17 @@
 """OVMS endpoints and the adapter."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 from msgspec import Struct, json
+from msgspec.structs import replace
 
 from protocols import params
 from protocols.chat import errors as chat_errors
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
+from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -259,7 +262,20 @@ class OVMS:
             or call.endpoint.operation not in self._passthrough
         ):
             return None
-        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
+        return self._passthrough.prepare_passthrough(
+            call.endpoint.operation, call, about, tuple, partial(self._continue_stream, call, about)
+        )
+
+    def _continue_stream(
+        self,
+        call: ClientRequest,
+        about: ResponseContext,
+        request: Request,
+        worker: ResponseMetadata,
+    ) -> ResponseEncoder:
+        """See ``protocols.passthrough.EncoderFactory``."""
+        created = about.created if worker.created is None else worker.created
+        return self.create_encoder(call, request, replace(about, created=created))
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
