@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Literal, get_args
 from urllib.parse import quote
 
@@ -222,6 +222,18 @@ FINISH_REASONS: Final = frozenset(
 )
 
 
+class PassthroughResponse(Struct, frozen=True):
+    """How a response is written to the client.
+
+    ``build_headers`` adds those of any response to the first ones. ``names`` are the values of keys
+    of a unary response.
+    """
+
+    build_headers: Callable[[Headers], Headers]
+    create_encoder: EncoderFactory
+    names: Mapping[str, str]
+
+
 class PassthroughRules:
     """Prepares pass-through requests for workers of one protocol and profile.
 
@@ -253,18 +265,14 @@ class PassthroughRules:
         name: str,
         call: ClientRequest,
         about: ResponseContext,
-        headers: Callable[[Headers], Headers],
-        create_encoder: EncoderFactory,
+        response: PassthroughResponse,
         *,
-        names: Mapping[str, str] | None = None,
         stream: bool | None = None,
         timeout: float | None = None,
     ) -> PassthroughRequest | None:
         """See ``protocols.core.interfaces.SupportsPassthrough``; ``name`` is that of the rule.
 
-        ``headers`` adds those of any response to the first ones. ``names`` are what the client
-        reads in a unary response, by key, if not the model's public name. ``stream`` overrides
-        the body's; ``timeout`` is not in the body.
+        ``stream`` overrides the body's; ``timeout`` is not in the body.
         """
         compiled = self._rules[name]
         try:
@@ -292,28 +300,23 @@ class PassthroughRules:
         return PassthroughRequest(
             request,
             compiled.build_upstream_request(about.backend_model, fields),
-            partial(headers, self._stream_headers if stream else self._unary_headers),
             partial(
-                self._create_reader,
-                request,
-                {"model": about.model} if names is None else names,
-                create_encoder,
-                forwards=not needs_events,
+                response.build_headers, self._stream_headers if stream else self._unary_headers
             ),
+            partial(self._create_reader, request, response, forwards=not needs_events),
         )
 
     def _create_reader(
-        self,
-        request: Request,
-        names: Mapping[str, str],
-        create_encoder: EncoderFactory,
-        *,
-        forwards: bool,
+        self, request: Request, response: PassthroughResponse, *, forwards: bool
     ) -> PassthroughReader:
         decoder = self._create_decoder(request)
         if not request.stream:
-            return UnaryPassthroughReader(decoder, NameReplacer(names), self._finish_reasons)
-        return StreamPassthroughReader(decoder, partial(create_encoder, request), forwards=forwards)
+            return UnaryPassthroughReader(
+                decoder, NameReplacer(response.names), self._finish_reasons
+            )
+        return StreamPassthroughReader(
+            decoder, partial(response.create_encoder, request), forwards=forwards
+        )
 
 
 def _can_forward(rule: PassthroughRule, unknown_fields: AbstractSet[str]) -> bool:
@@ -341,9 +344,11 @@ _MAX_EVENT_BYTES: Final = 1 << 20
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 """A letter that is written as an escape may belong to a key."""
 _FINISH_REASON: Final = re.compile(rb'"finish_reason"\s*+:\s*+(?:"([^"]*+)")?')
-_TOOL_CALL: Final = re.compile(rb'"(?:tool_calls"\s*+:\s*+\[\s*+[^\]\s]|function_call"\s*+:\s*+\{)')
+_TOOL_CALLS: Final = re.compile(rb'"tool_calls"\s*+:\s*+\[\s*+[^\]\s]')
+_FUNCTION_CALL: Final = re.compile(rb'"function_call"\s*+:\s*+\{')
 
 
+@lru_cache(maxsize=16)
 def _compile_value_pattern(key: str) -> re.Pattern[bytes]:
     return re.compile(rb'"%b"\s*+:\s*+("(?:[^"\\]|\\.)*+")' % re.escape(key.encode()))
 
@@ -364,7 +369,13 @@ class NameReplacer:
     def replace(self, data: bytes) -> bytes:
         """``data`` with the new values."""
         for key, pattern, name in self._names:
-            if key in data:
+            if data.count(key) == 1 and (found := pattern.search(data)):
+                data = b"%b%b%b" % (
+                    data[: found.start()],
+                    self._replace_value(name, found),
+                    data[found.end() :],
+                )
+            else:
                 data = pattern.sub(partial(self._replace_value, name), data)
         return data
 
@@ -412,7 +423,8 @@ class UnaryPassthroughReader:
         reasons = self._finish_reasons
         return reasons is None or (
             reasons.issuperset(found[1] for found in _FINISH_REASON.finditer(body))
-            and not _TOOL_CALL.search(body)
+            and not _TOOL_CALLS.search(body)
+            and not _FUNCTION_CALL.search(body)
             and not (b"\\u00" in body and _ESCAPED_LETTER.search(body))
         )
 

@@ -70,6 +70,7 @@ from protocols.databricks.responses import RESPONSE_STYLE, create_generation_enc
 from protocols.json_body import decode_value
 from protocols.params import Param
 from protocols.passthrough import (
+    PassthroughResponse,
     PassthroughRule,
     PassthroughRules,
     create_passthrough_decoder,
@@ -486,9 +487,11 @@ def build_passthrough(
         f"{task} of an endpoint" if call.endpoint.operation == "invocations" else task,
         call,
         about,
-        create_header_builder(RESPONSE_STYLE, about, ()),
-        partial(_create_passthrough_encoder, about, by_prompt),
-        names={"model": about.backend_model},
+        PassthroughResponse(
+            create_header_builder(RESPONSE_STYLE, about, ()),
+            partial(_create_passthrough_encoder, about, by_prompt),
+            {"model": about.backend_model},
+        ),
         stream=stream and task != "embedding",
     )
 

@@ -82,6 +82,7 @@ from protocols.params import Param
 from protocols.passthrough import (
     JSON_HEADERS,
     NameReplacer,
+    PassthroughResponse,
     PassthroughRule,
     PassthroughRules,
     UnaryPassthroughReader,
@@ -708,9 +709,11 @@ class MindiePassthrough:
             variant,
             call,
             about,
-            lambda first: first + headers,
-            create_encoder,
-            names={"model": about.model, "id": name},
+            PassthroughResponse(
+                lambda first: first + headers,
+                create_encoder,
+                {"model": about.model, "id": name},
+            ),
         )
         if passthrough is None:
             return None

@@ -58,6 +58,7 @@ from protocols.openapi import (
     object_of,
     ref,
 )
+from protocols.passthrough import PassthroughResponse
 
 # What is left to a client, in the headers of every answer.
 #
@@ -353,8 +354,11 @@ class OpenAI:
             call.endpoint.operation,
             call,
             about,
-            create_header_builder(style, about, ()),
-            partial(create_passthrough_encoder, style, about),
+            PassthroughResponse(
+                create_header_builder(style, about, ()),
+                partial(create_passthrough_encoder, style, about),
+                {"model": about.model},
+            ),
             timeout=read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None,
         )
 

@@ -31,6 +31,7 @@ from protocols.ovms import errors, openapi, requests
 from protocols.ovms import params as ovms_params
 from protocols.ovms.responses import GenerationEncoder, OvmsEmbeddingEncoder, ResponseVariant
 from protocols.ovms.upstream import OvmsUpstream, build_passthrough, map_worker_error
+from protocols.passthrough import PassthroughResponse
 
 _encode = json.Encoder().encode
 _WRONG_ENDPOINT_ERROR = (
@@ -262,9 +263,9 @@ class OVMS:
             or call.endpoint.operation not in self._passthrough
         ):
             return None
-        return self._passthrough.prepare_passthrough(
-            call.endpoint.operation, call, about, tuple, partial(self._continue_stream, call, about)
-        )
+        encoder = partial(self._continue_stream, call, about)
+        response = PassthroughResponse(tuple, encoder, {"model": about.model})
+        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, response)
 
     def _continue_stream(
         self,

@@ -4,7 +4,7 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -43,6 +43,7 @@ from protocols.json_body import read_object
 from protocols.openai.endpoints import OpenAI
 from protocols.params import Param
 from protocols.passthrough import (
+    PassthroughResponse,
     PassthroughRule,
     PassthroughRules,
     build_body_decoder,
@@ -205,8 +206,8 @@ def test_powers_are_passed_on_where_the_operator_lets_clients_have_them() -> Non
     assert relayed("chat", body, OpenAI("vllm", powers=True)) is not None
 
 
-WRITER: Any = None
-"""The encoder of a response that nobody reads."""
+WRITER = PassthroughResponse(tuple, cast("Any", None), {})
+"""For a response that nobody reads."""
 
 
 def _one(**row: Any) -> Param:
@@ -302,7 +303,7 @@ def test_a_text_that_is_none_is_not_passed_on(
         body = b",".join(b'"%b":"%b"' % (key.encode(), one) for key, one in fields.items())
         call = ClientRequest(row, {}, {}, "", b"{%b}" % body, row.path)
         assert (
-            PassthroughRules({"text": form}).prepare_passthrough("text", call, about, tuple, WRITER)
+            PassthroughRules({"text": form}).prepare_passthrough("text", call, about, WRITER)
             is None
         ) == (said is text)
 
@@ -315,9 +316,7 @@ def test_where_the_path_names_the_model_the_body_does_not(about: ResponseContext
     assert ("text" in relays, "chat" in relays) == (True, False)
     row = endpoint("completion")
     call = ClientRequest(row, {}, {}, "", b'{"prompt":"a","model":"chat"}', row.path)
-    relay = relays.prepare_passthrough(
-        "text", call, replace(about, backend_model="a/b c"), tuple, WRITER
-    )
+    relay = relays.prepare_passthrough("text", call, replace(about, backend_model="a/b c"), WRITER)
     assert relay is not None
     assert (relay.upstream_request.path, relay.upstream_request.body) == (
         "/of/a%2Fb%20c/x",
