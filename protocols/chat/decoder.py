@@ -197,8 +197,8 @@ def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event]) -> None:
             text = choice.text
         else:
             text = delta.content
-            if thought := delta.reasoning_content or delta.reasoning:
-                events.append(ReasoningDelta(thought))
+            if reasoning := delta.reasoning_content or delta.reasoning:
+                events.append(ReasoningDelta(reasoning))
         if text:
             events.append(TextDelta(text))
 
@@ -222,9 +222,9 @@ decode_embedding_summary = msgspec.json.Decoder(WireEmbeddingSummary).decode
 decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
 
 
-def read_text(got: Any) -> str | None:
+def read_text(value: Any) -> str | None:
     """The value, if it is a string."""
-    return got if isinstance(got, str) else None
+    return value if isinstance(value, str) else None
 
 
 def read_metadata(wire: WireResponse) -> ResponseMetadata:
@@ -241,13 +241,18 @@ def read_usage(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
     """The usage reported by the worker, or None."""
     if usage.prompt_tokens is None or (usage.completion_tokens is None and not embeds):
         return None
-    prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
-    thought = answer.reasoning_tokens if answer else usage.reasoning_tokens
+    prompt_details, completion_details = (
+        usage.prompt_tokens_details,
+        usage.completion_tokens_details,
+    )
+    reasoning_tokens = (
+        completion_details.reasoning_tokens if completion_details else usage.reasoning_tokens
+    )
     return Usage(
         usage.prompt_tokens,
         usage.completion_tokens or 0,
-        prompt.cached_tokens if prompt else None,
-        thought or None,
+        prompt_details.cached_tokens if prompt_details else None,
+        reasoning_tokens or None,
     )
 
 
@@ -337,8 +342,8 @@ def _read_token_bytes(token: str, data: list[int] | None) -> bytes | None:
     """A token's bytes, if its text does not represent them."""
     if data is None or any(not 0 <= byte <= 255 for byte in data):  # noqa: PLR2004 - a byte
         return None
-    found = bytes(data)
-    return None if found == token.encode() else found
+    token_bytes = bytes(data)
+    return None if token_bytes == token.encode() else token_bytes
 
 
 def read_content_parts(
@@ -590,9 +595,9 @@ class GenerationDecoder:
             raise self._pending_error
         if self._is_done:
             return ()
-        if (whole := self._body_reader.unary_body) is not None:
+        if (body := self._body_reader.unary_body) is not None:
             events: list[Event] = []
-            self._read_json(bytes(whole), events, whole=True)
+            self._read_json(bytes(body), events, is_unary=True)
             return [*events, *self._build_end_events()]
         try:
             self._sse_parser.close()
@@ -632,10 +637,10 @@ class GenerationDecoder:
     def _read_payload(self, payload: bytes, events: list[Event]) -> None:
         if self._read_texts((payload,), events):
             return
-        if self._is_done or not (said := payload.strip()):
+        if self._is_done or not (text := payload.strip()):
             return
-        if said != _DONE_PAYLOAD:
-            self._read_json(payload, events, whole=False)
+        if text != _DONE_PAYLOAD:
+            self._read_json(payload, events, is_unary=False)
             return
         if self._end_closes_tool_calls:
             events += self._end_tool_calling_choices()
@@ -645,17 +650,17 @@ class GenerationDecoder:
 
     def _end_tool_calling_choices(self) -> list[Event]:
         """End the choices whose last event was a tool call."""
-        ended: list[Event] = []
+        events: list[Event] = []
         for index, choice in self._choices.items():
             if not choice.is_ended and choice.tool_calls.started_count:
                 choice.is_ended = True
                 choice.tool_calls.close()
-                ended.append(ChoiceEnd("tool_calls", index))
-        return ended
+                events.append(ChoiceEnd("tool_calls", index))
+        return events
 
     def _is_complete(self) -> bool:
-        ended = self._count_ended()
-        return ended == len(self._choices) and ended >= self._request.choice_count
+        ended_count = self._count_ended()
+        return ended_count == len(self._choices) and ended_count >= self._request.choice_count
 
     def _count_ended(self) -> int:
         """The number of ended choices."""
@@ -669,7 +674,7 @@ class GenerationDecoder:
 
     # --- one JSON object --------------------------------------------------------------------------
 
-    def _read_json(self, body: bytes, events: list[Event], *, whole: bool) -> None:
+    def _read_json(self, body: bytes, events: list[Event], *, is_unary: bool) -> None:
         try:
             wire = decode_response(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -678,23 +683,23 @@ class GenerationDecoder:
         if wire.choices is None or wire.error is not None:
             self._raise_if_error(body)
         choices = wire.choices or []
-        if whole and not choices:
+        if is_unary and not choices:
             raise WorkerFailed("The worker's answer has no choices.")
         self._add_metadata(wire, events)
         usage = None if wire.usage is None else read_usage(wire.usage)
         counts = (
             split_token_count(choices, usage.completion_tokens)
-            if whole and usage is not None
+            if is_unary and usage is not None
             else None
         )
         for position, choice in enumerate(choices):
-            index = position if choice.index is None and whole else choice.index or 0
-            known = self._get_choice(index)
+            index = position if choice.index is None and is_unary else choice.index or 0
+            state = self._get_choice(index)
             self._read_choice(
-                choice, known, events, count=1 if counts is None else counts[position]
+                choice, state, events, count=1 if counts is None else counts[position]
             )
-            if (choice.finish_reason or whole) and not known.is_ended:
-                events.append(self._finish_choice(choice, known))
+            if (choice.finish_reason or is_unary) and not state.is_ended:
+                events.append(self._finish_choice(choice, state))
         self._add_usage(usage, events)
         first = self._choices.get(0)
         self._accepts_texts = (
@@ -719,10 +724,10 @@ class GenerationDecoder:
         events.append(read_metadata(wire))
 
     def _get_choice(self, index: int) -> _ChoiceState:
-        known = self._choices.get(index)
-        if known is None:
-            known = self._choices[index] = _ChoiceState(index, self._find_echoed_prompt(index))
-        return known
+        state = self._choices.get(index)
+        if state is None:
+            state = self._choices[index] = _ChoiceState(index, self._find_echoed_prompt(index))
+        return state
 
     def _find_echoed_prompt(self, index: int) -> str | None:
         """The prompt that the worker will return before a choice."""
@@ -736,26 +741,26 @@ class GenerationDecoder:
     def _read_choice(
         self, wire: WireChoice, choice: _ChoiceState, events: list[Event], *, count: int
     ) -> None:
-        said: list[Event] = []
+        own_events: list[Event] = []
         text, delta = wire.text or "", wire.delta or wire.message
         if delta is not None:
-            thought = delta.reasoning_content or delta.reasoning
-            if thought and isinstance(thought, str):
-                said.append(ReasoningDelta(thought, choice.index))
+            reasoning = delta.reasoning_content or delta.reasoning
+            if reasoning and isinstance(reasoning, str):
+                own_events.append(ReasoningDelta(reasoning, choice.index))
             content = delta.content
             if isinstance(content, list):
-                text = read_content_parts(content, choice.index, said)
+                text = read_content_parts(content, choice.index, own_events)
             else:
                 text = content or ""
-        said += self._build_text_events(wire, choice, text, count=count)
+        own_events += self._build_text_events(wire, choice, text, count=count)
         if delta is not None:
             if delta.refusal:
-                said.append(RefusalDelta(delta.refusal, choice.index))
+                own_events.append(RefusalDelta(delta.refusal, choice.index))
             if delta.tool_calls or delta.function_call is not None:
-                said += choice.tool_calls.read_delta(delta)
-        if said and choice.is_ended:
+                own_events += choice.tool_calls.read_delta(delta)
+        if own_events and choice.is_ended:
             raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
-        events += said
+        events += own_events
 
     def _build_text_events(
         self, wire: WireChoice, choice: _ChoiceState, text: str, *, count: int
@@ -766,9 +771,9 @@ class GenerationDecoder:
             return []
         index, prompt, choice.pending_prompt = choice.index, choice.pending_prompt, None
         if prompt is not None and text.startswith(prompt):
-            kept = count_echoed_tokens(prompt, logprobs)
-            echo = PromptEcho(index, prompt, logprobs[:kept])
-            text, logprobs = text[len(prompt) :], logprobs[kept:]
+            echoed_count = count_echoed_tokens(prompt, logprobs)
+            echo = PromptEcho(index, prompt, logprobs[:echoed_count])
+            text, logprobs = text[len(prompt) :], logprobs[echoed_count:]
             if not text and not logprobs:
                 return [echo]
             return [echo, TextDelta(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]
