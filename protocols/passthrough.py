@@ -25,14 +25,7 @@ from protocols.chat.errors import raise_worker_error
 from protocols.chat.field_types import NONEMPTY_STRING, read_messages
 from protocols.chat.responses import ResponseStyle
 from protocols.core.errors import ClientError, GatewayError, WorkerFailed
-from protocols.core.events import (
-    ChoiceEnd,
-    Event,
-    ReasoningDelta,
-    ResponseMetadata,
-    StreamEnd,
-    TextDelta,
-)
+from protocols.core.events import ChoiceEnd, Event, ReasoningDelta, ResponseMetadata, TextDelta
 from protocols.core.interfaces import (
     ClientRequest,
     Headers,
@@ -311,9 +304,8 @@ class PassthroughRules:
     ) -> PassthroughReader:
         decoder = self._create_decoder(request)
         if not request.stream:
-            return UnaryPassthroughReader(
-                decoder, NameReplacer(response.names), self._finish_reasons
-            )
+            reasons = None if isinstance(request, EmbeddingRequest) else self._finish_reasons
+            return UnaryPassthroughReader(decoder, NameReplacer(response.names), reasons)
         return StreamPassthroughReader(
             decoder, partial(response.create_encoder, request), forwards=forwards
         )
@@ -369,13 +361,11 @@ class NameReplacer:
     def replace(self, data: bytes) -> bytes:
         """``data`` with the new values."""
         for key, pattern, name in self._names:
-            if data.count(key) == 1 and (found := pattern.search(data)):
-                data = b"%b%b%b" % (
-                    data[: found.start()],
-                    self._replace_value(name, found),
-                    data[found.end() :],
-                )
-            else:
+            start = data.find(key)
+            if start >= 0 and data.find(key, start + 1) < 0:
+                head, tail = data[:start], data[start:]  # found much faster than by the pattern
+                data = head + pattern.sub(partial(self._replace_value, name), tail, 1)
+            elif start >= 0:
                 data = pattern.sub(partial(self._replace_value, name), data)
         return data
 
@@ -613,10 +603,9 @@ class StreamPassthroughReader:
         if not decoded:
             return
         events += decoded
-        last = decoded[-1]
-        if type(last) is ChoiceEnd or type(last) is StreamEnd:
+        if any(type(event) is ChoiceEnd for event in decoded):
             self._may_forward, self._text_events = False, None
-        elif self._may_forward and written and type(last) in (TextDelta, ReasoningDelta):
+        elif self._may_forward and written and type(decoded[-1]) in (TextDelta, ReasoningDelta):
             self._may_forward = False
             with suppress(ValueError, *JSON_ERRORS):
                 self._text_events = _TextEvents(block, written)

@@ -692,7 +692,8 @@ def test_a_foreign_finish_reason_and_a_second_end_are_not_shown() -> None:
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
 def test_text_after_the_end_is_an_error(*, at_once: bool) -> None:
-    pieces = [*STREAM[:3], STREAM[1]]
+    end = chunk("", '"stop"').replace(b'"choices"', b'"usage":{"prompt_tokens":1},"choices"')
+    pieces = [*STREAM[:2], end, STREAM[1]]
     with pytest.raises(StreamBroken):
         read(taken("chat", ASKED).create_reader(), *([b"".join(pieces)] if at_once else pieces))
 
@@ -781,6 +782,12 @@ def test_an_answer_without_tool_calls_is_passed_on() -> None:
     answer = ANSWER.replace(
         b'"content":"Hi"', b'"content":"Hi","tool_calls": [ ],"function_call":null'
     )
+    out, _ = read(taken("chat", CHAT).create_reader(), answer)
+    assert out[-1] == answer.replace(b"llama", b"chat")
+
+
+def test_a_name_is_replaced_wherever_it_stands() -> None:
+    answer = ANSWER.replace(b'"odd":1.50', b'"routed":{"model":"llama"}')
     out, _ = read(taken("chat", CHAT).create_reader(), answer)
     assert out[-1] == answer.replace(b"llama", b"chat")
 
