@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Annotated, Any, Final, Literal, get_args
 from urllib.parse import quote
 
@@ -340,9 +340,11 @@ _TOOL_CALLS: Final = re.compile(rb'"tool_calls"\s*+:\s*+\[\s*+[^\]\s]')
 _FUNCTION_CALL: Final = re.compile(rb'"function_call"\s*+:\s*+\{')
 
 
-@lru_cache(maxsize=16)
-def _compile_value_pattern(key: str) -> re.Pattern[bytes]:
-    return re.compile(rb'"%b"\s*+:\s*+("(?:[^"\\]|\\.)*+")' % re.escape(key.encode()))
+_PATTERNS: Final = {
+    key: re.compile(rb'"%b"\s*+:\s*+("(?:[^"\\]|\\.)*+")' % key.encode())
+    for key in ("id", "model", "model_name")
+}
+"""Finds the values of the keys that are replaced."""
 
 
 class NameReplacer:
@@ -352,30 +354,26 @@ class NameReplacer:
     """
 
     def __init__(self, names: Mapping[str, str], only: str | None = None) -> None:
-        self._names = [
-            (b'"%b"' % key.encode(), _compile_value_pattern(key), _encode(name))
-            for key, name in names.items()
-        ]
+        self._names = names
         self._only = only
 
     def replace(self, data: bytes) -> bytes:
         """``data`` with the new values."""
-        for key, pattern, name in self._names:
-            start = data.find(key)
-            if start >= 0 and data.find(key, start + 1) < 0:
-                head, tail = data[:start], data[start:]  # found much faster than by the pattern
-                data = head + pattern.sub(partial(self._replace_value, name), tail, 1)
-            elif start >= 0:
-                data = pattern.sub(partial(self._replace_value, name), data)
+        for key, name in self._names.items():
+            quoted_key, pattern, value = b'"%b"' % key.encode(), _PATTERNS[key], _encode(name)
+            end = len(data)
+            while (start := data.rfind(quoted_key, 0, end)) >= 0:
+                found = pattern.match(data, start)
+                if found is not None and (self._only is None or self._is_only(found[1])):
+                    data = data[: found.start(1)] + value + data[found.end(1) :]
+                end = start
         return data
 
-    def _replace_value(self, name: bytes, value: re.Match[bytes]) -> bytes:
+    def _is_only(self, value: bytes) -> bool:
         try:
-            if self._only is not None and msgspec.json.decode(value[1]) != self._only:
-                return value[0]
+            return bool(msgspec.json.decode(value) == self._only)
         except JSON_ERRORS:
-            return value[0]
-        return value[0][: value.start(1) - value.start()] + name
+            return False
 
 
 class UnaryPassthroughReader:
@@ -412,7 +410,7 @@ class UnaryPassthroughReader:
             return False
         reasons = self._finish_reasons
         return reasons is None or (
-            reasons.issuperset(found[1] for found in _FINISH_REASON.finditer(body))
+            reasons.issuperset(_FINISH_REASON.findall(body))
             and not _TOOL_CALLS.search(body)
             and not _FUNCTION_CALL.search(body)
             and not (b"\\u00" in body and _ESCAPED_LETTER.search(body))
@@ -420,8 +418,6 @@ class UnaryPassthroughReader:
 
 
 _chunk_decoder: Final = msgspec.json.Decoder(TextChunk)
-_MODEL: Final = _compile_value_pattern("model")
-_ID: Final = _compile_value_pattern("id")
 
 
 class _TextEvents:
@@ -436,11 +432,11 @@ class _TextEvents:
         shown = _chunk_decoder.decode(written.rpartition(b"data: ")[2])
         self._id, self._model = sample.id, sample.model
         self._replacements: list[tuple[bytes, bytes]] = []
-        names = [(_MODEL, sample.model, shown.model)]
+        names = [("model", sample.model, shown.model)]
         if shown.id:
-            names.append((_ID, sample.id, shown.id))
-        for pattern, old, new in names:
-            spelling = pattern.search(block)
+            names.append(("id", sample.id, shown.id))
+        for key, old, new in names:
+            spelling = _PATTERNS[key].search(block)
             if spelling is None or msgspec.json.decode(spelling[1]) != old:
                 raise ValueError("a name is missing")
             if old != new:
