@@ -44,7 +44,7 @@ class Calls(Struct, frozen=True):
 STATED: Final = {
     # front, client's dialect, worker's dialect
     ("native", "openai", "openai"): Calls(327, 609, 30),
-    ("native", "openai", "triton"): Calls(473, 636, 51),
+    ("native", "openai", "triton"): Calls(474, 639, 41),
     ("native", "triton", "openai"): Calls(468, 621, 51),
     ("aiohttp", "openai", "openai"): Calls(383, 679, 69),
 }

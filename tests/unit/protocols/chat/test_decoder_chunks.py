@@ -1,5 +1,6 @@
 """A chunk that says a text alone means what it would have meant had all of it been looked at."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any
@@ -257,3 +258,36 @@ def test_usage_is_told_at_the_end() -> None:
     decoder.feed(event(chunk(finish="stop") | USAGE))
 
     assert Usage(3, 2) in decoder.feed(DONE)
+
+
+def count_calls(pieces: Sequence[bytes]) -> int:
+    """How many functions run, Python's and C's, to decode these pieces."""
+    decoder, calls = GenerationDecoder(STREAMED), 0
+
+    def count(frame: object, name: str, value: object) -> None:
+        nonlocal calls
+        del frame, value
+        calls += name in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        for piece in pieces:
+            decoder.feed(piece)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+@pytest.mark.parametrize("more", [{}, {"obfuscation": ""}, USAGE], ids=["text", "more", "usage"])
+def test_ten_times_the_chunks_cost_ten_times_as_much(more: Any, *, at_once: bool) -> None:
+    def cost(many: int) -> int:
+        pieces = [
+            event(chunk({"content": f" {i}"}, heading=HEADING | {"created": i}) | more)
+            for i in range(many)
+        ]
+        return count_calls([b"".join(pieces)] if at_once else pieces)
+
+    cost(10)
+    few, many = cost(200), cost(2_000)
+    assert many < 10.5 * few
