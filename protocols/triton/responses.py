@@ -205,13 +205,13 @@ class GenerateEncoder:
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """Encode one event for each text delta."""
         if not self._requested_outputs and self._choice_count == 1:
-            return b"".join(
-                [
-                    self._encode_text_event(one)
-                    for one in events
-                    if type(one) is TextDelta or type(one) is RefusalDelta
-                ]
-            )
+            texts = [
+                encode_json(event.text)
+                for event in events
+                if type(event) is TextDelta or type(event) is RefusalDelta
+            ]
+            head, tail = self._event_head, b"}\n\n"
+            return head + (tail + head).join(texts) + tail if texts else b""
         return b"".join(
             [sse.format_event(self._encode_object(row)) for row in self._collect_rows(events)]
         )
@@ -234,10 +234,6 @@ class GenerateEncoder:
         if self._as_events:
             return HttpResponse(200, sse.format_event(body), CHUNKED_EVENT_HEADERS)
         return HttpResponse(200, body, CHUNKED_JSON_HEADERS)
-
-    def _encode_text_event(self, event: TextDelta | RefusalDelta) -> bytes:
-        """Encode an event with only text."""
-        return self._event_head + encode_json(event.text) + b"}\n\n"
 
     def _encode_object(self, row: Sequence[ChoiceOutput]) -> bytes:
         outputs: dict[str, Any] = {}
