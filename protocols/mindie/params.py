@@ -334,6 +334,7 @@ _BEST_OF = _build_int_param(
     kind="unsigned",
     minimum=1,
     maximum=128,
+    description="at least n; in a stream, n",
 )
 _N = _build_int_param(
     "n",
@@ -342,6 +343,7 @@ _N = _build_int_param(
     kind="unsigned",
     minimum=1,
     maximum=8192,
+    description="more than one needs a temperature",
 )
 _USE_BEAM_SEARCH = _build_bool_param("use_beam_search", "request.beams")
 _LOGPROBS = _build_bool_param("logprobs", "request.logprobs")

@@ -49,12 +49,11 @@ from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openapi import (
-    Schema,
-    array_of,
     build_error_responses,
+    build_operation,
     build_response,
     build_struct_schemas,
-    object_of,
+    parse_types,
     ref,
 )
 
@@ -295,27 +294,26 @@ class OpenAI:
     def openapi_fragment(self) -> OpenApiFragment:
         """See ``protocols.core.interfaces.OpenApiProvider``."""
         error = ref("ErrorAnswer")
-        refused = build_error_responses(errors.ERROR_STATUSES, error)
-        models: dict[str, Schema] = {
-            "object": {"const": "list"},
-            "data": array_of(ref("ModelCard")),
-        }
+        failures = build_error_responses(errors.ERROR_STATUSES, error)
+        types = parse_types(
+            """
+            ErrorAnswer = {error: ErrorBody}
+            ModelList = {object: "list", data: ModelCard[]}
+            """
+        )
+        models = build_response(types["ModelList"])
         return OpenApiFragment(
             {
-                **openapi.build_operations(self._request_rules, refused, error),
-                "models": {
-                    "summary": "List the models.",
-                    "responses": {"200": build_response(object_of(models, *models)), **refused},
-                },
-                "model": {
-                    "summary": "Describe one model.",
-                    "responses": {"200": build_response(ref("ModelCard")), **refused},
-                },
+                **openapi.build_operations(self._request_rules, failures, error),
+                "models": build_operation("List the models.", models, failures),
+                "model": build_operation(
+                    "Describe one model.", build_response(ref("ModelCard")), failures
+                ),
             },
             {
                 **openapi.build_response_schemas(self._response_style),
                 **build_struct_schemas(ModelCard, errors.ErrorBody),
-                "ErrorAnswer": object_of({"error": ref("ErrorBody")}, "error"),
+                "ErrorAnswer": types["ErrorAnswer"],
             },
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from msgspec import Struct, json
+from msgspec import json
 
 from protocols import params
 from protocols.chat import errors as chat_errors
@@ -26,7 +26,14 @@ from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.ovms import errors, openapi, requests
 from protocols.ovms import params as ovms_params
-from protocols.ovms.responses import GenerationEncoder, OvmsEmbeddingEncoder, ResponseVariant
+from protocols.ovms.responses import (
+    GenerationEncoder,
+    KserveServerMetadata,
+    ModelCard,
+    ModelList,
+    OvmsEmbeddingEncoder,
+    ResponseVariant,
+)
 from protocols.ovms.upstream import OvmsUpstream, build_passthrough, map_worker_error
 
 _encode = json.Encoder().encode
@@ -43,23 +50,6 @@ _FIELD_NAMES = {
     "templating.arguments": "chat_template_kwargs",
     **params.map_field_names(row.param for row in ovms_params.ALL_PARAMS),
 }
-
-
-class _ModelCard(Struct):
-    id: str
-    object: str
-    created: int
-    owned_by: str = "OVMS"
-
-
-class _ModelList(Struct):
-    data: list[_ModelCard]
-    object: str = "list"
-
-
-class _KserveServerMetadata(Struct):
-    name: str
-    version: str
 
 
 def _build_endpoints(root: str) -> tuple[Endpoint, ...]:
@@ -192,7 +182,7 @@ class OVMS:
                     for info in catalog.list_models()
                     if info.ready
                 ]
-                return HttpResponse(200, _encode(_ModelList(ready)))
+                return HttpResponse(200, _encode(ModelList(ready)))
             case "model":
                 name = "/".join(call.path_params.values())
                 info = catalog.find_model(name)
@@ -201,7 +191,7 @@ class OVMS:
                 return HttpResponse(200, _encode(_build_model_card(info, name)))
             case "server":
                 return HttpResponse(
-                    200, _encode(_KserveServerMetadata("OpenVINO Model Server", self._profile))
+                    200, _encode(KserveServerMetadata("OpenVINO Model Server", self._profile))
                 )
             case "live":
                 return HttpResponse(200)
@@ -225,7 +215,8 @@ class OVMS:
 
     def openapi_fragment(self) -> OpenApiFragment:
         """See ``protocols.core.interfaces.OpenApiProvider``."""
-        return openapi.describe_api({one.operation for one in self.endpoints}, early=self._early)
+        operations = {endpoint.operation for endpoint in self.endpoints}
+        return openapi.describe_api(operations, self.param_tables, early=self._early)
 
     def _is_stream(self, call: ClientRequest) -> bool:
         """Whether a stream was requested: errors before that are not errors of the graph."""
@@ -276,8 +267,8 @@ def _read_path_model(call: ClientRequest) -> str:
     return call.path.partition(root)[2]
 
 
-def _build_model_card(info: ModelInfo, name: str) -> _ModelCard:
-    return _ModelCard(name, "model", info.created)
+def _build_model_card(info: ModelInfo, name: str) -> ModelCard:
+    return ModelCard(name, "model", info.created)
 
 
 def _build_health_response(*, ready: bool) -> HttpResponse:

@@ -11,7 +11,7 @@ src/embeddings/embeddings_api.cpp; the first release: src/llm/http_llm_calculato
 import base64
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, json
 
@@ -287,21 +287,27 @@ def _iter_text_offsets(tokens: Sequence[TokenLogprob]) -> Iterator[int]:
         at += len(token.token.encode())
 
 
-class _Embedding(Struct):
-    object: str
+class Embedding(Struct):
+    """The embedding of one input."""
+
+    object: Literal["embedding"]
     embedding: tuple[float, ...] | str
     index: int
 
 
-class _EmbeddingUsage(Struct):
+class EmbeddingUsage(Struct):
+    """The usage of embeddings."""
+
     prompt_tokens: int
     total_tokens: int
 
 
-class _EmbeddingList(Struct):
-    object: str
-    data: list[_Embedding]
-    usage: _EmbeddingUsage | UnsetType
+class EmbeddingList(Struct):
+    """The response of embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    usage: EmbeddingUsage | UnsetType = UNSET
 
 
 class OvmsEmbeddingEncoder:
@@ -329,13 +335,39 @@ class OvmsEmbeddingEncoder:
         """Encode the vectors as numbers, or as base64 of little-endian float32."""
         used = answer.usage
         data = [
-            _Embedding("embedding", self._encode_vector(values), index)
+            Embedding("embedding", self._encode_vector(values), index)
             for index, values in enumerate(answer.embeddings)
         ]
-        usage = _EmbeddingUsage(used.prompt_tokens, used.prompt_tokens) if used else UNSET
-        return HttpResponse(200, _encode(_EmbeddingList("list", data, usage)))
+        usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens) if used else UNSET
+        return HttpResponse(200, _encode(EmbeddingList("list", data, usage)))
 
     def _encode_vector(self, values: tuple[float, ...]) -> tuple[float, ...] | str:
         if not self._is_base64:
             return values
         return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+
+# --- metadata -------------------------------------------------------------------------------------
+
+
+class ModelCard(Struct):
+    """A model in a list."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str = "OVMS"
+
+
+class ModelList(Struct):
+    """The models that can answer."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class KserveServerMetadata(Struct):
+    """The server's name and version."""
+
+    name: str
+    version: str
