@@ -26,7 +26,15 @@ _NUMBER_TYPES = (int, float)
 """Without bool, which is a number in Python but not in JSON."""
 
 
-class Param(Struct, frozen=True, kw_only=True):
+class _ParamKey(Struct, frozen=True):
+    """What identifies a row; the only positional arguments."""
+
+    wire: str
+    field: str
+    type: ParamType
+
+
+class Param(_ParamKey, frozen=True, kw_only=True):
     """One parameter. ``field`` is its path in the internal request, such as ``sampling.top_k``.
 
     The range is ``minimum`` to ``maximum``, without the limit itself if ``exclusive_minimum`` or
@@ -35,9 +43,6 @@ class Param(Struct, frozen=True, kw_only=True):
     another.
     """
 
-    wire: str
-    field: str
-    type: ParamType
     minimum: float | None = None
     maximum: float | None = None
     exclusive_minimum: bool = False

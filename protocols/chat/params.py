@@ -4,7 +4,7 @@ Each protocol takes the rows, changes some, and decodes with ``protocols.params.
 
     rows = replace_params(CHAT_PARAMS, temperature={"maximum": 1.0})
     rows = remove_params(rows, "store", "seed")
-    TABLE = ParamTable(*rows, Param(wire="details", field="response_options.details", ...))
+    TABLE = ParamTable(*rows, Param("details", "response_options.details", ...))
 
 Rows under ``request.`` have no field in the internal request; a reader combines them
 (``values.get("request.logprobs")``). Rows under ``labels.`` become labels of the request.
@@ -26,79 +26,50 @@ INT64_LIMIT = 2**63
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-_TEMPERATURE = Param(
-    wire="temperature",
-    field="sampling.temperature",
-    type="float",
-    minimum=0,
-    maximum=2,
-    default=1.0,
-)
-_TOP_P = Param(
-    wire="top_p", field="sampling.top_p", type="float", minimum=0, maximum=1, default=1.0
-)
-_PRESENCE = Param(
-    wire="presence_penalty",
-    field="sampling.presence_penalty",
-    type="float",
-    minimum=-2,
-    maximum=2,
-    default=0.0,
-)
-_FREQUENCY = Param(
-    wire="frequency_penalty",
-    field="sampling.frequency_penalty",
-    type="float",
-    minimum=-2,
-    maximum=2,
-    default=0.0,
-)
-_SEED = Param(
-    wire="seed",
-    field="sampling.seed",
-    type="int",
-    minimum=-INT64_LIMIT,
-    maximum=INT64_LIMIT - 1,
-    description="a negative seed is kept as its two's complement",
-)
-_N = Param(wire="n", field="n", type="int", minimum=1, maximum=128, default=1)
-_STOP = Param(wire="stop", field="stopping.stop", type="strings", max_items=4)
-_STREAM = Param(wire="stream", field="stream", type="bool", default=False)
-_USER = Param(wire="user", field="labels.user", type="str")
+_USER = Param("user", "labels.user", "str")
 
 SHARED_PARAMS: tuple[Param, ...] = (
-    _TEMPERATURE,
-    _TOP_P,
-    _N,
-    _STREAM,
-    _STOP,
-    _PRESENCE,
-    _FREQUENCY,
-    _SEED,
+    Param("temperature", "sampling.temperature", "float", minimum=0, maximum=2, default=1.0),
+    Param("top_p", "sampling.top_p", "float", minimum=0, maximum=1, default=1.0),
+    Param("n", "n", "int", minimum=1, maximum=128, default=1),
+    Param("stream", "stream", "bool", default=False),
+    Param("stop", "stopping.stop", "strings", max_items=4),
+    *(
+        Param(wire, f"sampling.{wire}", "float", minimum=-2, maximum=2, default=0.0)
+        for wire in ("presence_penalty", "frequency_penalty")
+    ),
+    Param(
+        "seed",
+        "sampling.seed",
+        "int",
+        minimum=-INT64_LIMIT,
+        maximum=INT64_LIMIT - 1,
+        description="a negative seed is kept as its two's complement",
+    ),
     _USER,
 )
 """What conversations and completions have in common."""
 
 CHAT_PARAMS: tuple[Param, ...] = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=1),
+    Param("max_tokens", "stopping.max_tokens", "int", minimum=1),
     Param(
-        wire="max_completion_tokens",
-        field="stopping.max_tokens",
-        type="int",
+        "max_completion_tokens",
+        "stopping.max_tokens",
+        "int",
         minimum=1,
         description="wins over max_tokens",
     ),
     *SHARED_PARAMS,
-    Param(wire="logprobs", field="request.logprobs", type="bool", default=False),
-    Param(wire="top_logprobs", field="request.top_logprobs", type="int", minimum=0, maximum=20),
-    Param(wire="parallel_tool_calls", field="parallel_tools", type="bool", default=True),
-    Param(wire="reasoning_effort", field="reasoning.effort", type="str", choices=REASONING_EFFORTS),
-    Param(wire="safety_identifier", field="labels.safety_identifier", type="str"),
-    Param(wire="prompt_cache_key", field="labels.prompt_cache_key", type="str"),
+    Param("logprobs", "request.logprobs", "bool", default=False),
+    Param("top_logprobs", "request.top_logprobs", "int", minimum=0, maximum=20),
+    Param("parallel_tool_calls", "parallel_tools", "bool", default=True),
+    Param("reasoning_effort", "reasoning.effort", "str", choices=REASONING_EFFORTS),
+    Param("safety_identifier", "labels.safety_identifier", "str"),
+    Param("prompt_cache_key", "labels.prompt_cache_key", "str"),
     Param(
-        wire="prompt_cache_retention",
-        field="labels.prompt_cache_retention",
-        type="str",
+        "prompt_cache_retention",
+        "labels.prompt_cache_retention",
+        "str",
         choices=("in_memory", "in-memory", "24h"),
     ),
 )
@@ -106,84 +77,66 @@ CHAT_PARAMS: tuple[Param, ...] = (
 function_call, response_format, logit_bias, stream_options, metadata."""
 
 COMPLETION_PARAMS: tuple[Param, ...] = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=0, default=16),
+    Param("max_tokens", "stopping.max_tokens", "int", minimum=0, default=16),
     *SHARED_PARAMS,
-    Param(
-        wire="best_of",
-        field="best_of",
-        type="int",
-        minimum=0,
-        maximum=20,
-        disabled_values=(0,),
-        default=1,
-    ),
-    Param(wire="echo", field="echo", type="bool", default=False),
-    Param(wire="logprobs", field="logprobs.top", type="int", minimum=0, maximum=5),
-    Param(wire="suffix", field="insert_before", type="str"),
+    Param("best_of", "best_of", "int", minimum=0, maximum=20, disabled_values=(0,), default=1),
+    Param("echo", "echo", "bool", default=False),
+    Param("logprobs", "logprobs.top", "int", minimum=0, maximum=5),
+    Param("suffix", "insert_before", "str"),
 )
 """``POST completions``. Not here: prompt, logit_bias, stream_options."""
 
 EMBEDDING_PARAMS: tuple[Param, ...] = (
-    Param(
-        wire="encoding_format",
-        field="encoding",
-        type="str",
-        choices=("float", "base64"),
-        default="float",
-    ),
-    Param(wire="dimensions", field="dimensions", type="int", minimum=1),
+    Param("encoding_format", "encoding", "str", choices=("float", "base64"), default="float"),
+    Param("dimensions", "dimensions", "int", minimum=1),
     _USER,
 )
 """``POST embeddings``. Not here: input."""
 
 EXTENSION_PARAMS: tuple[Param, ...] = (
-    Param(wire="top_k", field="sampling.top_k", type="int", minimum=1, disabled_values=(0, -1)),
-    Param(wire="min_p", field="sampling.min_p", type="float", minimum=0, maximum=1),
-    Param(wire="typical_p", field="sampling.typical_p", type="float", minimum=0, maximum=1),
+    Param("top_k", "sampling.top_k", "int", minimum=1, disabled_values=(0, -1)),
+    Param("min_p", "sampling.min_p", "float", minimum=0, maximum=1),
+    Param("typical_p", "sampling.typical_p", "float", minimum=0, maximum=1),
     Param(
-        wire="repetition_penalty",
-        field="sampling.repetition_penalty",
-        type="float",
+        "repetition_penalty",
+        "sampling.repetition_penalty",
+        "float",
         minimum=0,
         exclusive_minimum=True,
     ),
-    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
-    Param(wire="use_beam_search", field="request.beam_search", type="bool", default=False),
-    Param(wire="allowed_token_ids", field="sampling.allowed_token_ids", type="ints"),
-    Param(wire="bad_words", field="sampling.bad_words", type="string list"),
-    Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
-    Param(wire="include_stop_str_in_output", field="stopping.include_stop", type="bool"),
-    Param(wire="ignore_eos", field="stopping.ignore_eos", type="bool"),
-    Param(wire="min_tokens", field="stopping.min_tokens", type="int", minimum=0),
-    Param(wire="skip_special_tokens", field="stopping.skip_special_tokens", type="bool"),
-    Param(
-        wire="spaces_between_special_tokens",
-        field="stopping.spaces_between_special_tokens",
-        type="bool",
-    ),
-    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", minimum=-1),
-    Param(wire="add_special_tokens", field="templating.add_special_tokens", type="bool"),
-    Param(wire="priority", field="priority", type="int", minimum=0, maximum=255),
-    Param(wire="request_id", field="client_id", type="str"),
-    Param(wire="session_id", field="labels.session_id", type="str"),
-    Param(wire="return_token_ids", field="response_options.token_ids", type="bool"),
+    Param("length_penalty", "sampling.length_penalty", "float"),
+    Param("use_beam_search", "request.beam_search", "bool", default=False),
+    Param("allowed_token_ids", "sampling.allowed_token_ids", "ints"),
+    Param("bad_words", "sampling.bad_words", "string list"),
+    Param("stop_token_ids", "stopping.stop_token_ids", "ints"),
+    Param("include_stop_str_in_output", "stopping.include_stop", "bool"),
+    Param("ignore_eos", "stopping.ignore_eos", "bool"),
+    Param("min_tokens", "stopping.min_tokens", "int", minimum=0),
+    Param("skip_special_tokens", "stopping.skip_special_tokens", "bool"),
+    Param("spaces_between_special_tokens", "stopping.spaces_between_special_tokens", "bool"),
+    Param("truncate_prompt_tokens", "stopping.truncate_prompt", "int", minimum=-1),
+    Param("add_special_tokens", "templating.add_special_tokens", "bool"),
+    Param("priority", "priority", "int", minimum=0, maximum=255),
+    Param("request_id", "client_id", "str"),
+    Param("session_id", "labels.session_id", "str"),
+    Param("return_token_ids", "response_options.token_ids", "bool"),
 )
 """What vLLM takes beside, for conversations and completions alike."""
 
 CHAT_EXTENSION_PARAMS: tuple[Param, ...] = (
     *EXTENSION_PARAMS,
-    Param(wire="add_generation_prompt", field="templating.add_generation_prompt", type="bool"),
-    Param(wire="continue_final_message", field="templating.continue_final", type="bool"),
-    Param(wire="chat_template", field="templating.template", type="str"),
-    Param(wire="include_reasoning", field="reasoning.include", type="bool"),
-    Param(wire="thinking_token_budget", field="reasoning.budget", type="int", minimum=0),
+    Param("add_generation_prompt", "templating.add_generation_prompt", "bool"),
+    Param("continue_final_message", "templating.continue_final", "bool"),
+    Param("chat_template", "templating.template", "str"),
+    Param("include_reasoning", "reasoning.include", "bool"),
+    Param("thinking_token_budget", "reasoning.budget", "int", minimum=0),
 )
 """What vLLM takes beside for conversations. Not here: chat_template_kwargs, structured_outputs."""
 
 EMBEDDING_EXTENSION_PARAMS: tuple[Param, ...] = (
-    Param(wire="truncate_prompt_tokens", field="truncate", type="int", minimum=-1),
-    Param(wire="priority", field="priority", type="int", minimum=0, maximum=255),
-    Param(wire="request_id", field="client_id", type="str"),
+    Param("truncate_prompt_tokens", "truncate", "int", minimum=-1),
+    Param("priority", "priority", "int", minimum=0, maximum=255),
+    Param("request_id", "client_id", "str"),
 )
 """Further parameters of vLLM for embeddings."""
 

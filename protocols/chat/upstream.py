@@ -62,9 +62,9 @@ from protocols.params import Param, ParamTable
 # in front of them clamps nothing. The names are those of vLLM 0.32 where it has the parameter.
 
 _WORKER_PARAMS: Final = (
-    Param(wire="watermark", field="sampling.watermark", type="bool"),
-    Param(wire="beam_width", field="sampling.beam_width", type="int", minimum=1),
-    Param(wire="diversity_penalty", field="sampling.diversity_penalty", type="float"),
+    Param("watermark", "sampling.watermark", "bool"),
+    Param("beam_width", "sampling.beam_width", "int", minimum=1),
+    Param("diversity_penalty", "sampling.diversity_penalty", "float"),
 )
 _UNLIMITED: Final[dict[str, Any]] = {"minimum": None, "maximum": None}
 _WIDENED_RANGES: Final[dict[str, dict[str, Any]]] = {
@@ -74,7 +74,7 @@ _WIDENED_RANGES: Final[dict[str, dict[str, Any]]] = {
     "n": {"maximum": None},
     "stop": {"max_items": None},
 }
-_UNLIMITED_BEST_OF: Final = Param(wire="best_of", field="best_of", type="int", minimum=1)
+_UNLIMITED_BEST_OF: Final = Param("best_of", "best_of", "int", minimum=1)
 
 INTERLINGUA_WORKER_RULES: Final[RequestRules] = RequestRules(
     chat=ParamTable(
@@ -97,9 +97,9 @@ INTERLINGUA_WORKER_RULES: Final[RequestRules] = RequestRules(
     ),
     embedding=ParamTable(
         *DEFAULT_REQUEST_RULES.embedding,
-        Param(wire="instruction", field="instruction", type="str"),
-        Param(wire="normalize", field="normalize", type="bool"),
-        Param(wire="overflow", field="overflow", type="str", choices=("error", "truncate")),
+        Param("instruction", "instruction", "str"),
+        Param("normalize", "normalize", "bool"),
+        Param("overflow", "overflow", "str", choices=("error", "truncate")),
     ),
 )
 
@@ -174,9 +174,9 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     """The rules of a listener with this profile."""
 
 
-SEED_PARAM = Param(wire="seed", field="sampling.seed", type="int", minimum=0, maximum=2**64 - 1)
-STOP_PARAM = Param(wire="stop", field="stopping.stop", type="strings")
-MAX_TOKENS_PARAM = Param(wire="max_tokens", field="stopping.max_tokens", type="int")
+SEED_PARAM = Param("seed", "sampling.seed", "int", minimum=0, maximum=2**64 - 1)
+STOP_PARAM = Param("stop", "stopping.stop", "strings")
+MAX_TOKENS_PARAM = Param("max_tokens", "stopping.max_tokens", "int")
 
 _BASE_PARAMS = (
     MAX_TOKENS_PARAM,
@@ -185,13 +185,11 @@ _BASE_PARAMS = (
     SEED_PARAM,
     STOP_PARAM,
 )
-_EFFORT = Param(
-    wire="reasoning_effort", field="reasoning.effort", type="str", choices=REASONING_EFFORTS
-)
-_PARALLEL = Param(wire="parallel_tool_calls", field="parallel_tools", type="bool")
-_ECHO = Param(wire="echo", field="echo", type="bool")
-_BEST_OF = Param(wire="best_of", field="best_of", type="int", minimum=1, maximum=20)
-_SUFFIX = Param(wire="suffix", field="insert_before", type="str")
+_EFFORT = Param("reasoning_effort", "reasoning.effort", "str", choices=REASONING_EFFORTS)
+_PARALLEL = Param("parallel_tool_calls", "parallel_tools", "bool")
+_ECHO = Param("echo", "echo", "bool")
+_BEST_OF = Param("best_of", "best_of", "int", minimum=1, maximum=20)
+_SUFFIX = Param("suffix", "insert_before", "str")
 
 
 def _find_params(*names: str) -> tuple[Param, ...]:
@@ -200,7 +198,7 @@ def _find_params(*names: str) -> tuple[Param, ...]:
 
 def _exclude_zero_top_p(table: tuple[Param, ...]) -> tuple[Param, ...]:
     """VLLM and SGLang reject 0; the smallest nucleus is the same one token."""
-    low = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
+    low = Param("top_p", "sampling.top_p", "float", minimum=1e-6, maximum=1)
     return tuple(low if param.wire == "top_p" else param for param in table)
 
 
@@ -233,12 +231,12 @@ _SGLANG_PARAMS = (
         "top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "ignore_eos"
     ),
     *_find_params("skip_special_tokens"),
-    Param(wire="no_stop_trim", field="stopping.include_stop", type="bool"),
+    Param("no_stop_trim", "stopping.include_stop", "bool"),
 )
 _LLAMACPP_PARAMS = (
     *_BASE_PARAMS,
     *_find_params("top_k", "min_p", "typical_p", "ignore_eos"),
-    Param(wire="repeat_penalty", field="sampling.repetition_penalty", type="float"),
+    Param("repeat_penalty", "sampling.repetition_penalty", "float"),
 )
 _PRIORITY = find_param(EXTENSION_PARAMS, "priority")
 
@@ -266,7 +264,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         completion=(*_VLLM_PARAMS, _ECHO),
         embedding=(
             find_param(EMBEDDING_PARAMS, "dimensions"),
-            Param(wire="truncate_prompt_tokens", field="truncate", type="int"),
+            Param("truncate_prompt_tokens", "truncate", "int"),
         ),
         message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_vllm_guide,
@@ -286,7 +284,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         chat=(
             *_LLAMACPP_PARAMS,
             *_find_params("add_generation_prompt"),
-            Param(wire="reasoning_budget_tokens", field="reasoning.budget", type="int"),
+            Param("reasoning_budget_tokens", "reasoning.budget", "int"),
             _PARALLEL,
         ),
         completion=_LLAMACPP_PARAMS,

@@ -79,11 +79,11 @@ from protocols.params import Param
 EFFORT_MAPPING = {"minimal": "low", "xhigh": "high", "max": "high"}
 """The nearest supported effort, for the others."""
 
-_MAX_TOKENS = Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=1)
-_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
-_STOP = Param(wire="stop", field="stopping.stop", type="strings")
-_N = Param(wire="n", field="n", type="int", minimum=1)
-_EFFORT = Param(wire="reasoning_effort", field="reasoning.effort", type="str")
+_MAX_TOKENS = Param("max_tokens", "stopping.max_tokens", "int", minimum=1)
+_TOP_P = Param("top_p", "sampling.top_p", "float", minimum=1e-6, maximum=1)
+_STOP = Param("stop", "stopping.stop", "strings")
+_N = Param("n", "n", "int", minimum=1)
+_EFFORT = Param("reasoning_effort", "reasoning.effort", "str")
 _ERROR_BEHAVIOR = find_param(params.COMPLETION_PARAMS, "error_behavior")
 
 _SHARED_PARAMS = (
@@ -102,7 +102,7 @@ _COMPLETION_PARAMS = (
 _PENALTY_PARAMS = tuple(
     find_param(CHAT_PARAMS, name) for name in ("presence_penalty", "frequency_penalty")
 )
-_SEED = Param(wire="seed", field="sampling.seed", type="int")
+_SEED = Param("seed", "sampling.seed", "int")
 _EXTRA_COMPLETION_PARAMS = (
     *_PENALTY_PARAMS,
     _SEED,

@@ -63,21 +63,15 @@ SEED_COUNT = 2**32
 MAX_BEAM_WIDTH = 19
 """A graph's default ``best_of_limit`` is 20; the limit itself is rejected."""
 
-_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
-_MIN_P = Param(wire="min_p", field="sampling.min_p", type="float", minimum=0, maximum=0.999999)
-_SEED = Param(wire="seed", field="sampling.seed", type="int")
-_BEST_OF = Param(
-    wire="best_of", field="sampling.beam_width", type="int", minimum=1, maximum=MAX_BEAM_WIDTH
-)
-_N = Param(wire="n", field="n", type="int", minimum=1)
+_TOP_P = Param("top_p", "sampling.top_p", "float", minimum=1e-6, maximum=1)
+_MIN_P = Param("min_p", "sampling.min_p", "float", minimum=0, maximum=0.999999)
+_SEED = Param("seed", "sampling.seed", "int")
+_BEST_OF = Param("best_of", "sampling.beam_width", "int", minimum=1, maximum=MAX_BEAM_WIDTH)
+_N = Param("n", "n", "int", minimum=1)
 _MAX_TOKENS = Param(
-    wire="max_tokens",
-    field="stopping.max_tokens",
-    type="int",
-    minimum=1,
-    maximum=params.UINT32_RANGE[1],
+    "max_tokens", "stopping.max_tokens", "int", minimum=1, maximum=params.UINT32_RANGE[1]
 )
-_ECHO = Param(wire="echo", field="echo", type="bool")
+_ECHO = Param("echo", "echo", "bool")
 
 
 def _select_params(*names: str) -> tuple[Param, ...]:

@@ -34,17 +34,9 @@ from protocols.params import Param
 
 PARAMS = (
     *(*CHAT_PARAMS, *CHAT_EXTENSION_PARAMS, *COMPLETION_PARAMS, *EMBEDDING_PARAMS),
-    Param(
-        wire="a",
-        field="a",
-        type="float",
-        minimum=0,
-        maximum=1,
-        exclusive_minimum=True,
-        exclusive_maximum=True,
-    ),
-    Param(wire="b", field="b", type="ints", min_items=1, max_items=2),
-    Param(wire="c", field="c", type="str", nullable=False),
+    Param("a", "a", "float", minimum=0, maximum=1, exclusive_minimum=True, exclusive_maximum=True),
+    Param("b", "b", "ints", min_items=1, max_items=2),
+    Param("c", "c", "str", nullable=False),
 )
 
 NUMBERS = st.sampled_from([-2.5, -2, -1, 0, 0.5, 1, 1.0, 2, 4, 5, 20, 21, 128, 129, 255, 2**70])
@@ -69,17 +61,7 @@ def test_a_row_allows_what_it_reads(param: Param, value: Any) -> None:
 
 def test_a_row_tells_its_default_and_its_note() -> None:
     found = build_properties(
-        [
-            Param(
-                wire="n",
-                field="n",
-                type="int",
-                minimum=1,
-                default=1,
-                description="why",
-                nullable=False,
-            )
-        ]
+        [Param("n", "n", "int", minimum=1, default=1, description="why", nullable=False)]
     )
 
     assert found == {"n": {"type": "integer", "minimum": 1, "default": 1, "description": "why"}}
