@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Literal, get_args
 
 from msgspec import Raw, json
 
-from protocols.chat import errors as chat_errors
 from protocols.chat.params import invalid_type_error, null_to_none
 from protocols.chat.requests import read_model
 from protocols.core.catalog import Catalog, ModelInfo
@@ -18,17 +17,15 @@ from protocols.core.interfaces import (
     OpenApiFragment,
     PassthroughRequest,
     ResponseContext,
-    ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
     UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.databricks import errors, listing, openapi, requests, responses, upstream
 from protocols.databricks.params import PARAM_TABLES
 from protocols.databricks.requests import RequestTask
-from protocols.databricks.upstream import DatabricksUpstream, map_worker_error
+from protocols.databricks.upstream import DatabricksUpstream
 from protocols.json_body import decode_value, read_object
 from protocols.params import Param
 
@@ -60,7 +57,7 @@ _ENDPOINTS = (
 )
 
 
-class Databricks:
+class Databricks(DatabricksUpstream):
     """Foundation Model APIs and model serving.
 
     ``stream_default`` is the default of ``stream``: the reference says true, the service's own SDK
@@ -107,9 +104,7 @@ class Databricks:
         self._stream_default = stream_default
         self._role_rules = role_rules
         self._indexes_by_prompt = completion_index == "prompt"
-        self._upstream = DatabricksUpstream(
-            self.name, pay_per_token=pay_per_token, extra_params=extra_params
-        )
+        super().__init__(self.name, pay_per_token=pay_per_token, extra_params=extra_params)
         self._passthrough_rules = upstream.build_passthrough_rules()
 
     # --- towards clients --------------------------------------------------------------------------
@@ -198,16 +193,6 @@ class Databricks:
 
     # --- towards workers --------------------------------------------------------------------------
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.unsupported_parameters(request, names)
-
-    def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.encode_request(request)
-
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
@@ -220,14 +205,6 @@ class Databricks:
         except ClientError:
             return None
         return upstream.build_passthrough(self._passthrough_rules, call, about, task, stream=stream)
-
-    def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.create_decoder(request)
-
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return chat_errors.read_worker_error(status, headers, body, map_worker_error)
 
 
 def _read_endpoint_name(call: ClientRequest, fields: Mapping[str, Raw]) -> str:

@@ -209,6 +209,10 @@ class DatabricksUpstream:
         echoes = self._select_writer(request).expects_echo(narrow.request)
         return GenerationDecoder(narrow.request, echoes=echoes, complaint=complaint)
 
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body, map_worker_error)
+
     def _select_writer(self, request: Request) -> RequestWriter:
         return self._writers[self._extra_params or request.source == self._source]
 

@@ -6,7 +6,6 @@ from typing import ClassVar
 from msgspec import json
 
 from protocols import params
-from protocols.chat import errors as chat_errors
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
 from protocols.core.interfaces import (
@@ -17,12 +16,9 @@ from protocols.core.interfaces import (
     OpenApiFragment,
     PassthroughRequest,
     ResponseContext,
-    ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
-    UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.ovms import errors, openapi, requests
 from protocols.ovms import params as ovms_params
@@ -34,7 +30,7 @@ from protocols.ovms.responses import (
     OvmsEmbeddingEncoder,
     ResponseVariant,
 )
-from protocols.ovms.upstream import OvmsUpstream, build_passthrough, map_worker_error
+from protocols.ovms.upstream import OvmsUpstream, build_passthrough
 
 _encode = json.Encoder().encode
 _WRONG_ENDPOINT_ERROR = (
@@ -89,7 +85,7 @@ _KSERVE_ENDPOINTS = (
 )
 
 
-class OVMS:
+class OVMS(OvmsUpstream):
     """OpenVINO Model Server's REST API for language models.
 
     The profile ``2024`` is the first release with chat: no usage, no id, no tools, no stop strings,
@@ -107,11 +103,9 @@ class OVMS:
         if chosen not in self.profiles:
             known = ", ".join(self.profiles)
             raise ValueError(f"ovms has no profile {chosen!r}; it has {known}")
-        self._early = chosen == "2024"
+        super().__init__(chosen, self.name)
         self._profile = chosen
-        self._upstream = OvmsUpstream(chosen, self.name)
         self._passthrough = build_passthrough(chosen)
-        self.health_request = self._upstream.health_request
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = (
             ovms_params.EARLY_PARAM_TABLES if self._early else ovms_params.PARAM_TABLES
         )
@@ -229,16 +223,6 @@ class OVMS:
 
     # --- towards workers --------------------------------------------------------------------------
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.unsupported_parameters(request, names)
-
-    def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.encode_request(request)
-
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
@@ -251,14 +235,6 @@ class OVMS:
         ):
             return None
         return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
-
-    def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.create_decoder(request)
-
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return chat_errors.read_worker_error(status, headers, body, map_worker_error)
 
 
 def _read_path_model(call: ClientRequest) -> str:

@@ -192,6 +192,10 @@ class OvmsUpstream:
         echoes = self._openai_writer.expects_echo(adapted)
         return GenerationDecoder(adapted, echoes=echoes, complaint=complaint)
 
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body, map_worker_error)
+
     # --- requests ---------------------------------------------------------------------------------
 
     def _adapt_request(
