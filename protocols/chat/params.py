@@ -184,9 +184,9 @@ _TYPE_NAMES: Mapping[type, str] = {
 }
 
 
-def describe_type(got: Any) -> str:
+def describe_type(value: Any) -> str:
     """A JSON value's type, for error texts."""
-    return _TYPE_NAMES.get(type(got), "a value")
+    return _TYPE_NAMES.get(type(value), "a value")
 
 
 def missing_error(at: str) -> InvalidParameter:
@@ -194,40 +194,40 @@ def missing_error(at: str) -> InvalidParameter:
     return InvalidParameter(f"Missing required parameter: '{at}'.", param=at, problem="missing")
 
 
-def invalid_type_error(at: str, expected: str, got: Any) -> InvalidParameter:
+def invalid_type_error(at: str, expected: str, value: Any) -> InvalidParameter:
     """The error of a wrong type; ``expected`` is a phrase such as ``an object``."""
-    text = f"Invalid type for '{at}': expected {expected}, but got {describe_type(got)} instead."
-    return InvalidParameter(text, param=at, problem="type", expected=expected, got=got)
+    text = f"Invalid type for '{at}': expected {expected}, but got {describe_type(value)} instead."
+    return InvalidParameter(text, param=at, problem="type", expected=expected, got=value)
 
 
-def invalid_value_error(at: str, got: Any, allowed: tuple[str, ...]) -> InvalidParameter:
+def invalid_value_error(at: str, value: Any, allowed: tuple[str, ...]) -> InvalidParameter:
     """The error of a value that is not allowed."""
-    shown = str(got)[:64]
+    shown = str(value)[:64]
     names = ", ".join(f"'{name}'" for name in allowed)
     text = f"Invalid value: '{shown}'. Supported values are: {names}."
-    return InvalidParameter(text, param=at, problem="value", expected=allowed, got=got)
+    return InvalidParameter(text, param=at, problem="value", expected=allowed, got=value)
 
 
-def empty_value_error(at: str, got: Any = ()) -> InvalidParameter:
+def empty_value_error(at: str, value: Any = ()) -> InvalidParameter:
     """The error of an empty array or string."""
-    what = "string" if isinstance(got, str) else "array"
-    article = "an" if what == "array" else "a"
+    kind = "string" if isinstance(value, str) else "array"
+    article = "an" if kind == "array" else "a"
     text = (
-        f"Invalid '{at}': empty {what}. Expected {article} {what} with minimum length 1, "
-        f"but got an empty {what} instead."
+        f"Invalid '{at}': empty {kind}. Expected {article} {kind} with minimum length 1, "
+        f"but got an empty {kind} instead."
     )
-    return InvalidParameter(text, param=at, problem="empty", got=got)
+    return InvalidParameter(text, param=at, problem="empty", got=value)
 
 
-def too_long_error(at: str, limit: int, got: Any) -> InvalidParameter:
+def too_long_error(at: str, limit: int, value: Any) -> InvalidParameter:
     """The error of a string or array over its limit."""
-    what = "string" if isinstance(got, str) else "array"
-    article = "an" if what == "array" else "a"
+    kind = "string" if isinstance(value, str) else "array"
+    article = "an" if kind == "array" else "a"
     text = (
-        f"Invalid '{at}': {what} too long. Expected {article} {what} with maximum length {limit}, "
-        f"but got {article} {what} with length {len(got)} instead."
+        f"Invalid '{at}': {kind} too long. Expected {article} {kind} with maximum length {limit}, "
+        f"but got {article} {kind} with length {len(value)} instead."
     )
-    return InvalidParameter(text, param=at, problem="too_long", expected=limit, got=got)
+    return InvalidParameter(text, param=at, problem="too_long", expected=limit, got=value)
 
 
 def conflict_error(at: str, text: str) -> InvalidParameter:
@@ -242,30 +242,30 @@ def null_to_none(raw: Raw | None) -> Raw | None:
 
 def as_object(raw: Raw, at: str) -> dict[str, Raw]:
     """The fields of an object. Raises InvalidParameter or MalformedRequest."""
-    got = decode_value(raw)
-    if not isinstance(got, dict):
-        raise invalid_type_error(at, "an object", got)
+    value = decode_value(raw)
+    if not isinstance(value, dict):
+        raise invalid_type_error(at, "an object", value)
     return _decode_object(raw)
 
 
 def as_array(raw: Raw, at: str) -> list[Raw]:
     """The items of an array. Raises InvalidParameter or MalformedRequest."""
-    got = decode_value(raw)
-    if not isinstance(got, list):
-        raise invalid_type_error(at, "an array", got)
+    value = decode_value(raw)
+    if not isinstance(value, list):
+        raise invalid_type_error(at, "an array", value)
     return _decode_array(raw)
 
 
 def as_text(fields: Mapping[str, Raw], name: str, at: str) -> str:
     """A required string of the object at ``at``. Raises InvalidParameter."""
     raw = null_to_none(fields.get(name))
-    where = f"{at}.{name}" if at else name
+    path = f"{at}.{name}" if at else name
     if raw is None:
-        raise missing_error(where)
-    got = decode_value(raw)
-    if not isinstance(got, str):
-        raise invalid_type_error(where, "a string", got)
-    return got
+        raise missing_error(path)
+    value = decode_value(raw)
+    if not isinstance(value, str):
+        raise invalid_type_error(path, "a string", value)
+    return value
 
 
 def as_optional_text(fields: Mapping[str, Raw], name: str, at: str) -> str | None:
@@ -278,7 +278,7 @@ def as_optional_bool(fields: Mapping[str, Raw], name: str, at: str) -> bool | No
     raw = null_to_none(fields.get(name))
     if raw is None:
         return None
-    got = decode_value(raw)
-    if not isinstance(got, bool):
-        raise invalid_type_error(f"{at}.{name}", "a boolean", got)
-    return got
+    value = decode_value(raw)
+    if not isinstance(value, bool):
+        raise invalid_type_error(f"{at}.{name}", "a boolean", value)
+    return value

@@ -117,7 +117,7 @@ def _write_tool(tool: Tool) -> dict[str, Any]:
         schema: tool.parameters,
         "strict": tool.strict,
     }
-    return {name: got for name, got in fields.items() if got is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # --- tool_choice ----------------------------------------------------------------------------------
@@ -155,16 +155,16 @@ def _unknown_tool_error(text: str) -> Exception:
 
 
 def _read_tool_choice_value(raw: Raw) -> ToolChoice:
-    got = decode_value(raw)
-    match got:
+    value = decode_value(raw)
+    match value:
         case "none" | "auto" | "required":
-            return _TOOL_CHOICE_MODES[got]
+            return _TOOL_CHOICE_MODES[value]
         case str():
-            raise invalid_value_error("tool_choice", got, ("none", "auto", "required"))
+            raise invalid_value_error("tool_choice", value, ("none", "auto", "required"))
         case dict():
             return _read_object_choice(as_object(raw, "tool_choice"))
         case _:
-            raise invalid_type_error("tool_choice", "one of a string or object", got)
+            raise invalid_type_error("tool_choice", "one of a string or object", value)
 
 
 _TOOL_CHOICE_MODES: Mapping[str, Literal["none", "auto", "required"]] = {
@@ -200,9 +200,9 @@ def _read_allowed_tools(fields: Mapping[str, Raw]) -> AllowedTools:
         raise missing_error(f"{at}.tools")
     names = []
     for i, raw in enumerate(as_array(tools, f"{at}.tools")):
-        where = f"{at}.tools[{i}]"
-        item = as_object(raw, where)
-        names.append(_read_tool_name(item, as_text(item, "type", where), where))
+        path = f"{at}.tools[{i}]"
+        item = as_object(raw, path)
+        names.append(_read_tool_name(item, as_text(item, "type", path), path))
     return AllowedTools(mode, tuple(names))  # type: ignore[arg-type]
 
 
@@ -266,11 +266,11 @@ def _read_function_call(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> Too
     raw = null_to_none(fields.get("function_call"))
     if raw is None:
         return None
-    got = decode_value(raw)
-    if isinstance(got, str):
-        if got not in ("none", "auto"):
-            raise invalid_value_error("function_call", got, ("none", "auto"))
-        return _TOOL_CHOICE_MODES[got]
+    value = decode_value(raw)
+    if isinstance(value, str):
+        if value not in ("none", "auto"):
+            raise invalid_value_error("function_call", value, ("none", "auto"))
+        return _TOOL_CHOICE_MODES[value]
     name = as_text(as_object(raw, "function_call"), "name", "function_call")
     if name not in {tool.name for tool in tools}:
         raise invalid_value_error("function_call", name, tuple(tool.name for tool in tools))
@@ -329,7 +329,7 @@ def write_response_format(output: OutputFormat | None) -> dict[str, Any] | None:
             return {"type": "json_object"}
         case JsonSchemaFormat(schema, name, description, strict):
             body = {"name": name, "description": description, "schema": schema, "strict": strict}
-            body = {key: got for key, got in body.items() if got is not None}
+            body = {key: value for key, value in body.items() if value is not None}
             return {"type": "json_schema", "json_schema": body}
         case _:
             return None

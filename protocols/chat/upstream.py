@@ -356,9 +356,9 @@ class RequestWriter:
         self._prefix = prefix
         self._allows_privileged = powers
         more = profile.privileged_params if powers else ()
-        plain = [param for param in more if param.wire != "chat_template"]
+        more_params = [param for param in more if param.wire != "chat_template"]
         self._chat_params = ParamTable(*profile.chat, *more)
-        self._completion_params = ParamTable(*profile.completion, *plain)
+        self._completion_params = ParamTable(*profile.completion, *more_params)
         self._embedding_params = ParamTable(*profile.embedding)
         self._generation_support = {chat: self._build_support(chat=chat) for chat in (True, False)}
         self._embedding_support = params.build_parameter_support(self._embedding_params)
@@ -390,19 +390,19 @@ class RequestWriter:
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
-            found = loss.find_unsupported_parameters(
+            losses = loss.find_unsupported_parameters(
                 _ignore_overflow_error(request), self._embedding_support, names, extra=True
             )
         else:
-            found = self._find_generation_losses(request, names)
+            losses = self._find_generation_losses(request, names)
         if not request.extra:
-            return found
-        left = tuple(
+            return losses
+        excess = tuple(
             UnsupportedParameter(name, "dropped")
             for name in request.extra
             if not self.forwards_field(name)
         )
-        return found + left
+        return losses + excess
 
     def expects_echo(self, request: GenerationRequest) -> bool:
         """Whether the worker is asked to return the prompt."""
@@ -417,10 +417,10 @@ class RequestWriter:
     # --- bodies -----------------------------------------------------------------------------------
 
     def _write_embedding(self, request: EmbeddingRequest) -> dict[str, Any]:
-        alone = len(request.inputs) == 1
+        is_single = len(request.inputs) == 1
         body: dict[str, Any] = {
             "model": request.model,
-            "input": request.inputs[0] if alone else request.inputs,
+            "input": request.inputs[0] if is_single else request.inputs,
         }
         body |= params.write_params(self._embedding_params, request.set_fields)
         if request.encoding != "float":
@@ -525,13 +525,13 @@ class RequestWriter:
         if not request.labels:
             return {}
         labels = {n: request.labels[n] for n in self._profile.labels if n in request.labels}
-        told = {
+        values = {
             name.removeprefix("metadata."): text
             for name, text in request.labels.items()
             if name.startswith("metadata.")
         }
-        if told and "safety_identifier" in self._profile.labels:
-            return {**labels, "metadata": told}
+        if values and "safety_identifier" in self._profile.labels:
+            return {**labels, "metadata": values}
         return dict(labels)
 
     # --- losses -----------------------------------------------------------------------------------
@@ -545,7 +545,7 @@ class RequestWriter:
             return loss.find_unsupported_parameters(request, carries, names, extra=True)
         if more := self._build_request_support(request, chat=chat):
             carries = carries | more
-        found = list(
+        losses = list(
             loss.find_unsupported_parameters(
                 _ignore_overflow_error(request), carries, names, extra=True
             )
@@ -553,38 +553,40 @@ class RequestWriter:
         stops, most = len(request.stopping.stop), self._profile.max_stop_strings
         if most is not None and stops > most:
             wire = names.get("stopping.stop", "stop")
-            found.append(
+            losses.append(
                 UnsupportedParameter(wire, "clamped", f"{stops} to {most}", "stopping.stop")
             )
         if chat and len(request.prompts) > 1:
-            found.append(
+            losses.append(
                 UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
             )
         if request.response_options.token_ids and not self._profile.token_ids:
-            found.append(
+            losses.append(
                 UnsupportedParameter(
                     names.get("response_options.token_ids", "return_token_ids"), "dropped"
                 )
             )
         custom = chat and request.tools and not self._profile.custom_tools
         if custom and any(tool.kind == "custom" for tool in request.tools):
-            found.append(
+            losses.append(
                 UnsupportedParameter(
                     names.get("tools", "tools"), "dropped", "custom tools", "tools"
                 )
             )
         if request.messages:
-            found += self._find_ignored_parts(request, names)
-        return tuple(found)
+            losses += self._find_ignored_parts(request, names)
+        return tuple(losses)
 
     def _find_ignored_parts(
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> Iterator[UnsupportedParameter]:
         """The losses of content parts that the worker ignores."""
         parts = {type(part) for message in request.messages for part in message.parts}
-        if unseen := [told for kind, told in self._profile.ignored_parts.items() if kind in parts]:
-            where = names.get("messages", "messages")
-            yield UnsupportedParameter(where, "dropped", ", ".join(unseen), "messages")
+        if unseen := [
+            label for kind, label in self._profile.ignored_parts.items() if kind in parts
+        ]:
+            field = names.get("messages", "messages")
+            yield UnsupportedParameter(field, "dropped", ", ".join(unseen), "messages")
         if ReasoningPart in parts and not self._profile.message_style.includes_reasoning:
             yield UnsupportedParameter("messages", "dropped", "earlier reasoning")
 
@@ -693,16 +695,16 @@ class RequestReducer(Generic[RequestT]):
     def drop_fields(self, *paths: str, detail: str = "") -> None:
         """Drop the values set at these paths."""
         for path in paths:
-            got = self._get_field(path)
-            if got is not None and got != ():
-                self.set_field(path, () if isinstance(got, tuple) else None)
+            value = self._get_field(path)
+            if value is not None and value != ():
+                self.set_field(path, () if isinstance(value, tuple) else None)
                 self.report(path, "dropped", detail)
 
     def _get_field(self, path: str) -> Any:
         """The value set at a path; None if a section is absent."""
         section, _, name = path.rpartition(".")
-        holder = getattr(self.request, section) if section else self.request
-        return getattr(holder, name, None)
+        section_value = getattr(self.request, section) if section else self.request
+        return getattr(section_value, name, None)
 
     def drop_foreign_extra(self, source: str) -> None:
         """Drop unknown fields unless they are from clients of ``source``."""
@@ -724,14 +726,14 @@ def remove_parts(
     narrow: RequestReducer[GenerationRequest], kinds: Mapping[type[ContentPart], str]
 ) -> None:
     """Drop content parts of these kinds; the values are their names in reports."""
-    found = {type(part) for message in narrow.request.messages for part in message.parts}
-    if lost := sorted(shown for kind, shown in kinds.items() if kind in found):
+    part_types = {type(part) for message in narrow.request.messages for part in message.parts}
+    if lost := sorted(shown for kind, shown in kinds.items() if kind in part_types):
         narrow.report("messages", "dropped", ", ".join(lost))
-        kept = tuple(
+        messages = tuple(
             replace(m, parts=tuple(part for part in m.parts if type(part) not in kinds))
             for m in narrow.request.messages
         )
-        narrow.set_field("messages", kept)
+        narrow.set_field("messages", messages)
 
 
 def remove_logprobs(narrow: RequestReducer[GenerationRequest], detail: str = "") -> None:

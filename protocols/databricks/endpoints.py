@@ -135,14 +135,14 @@ class Databricks(DatabricksUpstream):
         return request
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
         """Create the encoder of the response."""
         del call
         if isinstance(request, EmbeddingRequest):
-            return responses.create_embedding_encoder(request, about)
+            return responses.create_embedding_encoder(request, context)
         return responses.create_generation_encoder(
-            request, about, by_prompt=self._indexes_by_prompt
+            request, context, by_prompt=self._indexes_by_prompt
         )
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
@@ -181,20 +181,20 @@ class Databricks(DatabricksUpstream):
     def _is_stream(self, call: ClientRequest, fields: Mapping[str, Raw]) -> bool:
         """Whether to stream; embeddings never do. Raises InvalidParameter."""
         raw = null_to_none(fields.get("stream"))
-        got = self._stream_default if raw is None else decode_value(raw)
-        if not isinstance(got, bool):
-            raise invalid_type_error("stream", "a boolean", got)
+        value = self._stream_default if raw is None else decode_value(raw)
+        if not isinstance(value, bool):
+            raise invalid_type_error("stream", "a boolean", value)
         embeds = call.endpoint.operation == "embedding" or (
             call.endpoint.operation == "invocations"
             and "input" in fields
             and "messages" not in fields
         )
-        return got and not embeds
+        return value and not embeds
 
     # --- towards workers --------------------------------------------------------------------------
 
     def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
     ) -> PassthroughRequest | None:
         """See ``SupportsPassthrough``. Only for clients whose order of roles is not checked."""
         if not isinstance(client, Databricks) or client._role_rules == "strict":  # noqa: SLF001
@@ -204,7 +204,9 @@ class Databricks(DatabricksUpstream):
             task, stream = _read_task(call, fields), client._is_stream(call, fields)  # noqa: SLF001
         except ClientError:
             return None
-        return upstream.build_passthrough(self._passthrough_rules, call, about, task, stream=stream)
+        return upstream.build_passthrough(
+            self._passthrough_rules, call, context, task, stream=stream
+        )
 
 
 def _read_endpoint_name(call: ClientRequest, fields: Mapping[str, Raw]) -> str:

@@ -182,8 +182,8 @@ class DatabricksUpstream:
         texts = request.inputs if isinstance(request, EmbeddingRequest) else request.prompts
         _check_texts(texts, "input" if isinstance(request, EmbeddingRequest) else "prompt")
         writer = self._select_writer(request)
-        asked = replace(self._reduce_request(request, {}).request, extra={})
-        _, body = writer.write_body(asked)
+        requested = replace(self._reduce_request(request, {}).request, extra={})
+        _, body = writer.write_body(requested)
         del body["model"]
         if isinstance(request, GenerationRequest):
             _finish_body(body, request)
@@ -239,7 +239,7 @@ class DatabricksUpstream:
                 narrow.drop_fields("n", detail="one at a time")
             _reduce_messages(narrow)
             _reduce_tools(narrow)
-            _reduce_reasoning(narrow, own=request.source == self._source)
+            _reduce_reasoning(narrow, from_databricks=request.source == self._source)
         else:
             if (request.n or 1) > 1:
                 narrow.drop_fields("n", detail="those of one prompt have one index")
@@ -262,8 +262,8 @@ def _reduce_message(message: Message) -> Message:
     """The message for an endpoint: only users have names, and no blank text beside tool calls."""
     name = message.name if message.role == "user" else None
     blank = bool(message.tool_calls) and not message.text.strip()
-    kept = tuple(part for part in message.parts if not (blank and isinstance(part, TextPart)))
-    return replace(message, name=name, parts=kept)
+    parts = tuple(part for part in message.parts if not (blank and isinstance(part, TextPart)))
+    return replace(message, name=name, parts=parts)
 
 
 def _reduce_tools(narrow: RequestReducer[GenerationRequest]) -> None:
@@ -272,22 +272,22 @@ def _reduce_tools(narrow: RequestReducer[GenerationRequest]) -> None:
     if len(tools) > MAX_TOOLS:
         narrow.report("tools", "clamped", f"{len(tools)} to {MAX_TOOLS}")
         named = choice.name if isinstance(choice, NamedTool) else None
-        kept = sorted(tools, key=lambda tool: tool.name != named)[:MAX_TOOLS]
-        narrow.set_field("tools", tuple(kept))
+        offered_tools = sorted(tools, key=lambda tool: tool.name != named)[:MAX_TOOLS]
+        narrow.set_field("tools", tuple(offered_tools))
         narrow.set_field("tool_choice", choice)
 
 
-def _reduce_reasoning(narrow: RequestReducer[GenerationRequest], *, own: bool) -> None:
+def _reduce_reasoning(narrow: RequestReducer[GenerationRequest], *, from_databricks: bool) -> None:
     """``thinking`` replaces fields that are dropped here without a loss."""
-    asked = narrow.request.reasoning
-    if asked is None:
+    requested = narrow.request.reasoning
+    if requested is None:
         return
-    if asked.effort == "none":
+    if requested.effort == "none":
         narrow.drop_fields("reasoning.effort")
-    elif (nearest := EFFORT_MAPPING.get(asked.effort or "")) is not None:
-        narrow.report("reasoning.effort", "clamped", f"{asked.effort} to {nearest}")
+    elif (nearest := EFFORT_MAPPING.get(requested.effort or "")) is not None:
+        narrow.report("reasoning.effort", "clamped", f"{requested.effort} to {nearest}")
         narrow.set_field("reasoning.effort", nearest)
-    if asked.include is False and not own:
+    if requested.include is False and not from_databricks:
         narrow.report("reasoning.include", "approximated", "no thinking at all")
     narrow.set_field("reasoning.budget", None)
     narrow.set_field("reasoning.include", None)
@@ -313,9 +313,9 @@ def _check_texts(texts: tuple[Prompt, ...], param: str) -> None:
         raise UnsupportedFeature("The model's workers take text, not token ids.", param=param)
 
 
-def _as_text(got: Any) -> str:
+def _as_text(value: Any) -> str:
     """A value in ``extra_params``, where all values are strings."""
-    return got if isinstance(got, str) else _encode(got).decode()
+    return value if isinstance(value, str) else _encode(value).decode()
 
 
 def _build_usage_context(request: Request) -> dict[str, str]:
@@ -362,8 +362,8 @@ def map_worker_error(
 ) -> GatewayError:
     """A ``protocols.chat.errors.WorkerErrorMapper`` that uses the error's code."""
     status = _STATUS_BY_CODE.get(str(fault.code), status)
-    if found := _PROMPT_TOO_LONG.search(fault.text):
-        return ContextTooLong(fault.text, tokens=int(found[1]), limit=int(found[2]))
+    if match := _PROMPT_TOO_LONG.search(fault.text):
+        return ContextTooLong(fault.text, tokens=int(match[1]), limit=int(match[2]))
     return errors.map_worker_error(status, fault, retry_after)
 
 
@@ -469,7 +469,7 @@ def build_passthrough_rules() -> PassthroughRules:
 def build_passthrough(
     relays: PassthroughRules,
     call: ClientRequest,
-    about: ResponseContext,
+    context: ResponseContext,
     task: RequestTask,
     *,
     stream: bool,
@@ -479,10 +479,10 @@ def build_passthrough(
     ``stream`` is what the client means, also by silence: whatever the worker takes that for, the
     client gets what it waits for.
     """
-    if about.backend_model in _INVALID_NAMES:
+    if context.backend_model in _INVALID_NAMES:
         return None
     form = f"{task} of an endpoint" if call.endpoint.operation == "invocations" else task
     streams = stream and task != "embedding"
-    names = {"model": about.backend_model}
-    headers = create_header_builder(RESPONSE_STYLE, about, ())
-    return relays.prepare_passthrough(form, call, about, headers, names=names, stream=streams)
+    names = {"model": context.backend_model}
+    headers = create_header_builder(RESPONSE_STYLE, context, ())
+    return relays.prepare_passthrough(form, call, context, headers, names=names, stream=streams)

@@ -67,15 +67,15 @@ def format_rate_limit_headers(
     requests: RateLimitStatus | None, tokens: RateLimitStatus | None
 ) -> Headers:
     """The headers of each existing limit."""
-    found: Headers = ()
+    headers: Headers = ()
     for name, one in (("requests", requests), ("tokens", tokens)):
         if one is not None:
-            found += (
+            headers += (
                 (f"x-ratelimit-limit-{name}", str(one.limit)),
                 (f"x-ratelimit-remaining-{name}", str(one.remaining)),
                 (f"x-ratelimit-reset-{name}", format_duration(one.reset_after)),
             )
-    return found
+    return headers
 
 
 def format_duration(seconds: float) -> str:
@@ -139,10 +139,10 @@ def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
 def _read_any_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
     """See ``OpenAI.read_routing_info``, for any body."""
     try:
-        found = _decode_routing_fields(call.body)
+        fields = _decode_routing_fields(call.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _read_checked_routing_info(call, client_id)
-    return RoutingInfo(found.model, None, found.stream is True, client_id or found.request_id)
+    return RoutingInfo(fields.model, None, fields.stream is True, client_id or fields.request_id)
 
 
 def _read_checked_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
@@ -158,11 +158,11 @@ def _read_checked_routing_info(call: ClientRequest, client_id: str | None) -> Ro
 
 def read_timeout(headers: Mapping[str, str]) -> float | None:
     """The client's timeout in seconds, from its library's header; a hint, never an error."""
-    told = headers.get(_TIMEOUT_HEADER)
-    if told is None:
+    text = headers.get(_TIMEOUT_HEADER)
+    if text is None:
         return None
     try:
-        seconds = float(told)
+        seconds = float(text)
     except ValueError:
         return None
     return seconds if 0 < seconds < 1e9 else None  # noqa: PLR2004 - and no infinity
@@ -257,15 +257,15 @@ class OpenAI:
                 )
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         del call
         if isinstance(request, EmbeddingRequest):
-            return EmbeddingEncoder(self._response_style, request, about)
+            return EmbeddingEncoder(self._response_style, request, context)
         if request.kind == "chat":
-            return ChatEncoder(self._response_style, request, about)
-        return CompletionEncoder(self._response_style, request, about)
+            return ChatEncoder(self._response_style, request, context)
+        return CompletionEncoder(self._response_style, request, context)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
@@ -323,11 +323,11 @@ class OpenAI:
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        known = self._remove_foreign_extra(request)
-        told = self._request_writer.unsupported_parameters(known, names)
-        if known is request:
-            return told
-        return told + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
+        own_request = self._remove_foreign_extra(request)
+        losses = self._request_writer.unsupported_parameters(own_request, names)
+        if own_request is request:
+            return losses
+        return losses + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -340,15 +340,15 @@ class OpenAI:
         return msgspec.structs.replace(request, extra={})
 
     def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
     ) -> PassthroughRequest | None:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
-        headers = create_header_builder(client._response_style, about, ())  # noqa: SLF001
+        headers = create_header_builder(client._response_style, context, ())  # noqa: SLF001
         timeout = read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None
         return self._passthrough_rules.prepare_passthrough(
-            call.endpoint.operation, call, about, headers, timeout=timeout
+            call.endpoint.operation, call, context, headers, timeout=timeout
         )
 
     def create_decoder(self, request: Request) -> ResponseDecoder:

@@ -133,8 +133,8 @@ class OVMS(OvmsUpstream):
         """Decode the request as the graph does."""
         del model
         if not requests.has_json_body(call):
-            what = "embeddings" if call.endpoint.operation == "embedding" else "text generation"
-            raise InvalidParameter(_NOT_JSON_ERROR.format(what), param="messages")
+            task = "embeddings" if call.endpoint.operation == "embedding" else "text generation"
+            raise InvalidParameter(_NOT_JSON_ERROR.format(task), param="messages")
         match call.endpoint.operation:
             case "chat" | "completion" as kind:
                 return requests.read_generation_request(
@@ -146,7 +146,7 @@ class OVMS(OvmsUpstream):
                 raise InvalidParameter(_WRONG_ENDPOINT_ERROR, param="path")
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
         """Create the encoder of the response."""
         if isinstance(request, EmbeddingRequest):
@@ -155,7 +155,7 @@ class OVMS(OvmsUpstream):
         form = ResponseVariant(
             is_chat=call.endpoint.operation == "chat", early=self._early, with_usage=usage
         )
-        return GenerationEncoder(form, about)
+        return GenerationEncoder(form, context)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """Build the error response."""
@@ -224,17 +224,17 @@ class OVMS(OvmsUpstream):
     # --- towards workers --------------------------------------------------------------------------
 
     def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
     ) -> PassthroughRequest | None:
         """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have one release."""
-        alike = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
+        has_same_profile = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
         if (
-            not alike
+            not has_same_profile
             or not requests.has_json_body(call)
             or call.endpoint.operation not in self._passthrough
         ):
             return None
-        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
+        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, context, tuple)
 
 
 def _read_path_model(call: ClientRequest) -> str:

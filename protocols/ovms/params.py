@@ -195,18 +195,18 @@ def read_params(rows: Iterable[OvmsParam], fields: Mapping[str, Raw], into: Pars
         raw = fields.get(row.param.wire)
         if raw is None:
             continue
-        got = decode_value(raw)
+        value = decode_value(raw)
         low, high = row.integer_range
-        if type(got) is int and not low <= got <= high:
-            raise _build_value_error(row, row.type_error, got)
+        if type(value) is int and not low <= value <= high:
+            raise _build_value_error(row, row.type_error, value)
         try:
             read_param(row.param, raw, into)
         except InvalidParameter as error:
             wrong_type = error.problem == "type"
             raise _build_value_error(
-                row, row.type_error if wrong_type else row.range_error, got
+                row, row.type_error if wrong_type else row.range_error, value
             ) from None
 
 
-def _build_value_error(row: OvmsParam, text: str, got: object) -> InvalidParameter:
-    return InvalidParameter(text, param=row.param.wire, expected=row.param, got=got)
+def _build_value_error(row: OvmsParam, text: str, value: object) -> InvalidParameter:
+    return InvalidParameter(text, param=row.param.wire, expected=row.param, got=value)

@@ -313,8 +313,8 @@ def map_worker_error(
     elif status == 412:  # noqa: PLR2004 - its own for what it could not read
         text, status = _JSON_ERROR_PATTERN.sub("", text), 400
     for pattern in _CONTEXT_LENGTH_PATTERNS:
-        if found := pattern.search(text):
-            tokens, limit = (int(one) if one else None for one in found.groups())
+        if match := pattern.search(text):
+            tokens, limit = (int(one) if one else None for one in match.groups())
             return ContextTooLong(text, tokens=tokens, limit=limit)
     if _PATH_ERROR_PATTERN.match(text):
         error = WorkerFailed("The worker does not know the gateway's path.", status=status)
