@@ -181,8 +181,6 @@ class MessageRules(Struct, frozen=True, kw_only=True):
     user_parts: tuple[str, ...] = USER_PART_TYPES
     assistant_parts: tuple[str, ...] = ("text", "refusal")
     """``reasoning`` is known, too, for protocols that allow it."""
-    optional_content_roles: frozenset[str] = frozenset()
-    """Roles whose messages may always have no content."""
     requires_tool_results: bool = True
     """Each tool call needs a tool message, and each tool message a call."""
     accepts_argument_objects: bool = False
@@ -276,7 +274,7 @@ def _read_message(value: Any, at: str, rules: MessageRules) -> Message:
     aside = _read_reasoning_and_refusal(value, at) if role == "assistant" else ()
     refused = bool(aside) and isinstance(aside[-1], RefusalPart)
     nullable = role == "function" and "content" in value
-    optional = bool(calls) or refused or role in rules.optional_content_roles or nullable
+    optional = bool(calls) or refused or nullable
     parts = aside[:-1] if refused else aside
     parts += _read_content(value, role, at, rules, optional=optional)
     if refused:

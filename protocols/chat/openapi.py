@@ -15,6 +15,7 @@ from protocols.chat.requests import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     MAX_IDENTIFIER_LENGTH,
+    MAX_INPUTS,
     METADATA_LIMITS,
     RequestRules,
 )
@@ -190,9 +191,9 @@ def build_completion_request(rules: RequestRules) -> Schema:
 
 def build_embedding_request(rules: RequestRules) -> Schema:
     """The body of an embeddings request; one limit for the inputs, and for the tokens of each."""
-    most = rules.max_inputs
+    limit = f"[1..{MAX_INPUTS}]"
     inputs = parse_type(
-        f"Text | Token[1..{most}] | Text[1..{most}] | Token[1..{most}][1..{most}]",
+        f"Text | Token{limit} | Text{limit} | Token{limit}{limit}",
         Text=NONEMPTY_STRING,
         Token=_TOKEN,
     )

@@ -248,6 +248,14 @@ def as_object(raw: Raw, at: str) -> dict[str, Raw]:
     return _decode_object(raw)
 
 
+def as_object_field(fields: Mapping[str, Raw], name: str, at: str) -> dict[str, Raw]:
+    """The fields of a required object of the object at ``at``. Raises InvalidParameter."""
+    raw, path = null_to_none(fields.get(name)), f"{at}.{name}"
+    if raw is None:
+        raise missing_error(path)
+    return as_object(raw, path)
+
+
 def as_array(raw: Raw, at: str) -> list[Raw]:
     """The items of an array. Raises InvalidParameter or MalformedRequest."""
     value = decode_value(raw)

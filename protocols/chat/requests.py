@@ -67,7 +67,7 @@ _TOOL_FIELDS = frozenset({"tools", "tool_choice", "functions", "function_call"})
 
 METADATA_LIMITS = 16, 64, 512
 MAX_IDENTIFIER_LENGTH = 64
-_MAX_INPUTS = 2048
+MAX_INPUTS = 2048
 
 
 class RequestRules(Struct, frozen=True, kw_only=True):
@@ -78,13 +78,10 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     embedding: ParamTable = ParamTable(*EMBEDDING_PARAMS, *EMBEDDING_EXTENSION_PARAMS)
     message_rules: MessageRules = DEFAULT_MESSAGE_RULES
     max_tools: int = 128
-    max_inputs: int = _MAX_INPUTS
     unknown_fields: Literal["forward", "ignore", "reject"] = "forward"
     """What happens to fields that are in no table."""
     default_completion_tokens: int | None = 16
     """The default of ``max_tokens`` of completions."""
-    completion_mode: Literal["raw", "server"] = "raw"
-    """``raw``: prompts go to the model unchanged; ``server``: the worker wraps them."""
 
 
 DEFAULT_REQUEST_RULES = RequestRules()
@@ -200,7 +197,7 @@ def read_completion(
         values["stopping.max_tokens"] = rules.default_completion_tokens
     if values.get("echo") and (top := values.get("logprobs.top")) is not None:
         values["logprobs.prompt"] = top
-    values["templating.mode"] = rules.completion_mode
+    values["templating.mode"] = "raw"
     return GenerationRequest(
         model=name,
         kind="completion",
@@ -273,10 +270,10 @@ def read_embedding(
 ) -> EmbeddingRequest:
     """Decode an embeddings request. Raises ClientError."""
     name = read_model(fields) if model is None else model
-    inputs = read_prompts(fields.get("input"), "input", most=rules.max_inputs, blank=False)
+    inputs = read_prompts(fields.get("input"), "input", most=MAX_INPUTS, blank=False)
     for i, one in enumerate(inputs):
-        if len(one) > _MAX_INPUTS and not isinstance(one, str):
-            raise too_long_error("input" if len(inputs) == 1 else f"input[{i}]", _MAX_INPUTS, one)
+        if len(one) > MAX_INPUTS and not isinstance(one, str):
+            raise too_long_error("input" if len(inputs) == 1 else f"input[{i}]", MAX_INPUTS, one)
     values = params.read_params(rules.embedding, fields)
     _set_request_info(values, fields, client_id, timeout)
     return EmbeddingRequest(

@@ -18,6 +18,7 @@ from msgspec import Raw
 from protocols.chat.params import (
     as_array,
     as_object,
+    as_object_field,
     as_optional_bool,
     as_optional_text,
     as_text,
@@ -51,14 +52,13 @@ def read_tools(
     *,
     most: int = 128,
     kinds: tuple[str, ...] = ("function", "custom"),
-    none_as_absent: bool = False,
 ) -> tuple[Tool, ...]:
-    """The tools of a request. ``none_as_absent``: an empty array means no tools, not an error."""
+    """The tools of a request."""
     raw = null_to_none(fields.get("tools"))
     if raw is None:
         return ()
     items = as_array(raw, "tools")
-    if not items and not none_as_absent:
+    if not items:
         raise empty_value_error("tools", items)
     if len(items) > most:
         raise too_long_error("tools", most, items)
@@ -70,22 +70,18 @@ def _read_tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
     kind = as_text(fields, "type", at)
     if kind not in kinds:
         raise invalid_value_error(f"{at}.type", kind, kinds)
-    body = null_to_none(fields.get(kind))
-    if body is None:
-        raise missing_error(f"{at}.{kind}")
+    body, path = as_object_field(fields, kind, at), f"{at}.{kind}"
     if kind == "function":
-        return _read_function(body, f"{at}.function")
-    custom = as_object(body, f"{at}.custom")
+        return _read_function(body, path)
     return Tool(
-        _read_name(custom, f"{at}.custom"),
-        as_optional_text(custom, "description", f"{at}.custom"),
-        null_to_none(custom.get("format")),
+        _read_name(body, path),
+        as_optional_text(body, "description", path),
+        null_to_none(body.get("format")),
         kind="custom",
     )
 
 
-def _read_function(raw: Raw, at: str) -> Tool:
-    fields = as_object(raw, at)
+def _read_function(fields: Mapping[str, Raw], at: str) -> Tool:
     parameters = null_to_none(fields.get("parameters"))
     if parameters is not None:
         as_object(parameters, f"{at}.parameters")
@@ -188,10 +184,7 @@ def _read_object_choice(fields: Mapping[str, Raw]) -> ToolChoice:
 
 def _read_allowed_tools(fields: Mapping[str, Raw]) -> AllowedTools:
     at = "tool_choice.allowed_tools"
-    body = null_to_none(fields.get("allowed_tools"))
-    if body is None:
-        raise missing_error(at)
-    inner = as_object(body, at)
+    inner = as_object_field(fields, "allowed_tools", "tool_choice")
     mode = as_text(inner, "mode", at)
     if mode not in ("auto", "required"):
         raise invalid_value_error(f"{at}.mode", mode, ("auto", "required"))
@@ -207,10 +200,7 @@ def _read_allowed_tools(fields: Mapping[str, Raw]) -> AllowedTools:
 
 
 def _read_tool_name(fields: Mapping[str, Raw], kind: str, at: str) -> str:
-    body = null_to_none(fields.get(kind))
-    if body is None:
-        raise missing_error(f"{at}.{kind}")
-    return as_text(as_object(body, f"{at}.{kind}"), "name", f"{at}.{kind}")
+    return as_text(as_object_field(fields, kind, at), "name", f"{at}.{kind}")
 
 
 def write_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> Any:
@@ -258,7 +248,10 @@ def read_functions(
         raise empty_value_error("functions", items)
     if len(items) > 128:  # noqa: PLR2004 - the specification's number
         raise too_long_error("functions", 128, items)
-    tools = tuple(_read_function(item, f"functions[{i}]") for i, item in enumerate(items))
+    tools = tuple(
+        _read_function(as_object(item, f"functions[{i}]"), f"functions[{i}]")
+        for i, item in enumerate(items)
+    )
     return tools, _read_function_call(fields, tools)
 
 
@@ -301,10 +294,7 @@ def read_response_format(fields: Mapping[str, Raw]) -> OutputFormat | None:
 
 def _read_json_schema(fields: Mapping[str, Raw]) -> JsonSchemaFormat:
     at = "response_format.json_schema"
-    raw = null_to_none(fields.get("json_schema"))
-    if raw is None:
-        raise missing_error(at)
-    inner = as_object(raw, at)
+    inner = as_object_field(fields, "json_schema", "response_format")
     name = as_text(inner, "name", at)
     if not _NAME_PATTERN.fullmatch(name):
         text = f"Invalid '{at}.name': string does not match pattern '^[a-zA-Z0-9_-]{{1,64}}$'."

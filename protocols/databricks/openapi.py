@@ -5,6 +5,7 @@ from typing import Final
 
 from protocols.chat import openapi
 from protocols.chat.errors import ErrorBody
+from protocols.chat.requests import MAX_INPUTS
 from protocols.core.interfaces import OpenApiFragment
 from protocols.databricks import errors, listing, params
 from protocols.databricks.requests import REQUEST_RULES, STRICT_FIELDS, RequestTask
@@ -36,7 +37,7 @@ _FIELD_TYPES: Final = parse_types(
     usage_context = Context | null
     """,
     NonemptyString=NONEMPTY_STRING,
-    Inputs=array_of(NONEMPTY_STRING, minItems=1, maxItems=REQUEST_RULES.max_inputs),
+    Inputs=array_of(NONEMPTY_STRING, minItems=1, maxItems=MAX_INPUTS),
     Budget={"type": "integer", "minimum": 1},
     Context=map_of(STRING),
 )
