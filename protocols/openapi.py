@@ -265,7 +265,7 @@ def build_request_body(schema: Schema) -> Schema:
 
 
 CONDITION_RESPONSE: Final[Schema] = {"description": "The condition holds."}
-"""The response without a body of an operation that asks whether something is so."""
+"""The response, without a body, of an operation that checks a condition."""
 
 
 def build_response(schema: Schema | None, event: Schema | None = None) -> Schema:

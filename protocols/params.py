@@ -293,7 +293,7 @@ def _to_float(value: int) -> Any:
         return _UNSET
 
 
-# --- the other way: a request to a worker's fields ------------------------------------------------
+# --- worker requests ------------------------------------------------------------------------------
 
 
 def write_params(table: ParamTable, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class EmbeddingEncoder:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         packed = self._request.encoding == "base64"
         data = [
-            EmbeddingItem("embedding", i, _encode_base64(values) if packed else values)
+            EmbeddingItem("embedding", i, encode_base64(values) if packed else values)
             for i, values in enumerate(response.embeddings)
         ]
         body = EmbeddingList("list", data, self._model, id=self._id)
@@ -99,7 +99,8 @@ class EmbeddingEncoder:
         return HttpResponse(200, encode_json(body))
 
 
-def _encode_base64(values: tuple[float, ...]) -> str:
+def encode_base64(values: tuple[float, ...]) -> str:
+    """The vector as base64 of little-endian float32."""
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 

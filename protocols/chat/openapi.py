@@ -47,10 +47,10 @@ from protocols.openapi import (
 )
 from protocols.params import Param
 
-# Requests' fields that are no scalars, as JSON Schema: what their readers take.
+# Fields of requests that are no scalars, as their readers accept them.
 #
-# Rules between fields and between messages (a tool's message answers a call) have no place here: a
-# request that breaks one is refused.
+# JSON Schema cannot express rules between fields or between messages (a tool message needs a call);
+# a request that breaks one is rejected.
 
 _MODEL_SCHEMA: Final[Schema] = {
     **NONEMPTY_STRING,

@@ -48,7 +48,7 @@ SHARED_PARAMS: tuple[Param, ...] = (
     ),
     _USER,
 )
-"""What conversations and completions have in common."""
+"""Parameters of conversations and of completions."""
 
 CHAT_PARAMS: tuple[Param, ...] = (
     Param("max_tokens", "stopping.max_tokens", "int", minimum=1),
@@ -121,7 +121,7 @@ EXTENSION_PARAMS: tuple[Param, ...] = (
     Param("session_id", "labels.session_id", "str"),
     Param("return_token_ids", "response_options.token_ids", "bool"),
 )
-"""What vLLM takes beside, for conversations and completions alike."""
+"""Additional parameters of vLLM for conversations and completions."""
 
 CHAT_EXTENSION_PARAMS: tuple[Param, ...] = (
     *EXTENSION_PARAMS,
@@ -131,7 +131,8 @@ CHAT_EXTENSION_PARAMS: tuple[Param, ...] = (
     Param("include_reasoning", "reasoning.include", "bool"),
     Param("thinking_token_budget", "reasoning.budget", "int", minimum=0),
 )
-"""What vLLM takes beside for conversations. Not here: chat_template_kwargs, structured_outputs."""
+"""Additional parameters of vLLM for conversations. Not here: chat_template_kwargs,
+structured_outputs."""
 
 EMBEDDING_EXTENSION_PARAMS: tuple[Param, ...] = (
     Param("truncate_prompt_tokens", "truncate", "int", minimum=-1),

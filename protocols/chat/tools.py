@@ -1,7 +1,6 @@
-"""What binds an answer's form: tools, tool_choice, the older functions, and response_format.
+"""Tools, tool_choice, the older functions, and response_format.
 
-Each reader takes a request's fields and gives the internal form; each writer gives what a worker's
-JSON holds. The knobs are arguments::
+Readers convert a request's fields to the internal form, writers convert it to a worker's JSON::
 
     tools = read_tools(fields, most=32)
     choice = read_tool_choice(fields, tools)

@@ -194,7 +194,7 @@ class Databricks(DatabricksUpstream):
     # --- towards workers --------------------------------------------------------------------------
 
     def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
         """See ``SupportsPassthrough``. Only for clients whose order of roles is not checked."""
         if not isinstance(client, Databricks) or client._role_rules == "strict":  # noqa: SLF001
@@ -204,9 +204,7 @@ class Databricks(DatabricksUpstream):
             task, stream = _read_task(call, fields), client._is_stream(call, fields)  # noqa: SLF001
         except ClientError:
             return None
-        return upstream.build_passthrough(
-            self._passthrough_rules, call, context, task, stream=stream
-        )
+        return upstream.build_passthrough(self._passthrough_rules, call, about, task, stream=stream)
 
 
 def _read_endpoint_name(call: ClientRequest, fields: Mapping[str, Raw]) -> str:

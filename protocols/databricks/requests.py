@@ -261,7 +261,7 @@ def _read_thinking(raw: Raw) -> dict[str, Any]:
             raise invalid_type_error("thinking", "an object", value)
 
 
-# --- what comes beside ----------------------------------------------------------------------------
+# --- usage_context and extra_params ---------------------------------------------------------------
 
 
 def _read_usage_context(raw: Raw | None) -> dict[str, str]:

@@ -469,7 +469,7 @@ def build_passthrough_rules() -> PassthroughRules:
 def build_passthrough(
     relays: PassthroughRules,
     call: ClientRequest,
-    context: ResponseContext,
+    about: ResponseContext,
     task: RequestTask,
     *,
     stream: bool,
@@ -479,10 +479,10 @@ def build_passthrough(
     ``stream`` is what the client means, also by silence: whatever the worker takes that for, the
     client gets what it waits for.
     """
-    if context.backend_model in _INVALID_NAMES:
+    if about.backend_model in _INVALID_NAMES:
         return None
     form = f"{task} of an endpoint" if call.endpoint.operation == "invocations" else task
     streams = stream and task != "embedding"
-    names = {"model": context.backend_model}
-    headers = create_header_builder(RESPONSE_STYLE, context, ())
-    return relays.prepare_passthrough(form, call, context, headers, names=names, stream=streams)
+    names = {"model": about.backend_model}
+    headers = create_header_builder(RESPONSE_STYLE, about, ())
+    return relays.prepare_passthrough(form, call, about, headers, names=names, stream=streams)

@@ -57,7 +57,7 @@ from protocols.openapi import (
     ref,
 )
 
-# What is left to a client, in the headers of every answer.
+# Rate limits in the headers of every response.
 #
 # Source: the headers of OpenAI's API, https://platform.openai.com/docs/guides/rate-limits, "Rate
 # limits in headers": numbers, and durations such as ``120ms``, ``1s`` and ``6m0s``.
@@ -340,15 +340,15 @@ class OpenAI:
         return msgspec.structs.replace(request, extra={})
 
     def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
-        headers = create_header_builder(client._response_style, context, ())  # noqa: SLF001
+        headers = create_header_builder(client._response_style, about, ())  # noqa: SLF001
         timeout = read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None
         return self._passthrough_rules.prepare_passthrough(
-            call.endpoint.operation, call, context, headers, timeout=timeout
+            call.endpoint.operation, call, about, headers, timeout=timeout
         )
 
     def create_decoder(self, request: Request) -> ResponseDecoder:

@@ -224,17 +224,17 @@ class OVMS(OvmsUpstream):
     # --- towards workers --------------------------------------------------------------------------
 
     def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
+        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
         """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have one release."""
-        has_same_profile = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
+        alike = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
         if (
-            not has_same_profile
+            not alike
             or not requests.has_json_body(call)
             or call.endpoint.operation not in self._passthrough
         ):
             return None
-        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, context, tuple)
+        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
 
 
 def _read_path_model(call: ClientRequest) -> str:

@@ -8,13 +8,13 @@ Source: openvinotoolkit/model_server, src/llm/apis/openai_completions.cpp, opena
 src/embeddings/embeddings_api.cpp; the first release: src/llm/http_llm_calculator.cc of 2024.
 """
 
-import base64
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, json
 
+from protocols.chat.embeddings import encode_base64
+from protocols.chat.responses import EmbeddingUsage
 from protocols.core import events as core_events
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
 from protocols.core.errors import GatewayError
@@ -295,13 +295,6 @@ class Embedding(Struct):
     index: int
 
 
-class EmbeddingUsage(Struct):
-    """The usage of embeddings."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingList(Struct):
     """The response of embeddings."""
 
@@ -335,16 +328,11 @@ class OvmsEmbeddingEncoder:
         """Encode the vectors as numbers, or as base64 of little-endian float32."""
         used = response.usage
         data = [
-            Embedding("embedding", self._encode_vector(values), index)
+            Embedding("embedding", encode_base64(values) if self._is_base64 else values, index)
             for index, values in enumerate(response.embeddings)
         ]
         usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens) if used else UNSET
         return HttpResponse(200, _encode(EmbeddingList("list", data, usage)))
-
-    def _encode_vector(self, values: tuple[float, ...]) -> tuple[float, ...] | str:
-        if not self._is_base64:
-            return values
-        return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 
 # --- metadata -------------------------------------------------------------------------------------
