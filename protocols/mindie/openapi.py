@@ -236,7 +236,7 @@ _STATE_SUMMARIES: Final[Mapping[str, str]] = {
     "info": "Describe the server and its models.",
     "models": "List the models.",
     "model": "Describe one model.",
-    "live": "Whether the server lives.",
+    "live": "Whether the server is alive.",
     "ready": "Whether some model can answer.",
     "model_ready": "Whether a model can answer.",
 }

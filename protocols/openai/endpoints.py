@@ -1,7 +1,7 @@
 """OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
@@ -168,6 +168,13 @@ def read_timeout(headers: Mapping[str, str]) -> float | None:
     return seconds if 0 < seconds < 1e9 else None  # noqa: PLR2004 - and no infinity
 
 
+_READERS: Final[Mapping[str, Callable[..., Request]]] = {
+    "chat": read_chat,
+    "completion": read_completion,
+    "embedding": read_embedding,
+}
+
+
 class OpenAI:
     """OpenAI's API: chat, completions, embeddings and the list of models.
 
@@ -242,19 +249,8 @@ class OpenAI:
         del model
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
-        variant = call.endpoint.operation
-        fields = read_fields(call)
-        match variant:
-            case "chat":
-                return read_chat(fields, self._request_rules, client_id=client_id, timeout=timeout)
-            case "completion":
-                return read_completion(
-                    fields, self._request_rules, client_id=client_id, timeout=timeout
-                )
-            case _:
-                return read_embedding(
-                    fields, self._request_rules, client_id=client_id, timeout=timeout
-                )
+        read = _READERS[call.endpoint.operation]
+        return read(read_fields(call), self._request_rules, client_id=client_id, timeout=timeout)
 
     def create_encoder(
         self, call: ClientRequest, request: Request, context: ResponseContext

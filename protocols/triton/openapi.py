@@ -217,7 +217,7 @@ _COMPONENTS: Final = parse_types(
 )
 _INFO_OPERATIONS: Final[Mapping[str, tuple[str, Schema | None]]] = {
     "server": ("Describe the server.", ref("ServerMetadata")),
-    "live": ("Whether the server lives.", None),
+    "live": ("Whether the server is alive.", None),
     "ready": ("Whether the server can answer.", None),
     "model": ("List the inputs and outputs of a model.", ref("ModelMetadata")),
     "model_ready": ("Whether a model can answer.", None),
