@@ -715,29 +715,29 @@ class RequestReducer(Generic[RequestT]):
             self.request = replace(self.request, extra={})
 
 
-def keep_first_prompt(narrow: RequestReducer[GenerationRequest]) -> None:
+def keep_first_prompt(reducer: RequestReducer[GenerationRequest]) -> None:
     """Keep only the first prompt."""
-    if len(narrow.request.prompts) > 1:
-        narrow.report("prompts", "dropped", "one at a time", wire="prompt")
-        narrow.set_field("prompts", narrow.request.prompts[:1])
+    if len(reducer.request.prompts) > 1:
+        reducer.report("prompts", "dropped", "one at a time", wire="prompt")
+        reducer.set_field("prompts", reducer.request.prompts[:1])
 
 
 def remove_parts(
-    narrow: RequestReducer[GenerationRequest], kinds: Mapping[type[ContentPart], str]
+    reducer: RequestReducer[GenerationRequest], kinds: Mapping[type[ContentPart], str]
 ) -> None:
     """Drop content parts of these kinds; the values are their names in reports."""
-    part_types = {type(part) for message in narrow.request.messages for part in message.parts}
-    if lost := sorted(shown for kind, shown in kinds.items() if kind in part_types):
-        narrow.report("messages", "dropped", ", ".join(lost))
+    part_types = {type(part) for message in reducer.request.messages for part in message.parts}
+    if part_names := sorted(shown for kind, shown in kinds.items() if kind in part_types):
+        reducer.report("messages", "dropped", ", ".join(part_names))
         messages = tuple(
             replace(m, parts=tuple(part for part in m.parts if type(part) not in kinds))
-            for m in narrow.request.messages
+            for m in reducer.request.messages
         )
-        narrow.set_field("messages", messages)
+        reducer.set_field("messages", messages)
 
 
-def remove_logprobs(narrow: RequestReducer[GenerationRequest], detail: str = "") -> None:
+def remove_logprobs(reducer: RequestReducer[GenerationRequest], detail: str = "") -> None:
     """Drop log probabilities."""
-    if narrow.request.logprobs is not None:
-        narrow.set_field("logprobs", None)
-        narrow.report("logprobs.top", "dropped", detail)
+    if reducer.request.logprobs is not None:
+        reducer.set_field("logprobs", None)
+        reducer.report("logprobs.top", "dropped", detail)

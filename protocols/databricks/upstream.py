@@ -171,10 +171,10 @@ class DatabricksUpstream:
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        narrow = self._reduce_request(request, names)
+        reducer = self._reduce_request(request, names)
         return (
-            *narrow.unsupported_parameters,
-            *self._select_writer(request).unsupported_parameters(narrow.request, names),
+            *reducer.unsupported_parameters,
+            *self._select_writer(request).unsupported_parameters(reducer.request, names),
         )
 
     def encode_request(self, request: Request) -> UpstreamRequest:
@@ -205,9 +205,9 @@ class DatabricksUpstream:
         complaint = partial(errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint=complaint)
-        narrow = self._reduce_generation(request, {})
-        echoes = self._select_writer(request).expects_echo(narrow.request)
-        return GenerationDecoder(narrow.request, echoes=echoes, complaint=complaint)
+        reducer = self._reduce_request(request, {})
+        echoes = self._select_writer(request).expects_echo(reducer.request)
+        return GenerationDecoder(reducer.request, echoes=echoes, complaint=complaint)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -220,41 +220,34 @@ class DatabricksUpstream:
 
     def _reduce_request(self, request: Request, names: Mapping[str, str]) -> RequestReducer[Any]:
         """The request, reduced to what an endpoint supports."""
+        reducer: RequestReducer[Any] = RequestReducer(request, names)
+        reducer.drop_foreign_extra(self._source)
         if isinstance(request, EmbeddingRequest):
-            vectors = RequestReducer(request, names)
-            vectors.drop_foreign_extra(self._source)
-            vectors.set_field("encoding", "float")  # the gateway encodes base64 itself
-            return vectors
-        return self._reduce_generation(request, names)
-
-    def _reduce_generation(
-        self, request: GenerationRequest, names: Mapping[str, str]
-    ) -> RequestReducer[GenerationRequest]:
-        narrow = RequestReducer(request, names)
-        narrow.drop_foreign_extra(self._source)
-        narrow.drop_fields("sampling.logit_bias")
-        narrow.set_field("provided_fields", request.provided_fields - {"max_completion_tokens"})
+            reducer.set_field("encoding", "float")  # the gateway encodes base64 itself
+            return reducer
+        reducer.drop_fields("sampling.logit_bias")
+        reducer.set_field("provided_fields", request.provided_fields - {"max_completion_tokens"})
         if request.kind == "chat":
             if self._pay_per_token and (request.n or 1) > 1:
-                narrow.drop_fields("n", detail="one at a time")
-            _reduce_messages(narrow)
-            _reduce_tools(narrow)
-            _reduce_reasoning(narrow, from_databricks=request.source == self._source)
+                reducer.drop_fields("n", detail="one at a time")
+            _reduce_messages(reducer)
+            _reduce_tools(reducer)
+            _reduce_reasoning(reducer, from_databricks=request.source == self._source)
         else:
             if (request.n or 1) > 1:
-                narrow.drop_fields("n", detail="those of one prompt have one index")
-            narrow.set_field("n", None)
-            narrow.set_field("templating.mode", "raw")  # an endpoint wraps prompts itself
-            remove_logprobs(narrow)
-        return narrow
+                reducer.drop_fields("n", detail="those of one prompt have one index")
+            reducer.set_field("n", None)
+            reducer.set_field("templating.mode", "raw")  # an endpoint wraps prompts itself
+            remove_logprobs(reducer)
+        return reducer
 
 
-def _reduce_messages(narrow: RequestReducer[GenerationRequest]) -> None:
-    remove_parts(narrow, _UNSUPPORTED_PARTS)
-    if any(message.name and message.role != "user" for message in narrow.request.messages):
-        narrow.report("messages", "dropped", "names")
-    narrow.set_field(
-        "messages", tuple(_reduce_message(message) for message in narrow.request.messages)
+def _reduce_messages(reducer: RequestReducer[GenerationRequest]) -> None:
+    remove_parts(reducer, _UNSUPPORTED_PARTS)
+    if any(message.name and message.role != "user" for message in reducer.request.messages):
+        reducer.report("messages", "dropped", "names")
+    reducer.set_field(
+        "messages", tuple(_reduce_message(message) for message in reducer.request.messages)
     )
 
 
@@ -266,31 +259,31 @@ def _reduce_message(message: Message) -> Message:
     return replace(message, name=name, parts=parts)
 
 
-def _reduce_tools(narrow: RequestReducer[GenerationRequest]) -> None:
+def _reduce_tools(reducer: RequestReducer[GenerationRequest]) -> None:
     """At most the allowed number of tools; one that must be called is among them."""
-    choice, tools = restrict_tools(narrow.request.tool_choice, narrow.request.tools)
+    choice, tools = restrict_tools(reducer.request.tool_choice, reducer.request.tools)
     if len(tools) > MAX_TOOLS:
-        narrow.report("tools", "clamped", f"{len(tools)} to {MAX_TOOLS}")
+        reducer.report("tools", "clamped", f"{len(tools)} to {MAX_TOOLS}")
         named = choice.name if isinstance(choice, NamedTool) else None
         offered_tools = sorted(tools, key=lambda tool: tool.name != named)[:MAX_TOOLS]
-        narrow.set_field("tools", tuple(offered_tools))
-        narrow.set_field("tool_choice", choice)
+        reducer.set_field("tools", tuple(offered_tools))
+        reducer.set_field("tool_choice", choice)
 
 
-def _reduce_reasoning(narrow: RequestReducer[GenerationRequest], *, from_databricks: bool) -> None:
+def _reduce_reasoning(reducer: RequestReducer[GenerationRequest], *, from_databricks: bool) -> None:
     """``thinking`` replaces fields that are dropped here without a loss."""
-    requested = narrow.request.reasoning
+    requested = reducer.request.reasoning
     if requested is None:
         return
     if requested.effort == "none":
-        narrow.drop_fields("reasoning.effort")
+        reducer.drop_fields("reasoning.effort")
     elif (nearest := EFFORT_MAPPING.get(requested.effort or "")) is not None:
-        narrow.report("reasoning.effort", "clamped", f"{requested.effort} to {nearest}")
-        narrow.set_field("reasoning.effort", nearest)
+        reducer.report("reasoning.effort", "clamped", f"{requested.effort} to {nearest}")
+        reducer.set_field("reasoning.effort", nearest)
     if requested.include is False and not from_databricks:
-        narrow.report("reasoning.include", "approximated", "no thinking at all")
-    narrow.set_field("reasoning.budget", None)
-    narrow.set_field("reasoning.include", None)
+        reducer.report("reasoning.include", "approximated", "no thinking at all")
+    reducer.set_field("reasoning.budget", None)
+    reducer.set_field("reasoning.include", None)
 
 
 def _finish_body(body: dict[str, Any], request: GenerationRequest) -> None:
