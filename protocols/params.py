@@ -225,10 +225,10 @@ def _check_range(param: Param, value: float, at: str) -> None:
 def _build_error(
     param: Param, problem: ParameterProblem, value: Any, text: str, at: str
 ) -> InvalidParameter:
-    shown = repr(value) if isinstance(value, int | float | bool) else _describe_type(value)
+    excerpt = repr(value) if isinstance(value, int | float | bool) else _describe_type(value)
     name = at + param.wire
     return InvalidParameter(
-        f"'{name}' {text}, got {shown}", param=name, problem=problem, expected=param, got=value
+        f"'{name}' {text}, got {excerpt}", param=name, problem=problem, expected=param, got=value
     )
 
 

@@ -203,9 +203,9 @@ def invalid_type_error(at: str, expected: str, value: Any) -> InvalidParameter:
 
 def invalid_value_error(at: str, value: Any, allowed: tuple[str, ...]) -> InvalidParameter:
     """The error of a value that is not allowed."""
-    shown = str(value)[:64]
+    excerpt = str(value)[:64]
     names = ", ".join(f"'{name}'" for name in allowed)
-    text = f"Invalid value: '{shown}'. Supported values are: {names}."
+    text = f"Invalid value: '{excerpt}'. Supported values are: {names}."
     return InvalidParameter(text, param=at, problem="value", expected=allowed, got=value)
 
 

@@ -689,8 +689,8 @@ class RequestReducer(Generic[RequestT]):
 
     def report(self, path: str, reason: LossReason, detail: str = "", *, wire: str = "") -> None:
         """Report a loss at a path; ``wire`` is its name if the client has none."""
-        shown = self._field_names.get(path, wire or path.rpartition(".")[2])
-        self.unsupported_parameters.append(UnsupportedParameter(shown, reason, detail, path))
+        field_name = self._field_names.get(path, wire or path.rpartition(".")[2])
+        self.unsupported_parameters.append(UnsupportedParameter(field_name, reason, detail, path))
 
     def drop_fields(self, *paths: str, detail: str = "") -> None:
         """Drop the values set at these paths."""

@@ -95,8 +95,8 @@ class Databricks(DatabricksUpstream):
         extra_params: bool = False,
     ) -> None:
         if profile not in (None, *self.profiles):
-            known = ", ".join(self.profiles)
-            raise ValueError(f"databricks has no profile {profile!r}; it has {known}")
+            names = ", ".join(self.profiles)
+            raise ValueError(f"databricks has no profile {profile!r}; it has {names}")
         if role_rules not in get_args(requests.RoleRules):
             raise ValueError(f"role_rules is strict or lenient, not {role_rules!r}")
         if completion_index not in get_args(_CompletionIndex):

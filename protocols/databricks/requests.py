@@ -135,7 +135,7 @@ def find_task(fields: RawFields) -> RequestTask:
         if name in fields:
             return task
     for name in fields:
-        if not any(name in known for known in STRICT_FIELDS.values()):
+        if not any(name in names for names in STRICT_FIELDS.values()):
             raise UnknownParameter(f"unknown field {name[:64]!r}", param=name[:64])
     text = "one of messages, prompt and input is required"
     raise InvalidParameter(text, param="messages", problem="missing")

@@ -195,25 +195,25 @@ class OpenAI:
         unknown: Literal["forward", "ignore", "reject"] = "forward",
         powers: bool = False,
     ) -> None:
-        chosen = PROFILES.get(profile or self.profiles[0])
-        if chosen is None:
-            known = ", ".join(self.profiles)
-            raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
+        worker_profile = PROFILES.get(profile or self.profiles[0])
+        if worker_profile is None:
+            names = ", ".join(self.profiles)
+            raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {names}")
         self.path_prefixes: tuple[str, ...] = (prefix,)
         self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
         self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
-        self._has_default_rules = chosen.request_rules is DEFAULT_REQUEST_RULES
+        self._has_default_rules = worker_profile.request_rules is DEFAULT_REQUEST_RULES
         self._allows_passthrough = self._has_default_rules and unknown == "forward"
         """Whether a client's bytes may go to any worker, with the meaning of OpenAI's API."""
         self._request_rules: RequestRules = msgspec.structs.replace(
-            chosen.request_rules, unknown_fields=unknown
+            worker_profile.request_rules, unknown_fields=unknown
         )
         self._response_style = ResponseStyle(
             headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
         )
-        self._request_writer = RequestWriter(chosen, prefix, powers=powers)
+        self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
         self._passthrough_rules = build_openai_passthrough(
-            chosen, prefix, self._request_writer.forwards_field, DEFAULT_REQUEST_RULES
+            worker_profile, prefix, self._request_writer.forwards_field, DEFAULT_REQUEST_RULES
         )
         self._field_names: Mapping[str, Mapping[str, str]] = {
             "chat": {**params.map_field_names(self._request_rules.chat), **_FIELD_NAMES},

@@ -99,13 +99,13 @@ class OVMS(OvmsUpstream):
     def __init__(
         self, profile: str | None = None, *, v1: bool = False, kserve: bool = False
     ) -> None:
-        chosen = self.profiles[0] if profile is None else profile
-        if chosen not in self.profiles:
-            known = ", ".join(self.profiles)
-            raise ValueError(f"ovms has no profile {chosen!r}; it has {known}")
-        super().__init__(chosen, self.name)
-        self._profile = chosen
-        self._passthrough = build_passthrough(chosen)
+        release = self.profiles[0] if profile is None else profile
+        if release not in self.profiles:
+            names = ", ".join(self.profiles)
+            raise ValueError(f"ovms has no profile {release!r}; it has {names}")
+        super().__init__(release, self.name)
+        self._profile = release
+        self._passthrough = build_passthrough(release)
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = (
             ovms_params.EARLY_PARAM_TABLES if self._early else ovms_params.PARAM_TABLES
         )
@@ -194,8 +194,8 @@ class OVMS(OvmsUpstream):
             case "model ready":
                 version = call.path_params.get("version")
                 info = catalog.find_model(call.path_params["model"], version)
-                chosen = [v for v in info.versions if version in (None, v.name)]
-                return _build_health_response(ready=any(v.ready for v in chosen))
+                versions = [v for v in info.versions if version in (None, v.name)]
+                return _build_health_response(ready=any(v.ready for v in versions))
             case "infer":
                 name = call.path_params["model"]
                 raise ModelNotFound("no model here takes tensors", model=name)

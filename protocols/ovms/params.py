@@ -40,8 +40,8 @@ def _build_float_param(
     text: str = "",
 ) -> OvmsParam:
     param = Param(wire, field, "float", minimum=minimum, maximum=maximum)
-    shown = text or f"{wire} out of range({minimum}, {maximum})"
-    return OvmsParam(param, f"{wire} is not a valid number", shown)
+    range_error = text or f"{wire} out of range({minimum}, {maximum})"
+    return OvmsParam(param, f"{wire} is not a valid number", range_error)
 
 
 def _build_bool_param(wire: str, field: str, wrong_type: str) -> OvmsParam:
