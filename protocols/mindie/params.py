@@ -334,7 +334,7 @@ _BEST_OF = _build_int_param(
     kind="unsigned",
     minimum=1,
     maximum=128,
-    description="at least n; in a stream, n",
+    description="at least n; in a stream of chat or completions, n",
 )
 _N = _build_int_param(
     "n",
