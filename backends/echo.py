@@ -7,13 +7,19 @@ logprobs) and has no use for what only picks tokens.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from backends.interfaces import RequestContext
+from backends.interfaces import (
+    BackendRequest,
+    EventSink,
+    PreparedRequest,
+    RequestContext,
+    StreamItems,
+)
 from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
@@ -38,7 +44,6 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Token
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
     EmbeddingRequest,
@@ -47,7 +52,6 @@ from protocols.core.request import (
     ImagePart,
     NamedTool,
     Prompt,
-    Request,
     Tool,
     VideoPart,
 )
@@ -97,12 +101,10 @@ class EchoBackend:
         self.running = 0
         """Requests in work: a test sees here that a client who left has freed its place."""
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """Nothing: there is no sampling that a parameter could fail to change."""
-        del request, names
-        return ()
+    def prepare(self, request: BackendRequest) -> PreparedRequest:
+        """No parameter is unsupported: there is no sampling that one could fail to change."""
+        decoded, _ = request.decode()
+        return PreparedRequest(decoded)
 
     async def start(self) -> None:
         """Nothing to get ready."""
@@ -110,31 +112,32 @@ class EchoBackend:
     async def aclose(self) -> None:
         """Nothing to let go."""
 
-    async def stream(
-        self, request: Request, context: RequestContext
-    ) -> AsyncGenerator[Sequence[Event], None]:
-        """The scripted events, one batch a piece."""
-        del context
+    async def send(
+        self, prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
+    ) -> StreamItems:
+        """The scripted events, one batch for each piece."""
+        del context, sink
+        request = prepared.request
         self.running += 1
         try:
             if self._failure is not None and self._failure.after_chunks == 0:
                 raise self._failure.make_error()
             if isinstance(request, EmbeddingRequest):
-                yield _embed_inputs(request)
+                yield None, _embed_inputs(request)
                 return
             _check_text_only(request)
             prompt_tokens, cut = self._count_prompt_tokens(request)
-            yield [StreamStart(prompt_tokens)]
-            said = 0
+            yield None, [StreamStart(prompt_tokens)]
+            tokens = 0
             for index in range(request.choice_count):
                 for events in self._stream_choice(request, index, cut=cut):
                     if self._delay:
                         await asyncio.sleep(self._delay)
-                    yield events
-                    said += sum(e.tokens for e in events if isinstance(e, TextDelta))
-                    if self._failure is not None and said >= self._failure.after_chunks:
+                    yield None, events
+                    tokens += sum(e.tokens for e in events if isinstance(e, TextDelta))
+                    if self._failure is not None and tokens >= self._failure.after_chunks:
                         raise self._failure.make_error()
-            yield [Usage(prompt_tokens, said), StreamEnd()]
+            yield None, [Usage(prompt_tokens, tokens), StreamEnd()]
         finally:
             self.running -= 1
 

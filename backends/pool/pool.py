@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -17,8 +17,10 @@ from backends.http.interfaces import (
     WorkerConfig,
 )
 from backends.interfaces import (
+    BackendRequest,
     Deadline,
     EventSink,
+    PreparedRequest,
     RequestContext,
     RequestObserver,
     StreamItem,
@@ -60,20 +62,15 @@ from backends.pool.workers import (
     WorkerState,
 )
 from protocols.core.errors import GatewayError
-from protocols.core.events import Event
 from protocols.core.interfaces import (
-    ClientAdapter,
-    ClientRequest,
     Clock,
     ModelMetadataReader,
     PassthroughRequest,
-    ResponseContext,
     SupportsCancel,
     SupportsPassthrough,
     UpstreamAdapter,
     UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import Request
 
 # Reports the selection of a worker to an observer (explain, dry run).
@@ -229,11 +226,17 @@ class PoolBackend:
         """Whether any worker is available."""
         return self._workers.ready
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """The parameters that the workers' protocol can't carry."""
-        return self._adapter.unsupported_parameters(request, names)
+    def prepare(self, request: BackendRequest) -> PreparedRequest:
+        """See ``backends.interfaces.Backend``."""
+        adapter, source = self._passthrough_adapter, request.passthrough
+        if adapter is not None and source is not None:
+            passthrough = adapter.prepare_passthrough(
+                source.adapter, source.client_request, source.response_context
+            )
+            if passthrough is not None:
+                return PreparedRequest(passthrough.request, passthrough=passthrough)
+        decoded, names = request.decode()
+        return PreparedRequest(decoded, self._adapter.unsupported_parameters(decoded, names))
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the workers; see ``WorkerPool.replace_workers``."""
@@ -315,64 +318,34 @@ class PoolBackend:
         await self._http_client.aclose()
         self._deadline_timer.close()
 
-    def stream(
-        self, request: Request, context: RequestContext
-    ) -> AsyncGenerator[Sequence[Event], None]:
-        """See ``stream_to``."""
-        return self.stream_to(request, context, None)
-
-    async def stream_to(
-        self, request: Request, context: RequestContext, take: EventSink | None
-    ) -> AsyncGenerator[Sequence[Event], None]:
+    async def send(
+        self, prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
+    ) -> StreamItems:
         """The events of a worker's response, one batch for each read that held any.
 
         Events before the first content are buffered until it arrives: until then the request may
         be retried on another worker. Raises Overloaded, DeadlineExceeded, WorkerError, and the
         errors that the protocol's adapter reads from the worker.
         """
-        work = await self._translate_request(request, context)
-        attempt, pieces = await self._begin_response(work, context)
+        passthrough = prepared.passthrough
+        request = (
+            await self._encode_request(prepared.request, context)
+            if passthrough is None
+            else self._build_passthrough_request(passthrough, context)
+        )
+        attempt, items = await self._begin_response(request, context)
         try:
-            for _, events in pieces:
-                yield events
+            for item in items:
+                yield item
             while not attempt.finished:
-                _, events = await attempt.read_next(take)
-                yield events
+                yield await attempt.read_next(sink)
             if not attempt.complete:
                 await attempt.drain()
         finally:
-            self._abandon_attempt(attempt, work, context)
+            self._abandon_attempt(attempt, request, context)
 
-    async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
-        """All items of the response; raises as ``stream_to`` does."""
-        return await self._collect_attempts(
-            await self._translate_request(request, context), context
-        )
-
-    def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
-    ) -> PassthroughRequest | None:
-        """See ``backends.interfaces.PassthroughBackend``."""
-        return (
-            None
-            if self._passthrough_adapter is None
-            else self._passthrough_adapter.prepare_passthrough(client, call, about)
-        )
-
-    def stream_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
-    ) -> StreamItems:
-        """See ``backends.interfaces.PassthroughBackend``."""
-        return self._stream_attempts(self._build_passthrough_request(relay, context), context, take)
-
-    def collect_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext
-    ) -> Coroutine[Any, Any, Sequence[StreamItem]]:
-        """See ``backends.interfaces.PassthroughBackend``."""
-        return self._collect_attempts(self._build_passthrough_request(relay, context), context)
-
-    async def _translate_request(self, request: Request, context: RequestContext) -> AttemptRequest:
-        """Translate the request into the workers' protocol."""
+    async def _encode_request(self, request: Request, context: RequestContext) -> AttemptRequest:
+        """Encode the request in the workers' protocol."""
         dialect = self._adapter
         deadline = self._compute_deadline(context)
         learner = self._metadata_cache
@@ -422,35 +395,6 @@ class PoolBackend:
             return context.deadline
         context.deadline.remaining()  # raises if the deadline has passed
         return Deadline(context.clock, most, now)
-
-    async def _stream_attempts(
-        self, work: AttemptRequest, context: RequestContext, take: EventSink | None
-    ) -> StreamItems:
-        """The response of the first worker whose response begins."""
-        attempt, pieces = await self._begin_response(work, context)
-        try:
-            for piece in pieces:
-                yield piece
-            while not attempt.finished:
-                yield await attempt.read_next(take)
-            if not attempt.complete:
-                await attempt.drain()
-        finally:
-            self._abandon_attempt(attempt, work, context)
-
-    async def _collect_attempts(
-        self, work: AttemptRequest, context: RequestContext
-    ) -> Sequence[StreamItem]:
-        """All items of that response."""
-        attempt, pieces = await self._begin_response(work, context)
-        try:
-            while not attempt.finished:
-                pieces.append(await attempt.read_next())
-            if not attempt.complete:
-                await attempt.drain()
-        finally:
-            self._abandon_attempt(attempt, work, context)
-        return pieces
 
     async def _begin_response(
         self, work: AttemptRequest, context: RequestContext

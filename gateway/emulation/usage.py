@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from backends.interfaces import StreamItem
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -88,19 +87,6 @@ class UsageCounter:
             prompt, guessed = _count_prompt_tokens(self._request)
             estimated = estimated or guessed
         return Usage(prompt, tokens, None, None, "estimated" if estimated else "counted")
-
-
-def add_usage(request: Request, pieces: Sequence[StreamItem]) -> StreamItem:
-    """All batches as one, with Usage before StreamEnd if the backend sent none."""
-    if len(pieces) == 1:
-        data, said = pieces[0]
-        return data or None, said if _ends_with_usage(said) else UsageCounter(request).apply(said)
-    count, body = UsageCounter(request), None
-    events: list[Event] = []
-    for data, said in pieces:
-        body = data or body
-        events += count.apply(said)
-    return body, events
 
 
 def _ends_with_usage(events: Sequence[Event]) -> bool:

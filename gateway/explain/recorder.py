@@ -29,8 +29,7 @@ from gateway.explain.report import (
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.recorder import EXPLAIN_HEADER, NULL_RECORDER, ExplainRecorder
-from gateway.pipeline.responder import ResponseStrategy
-from gateway.pipeline.strategies import TranslationStrategy, select_unset_defaults
+from gateway.pipeline.strategies import ResponseStrategy, select_unset_defaults
 from gateway.routing.request_attributes import RequestAttributes, Scalar
 from gateway.routing.router import CATCH_ALL_MODEL, Model, Route, RouteObserver, Router
 from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch
@@ -301,28 +300,20 @@ class ExplanationRecorder:
             for route, found in candidates
         )
 
-    def record_attempt(
-        self,
-        adapter: ClientAdapter,
-        client_request: ClientRequest,
-        route: Route,
-        strategy: ResponseStrategy,
-        context: RequestContext,
-        *,
-        max_body_size: int,
-    ) -> None:
+    def record_attempt(self, strategy: ResponseStrategy, max_body_size: int) -> None:
         """See ``gateway.pipeline.recorder.ExplainRecorder``. Raises DryRunComplete."""
         self._end_stage("instead" if self._attempts else "translate")
-        plan = strategy.plan if isinstance(strategy, TranslationStrategy) else None
+        route, plan = strategy.route, strategy.plan
+        model = route.model
         self._attempts.append(
             ExplainedAttempt(
                 target=explain_target(route),
-                passed_through=plan is None,
-                on_loss=route.model.on_loss,
-                defaults=explain_defaults(adapter, client_request, route.model),
-                unsupported_parameters=() if plan is None else plan.unsupported_parameters,
-                limits=explain_limits(route.model, context, max_body_size),
-                parts=1 if plan is None else count_parts(strategy.request, plan),
+                passed_through=strategy.prepared.passthrough is not None,
+                on_loss=model.on_loss,
+                defaults=explain_defaults(strategy.adapter, strategy.client_request, model),
+                unsupported_parameters=plan.unsupported_parameters,
+                limits=explain_limits(model, strategy.context, max_body_size),
+                parts=count_parts(strategy.prepared.request, plan),
             )
         )
         if self.dry_run and not isinstance(route.target.backend, ExplainsSelection):

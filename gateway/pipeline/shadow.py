@@ -20,11 +20,10 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
-from gateway.emulation.execute import stream_emulated
+from backends.interfaces import BackendRequest, Deadline, RequestContext
+from gateway.emulation.execute import send_emulated
 from gateway.emulation.planner import EmulationPlan, plan_emulation
 from gateway.observability.record import RequestOutcome, RequestRecord
-from gateway.pipeline.responder import ResponseStrategy
 from gateway.pipeline.strategies import apply_model_settings
 from gateway.routing.router import Route, ShadowRule
 from protocols.core.errors import (
@@ -178,41 +177,6 @@ class ResponseSummary:
             self._first_token_time = self._clock() - self._started_at
 
 
-class ObservedStrategy:
-    """A strategy whose response is summarized as it passes."""
-
-    def __init__(self, answering: ResponseStrategy, noted: ResponseSummary) -> None:
-        self.unsupported_parameters = answering.unsupported_parameters
-        self.get_encoder = answering.get_encoder
-        self.get_stream_headers = answering.get_stream_headers
-        self.build_response = answering.build_response
-        self._strategy = answering
-        self._summary = noted
-
-    @property
-    def request(self) -> Request:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        return self._strategy.request
-
-    def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        events = self._strategy.process_events(events)
-        self._summary.add_events(events)
-        return events
-
-    async def collect(self) -> StreamItem:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        self._summary.start()
-        body, said = await self._strategy.collect()
-        self._summary.add_events(said)
-        return body, said
-
-    def stream(self, take: EventSink | None = None) -> StreamItems:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        self._summary.start()
-        return self._strategy.stream(take)
-
-
 log = logging.getLogger("interlingua")
 
 _GATEWAY_HEADER_PREFIX: Final = "x-interlingua-"
@@ -304,49 +268,44 @@ class ShadowPair:
             log.exception("shadow %s failed", self._shadow_id)
             self._shadow_end = _classify_error(InternalError(""))
 
-    async def _send_shadow(self, within: float) -> None:
+    async def _send_shadow(self, seconds: float) -> None:
         """Read the response and discard it. Raises GatewayError."""
-        original, backend = self._primary, self._route.target.backend
-        request = self._build_shadow_request()
-        names = original.adapter.field_names(original.client_request)
-        self._emulation_plan = plan_emulation(
-            request, backend.unsupported_parameters(request, names)
-        )
+        primary, backend, summary = self._primary, self._route.target.backend, self._shadow_summary
+        prepared = backend.prepare(BackendRequest(self._build_shadow_request))
+        plan = plan_emulation(prepared.request, prepared.unsupported_parameters)
+        self._emulation_plan = plan
         context = RequestContext(
             self._shadow_id,
-            Deadline(self._clock, within),
+            Deadline(self._clock, seconds),
             self._clock,
-            original.context.timeouts,
-            original.context.principal,
+            primary.context.timeouts,
+            primary.context.principal,
             started_at=self._clock(),
             preempt=self.preempt,
         )
-        self._shadow_summary.start()
-        async with aclosing(
-            stream_emulated(backend, request, context, self._emulation_plan)
-        ) as batches:
-            async for _, batch in batches:
-                self._shadow_summary.add_events(batch)
-        if not self._shadow_summary.is_complete:
+        summary.start()
+        items, process_events = send_emulated(backend, prepared, context, plan)
+        async with aclosing(items):
+            async for _, batch in items:
+                summary.add_events(process_events(batch))
+        if not summary.is_complete:
             raise StreamBroken("the response ended early")
 
-    def _build_shadow_request(self) -> Request:
-        """The client's request for the shadow's target. Raises ClientError."""
-        original, route = self._primary, self._route
-        dialect, sent = original.adapter, original.client_request.headers
-        headers = {name.lower(): text for name, text in sent.items()}
-        plain = {
-            name: text
-            for name, text in headers.items()
-            if not name.startswith(_GATEWAY_HEADER_PREFIX)
+    def _build_shadow_request(self) -> tuple[Request, Mapping[str, str]]:
+        """See ``backends.interfaces.BackendRequest.decode``."""
+        primary, route, adapter = self._primary, self._route, self._primary.adapter
+        headers = {
+            name.lower(): value
+            for name, value in primary.client_request.headers.items()
+            if not name.lower().startswith(_GATEWAY_HEADER_PREFIX)
         }
-        call = replace(original.client_request, headers=plain)
-        names = dialect.field_names(call)
-        decoded = dialect.decode_request(call, route.model.info)
-        request = apply_model_settings(decoded, route, names, dialect.name)
-        asked = apply_model_settings(decoded, original.route, names, dialect.name)
-        self._is_deterministic = _is_deterministic(request) and _is_deterministic(asked)
-        return replace(request, client_id=None, timeout=None)
+        client_request = replace(primary.client_request, headers=headers)
+        names = adapter.field_names(client_request)
+        decoded = adapter.decode_request(client_request, route.model.info)
+        request = apply_model_settings(decoded, route, names, adapter.name)
+        primary_request = apply_model_settings(decoded, primary.route, names, adapter.name)
+        self._is_deterministic = _is_deterministic(request) and _is_deterministic(primary_request)
+        return replace(request, client_id=None, timeout=None), names
 
     def _on_shadow_done(self, _: "asyncio.Task[None]") -> None:
         target = self._route.model.info.name, self._route.target.version

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.interfaces import Backend, PassthroughBackend
+from backends.interfaces import Backend
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
@@ -43,8 +43,8 @@ class Target(Struct, frozen=True):
     backend_model: str
     backend: Backend
     backend_name: str
-    passthrough_backend: PassthroughBackend | None = None
-    """The backend, if it supports pass-through and the model changes nothing of a request."""
+    allows_passthrough: bool = False
+    """Whether the model changes nothing of a request, so that it may be passed through."""
 
 
 class ShadowRule(Struct, frozen=True):
@@ -337,14 +337,6 @@ def quote_name(name: str) -> str:
     return repr(name if len(name) <= 200 else name[:200] + "…")  # noqa: PLR2004
 
 
-def _enable_passthrough(target: Target) -> Target:
-    """The target of a model that changes nothing of a request."""
-    backend = target.backend
-    return replace(
-        target, passthrough_backend=backend if isinstance(backend, PassthroughBackend) else None
-    )
-
-
 def compile_model(
     info: ModelInfo,
     targets: Mapping[str, Target],
@@ -359,7 +351,9 @@ def compile_model(
     ``salt`` is the split's name; "" uses the model's name.
     """
     if on_loss != "reject" and not defaults.has_values and info.max_tokens is None:
-        targets = {name: _enable_passthrough(target) for name, target in targets.items()}
+        targets = {
+            name: replace(target, allows_passthrough=True) for name, target in targets.items()
+        }
     total = sum(weights.values())
     versions = tuple(
         VersionInfo(name, target.backend_model, round(100 * weights.get(name, 0) / total))

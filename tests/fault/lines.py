@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from backends.http.interfaces import HttpClient, WorkerConfig
-from backends.interfaces import Deadline, RequestContext, Timeouts
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import PoolSettings
 from protocols.core.errors import (
@@ -132,7 +132,7 @@ def context(total: float = 20.0, **more: Any) -> RequestContext:
 
 
 class Hear(Protocol):
-    """``heard``, ``poured`` or ``gathered``."""
+    """``heard`` or ``poured``."""
 
     async def __call__(
         self, backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
@@ -144,8 +144,8 @@ async def heard(
 ) -> list[Event]:
     """Every event of the answer; ``into`` keeps those that came before an error."""
     events: list[Event] = [] if into is None else into
-    async with aclosing(backend.stream(request, context())) as batches:
-        async for batch in batches:
+    async with aclosing(backend.send(PreparedRequest(request), context())) as batches:
+        async for _, batch in batches:
             events += batch
     return events
 
@@ -161,24 +161,13 @@ async def poured(
         events.extend(batch)
         return True
 
-    async with aclosing(backend.stream_to(request, context(), take)) as batches:
-        async for batch in batches:
+    async with aclosing(backend.send(PreparedRequest(request), context(), take)) as batches:
+        async for _, batch in batches:
             events += batch
     return events
 
 
-async def gathered(
-    backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
-) -> list[Event]:
-    """As ``heard``, by one who wants all of it together: nothing comes before an error."""
-    events: list[Event] = [] if into is None else into
-    for data, batch in await backend.collect(request, context()):
-        assert data is None
-        events += batch
-    return events
-
-
-every_way = pytest.mark.parametrize("hear", [heard, poured, gathered])
+every_way = pytest.mark.parametrize("hear", [heard, poured])
 
 
 def text(events: Sequence[Event]) -> str:

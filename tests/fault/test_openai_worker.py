@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from backends.http.interfaces import WorkerConfig
+from backends.interfaces import PreparedRequest
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import PoolSettings
 from protocols.core.aggregate import ResponseAccumulator
@@ -95,10 +96,10 @@ async def test_a_stream_and_a_whole_answer_mean_the_same() -> None:
 async def test_only_what_a_worker_need_know_is_sent() -> None:
     async with ScriptedWorker([whole(ANSWER)]) as worker, backend(worker) as pool:
         who = context(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-        async for _ in pool.stream(UNARY, who):
+        async for _ in pool.send(PreparedRequest(UNARY), who):
             pass
         odd = replace(who, id="bad id\r\nx: y", traceparent=None)
-        async for _ in pool.stream(UNARY, odd):
+        async for _ in pool.send(PreparedRequest(UNARY), odd):
             pass
 
     first, second = worker.requests
@@ -155,7 +156,7 @@ async def test_the_end_is_told_at_once_though_the_body_goes_on() -> None:
     ):
         events: list[Event] = []
         async with asyncio.timeout(0.5):
-            async for batch in pool.stream(STREAMED, context()):
+            async for _, batch in pool.send(PreparedRequest(STREAMED), context()):
                 events += batch
                 if isinstance(events[-1], StreamEnd):
                     break

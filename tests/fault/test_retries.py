@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from backends.interfaces import Timeouts
+from backends.interfaces import PreparedRequest, Timeouts
 from backends.pool.circuit_breaker import HealthSettings
 from backends.pool.retry import RetrySettings
 from protocols.core.errors import DeadlineExceeded, GatewayError, WorkerFailed
@@ -197,7 +197,7 @@ async def test_the_time_to_the_first_token_is_known() -> None:
     async with (
         ScriptedWorker(reply) as worker,
         pool(worker.url, clock=lambda: now[0]) as backend,
-        aclosing(backend.stream(STREAMED, context())) as batches,
+        aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches,
     ):
         first = asyncio.get_running_loop().create_task(anext(batches))
         await worker.until_asked()
