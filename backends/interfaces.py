@@ -86,7 +86,7 @@ class RequestObserver(Protocol):
     def dry_run(self) -> bool:
         """Nothing may be sent: ``on_selection`` ends the request."""
 
-    def on_selection(self, choice: WorkerSelection, wire: "UpstreamRequest") -> None:
+    def on_selection(self, selection: WorkerSelection, wire: "UpstreamRequest") -> None:
         """A worker is about to be selected; ``wire`` is the request for the expected one."""
 
     def on_send(self, url: str, wire: "UpstreamRequest") -> None:
@@ -109,23 +109,23 @@ class Deadline:
 
     def remaining(self, limit: float | None = None) -> float:
         """Seconds left, at most ``limit``. Raises DeadlineExceeded when there are none."""
-        left = self.expires_at - self._clock()
-        if left <= 0:
+        seconds = self.expires_at - self._clock()
+        if seconds <= 0:
             raise DeadlineExceeded("the request's time is up")
-        return left if limit is None or left < limit else limit
+        return seconds if limit is None or seconds < limit else limit
 
     def expiry_within(self, seconds: float) -> float:
         """The time in ``seconds`` from now, or ``expires_at`` if sooner.
 
         Raises DeadlineExceeded as ``remaining`` does.
         """
-        now, ends = self._clock(), self.expires_at
-        if ends <= now:
+        now, deadline = self._clock(), self.expires_at
+        if deadline <= now:
             raise DeadlineExceeded("the request's time is up")
-        soon = now + seconds
-        if soon < ends:
-            return soon
-        return ends
+        expiry = now + seconds
+        if expiry < deadline:
+            return expiry
+        return deadline
 
     def shorten(self, seconds: float) -> None:
         """Move ``expires_at`` to ``seconds`` from now, if that is sooner."""

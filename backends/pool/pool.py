@@ -83,69 +83,71 @@ class SelectionReporter:
 
     def __init__(
         self,
-        watch: RequestObserver,
+        observer: RequestObserver,
         settings: PoolSettings,
-        roster: WorkerPool,
-        work: AttemptRequest,
+        workers: WorkerPool,
+        request: AttemptRequest,
     ) -> None:
-        self._observer = watch
+        self._observer = observer
         self._settings = settings
-        self._workers = roster
-        self._request = work
+        self._workers = workers
+        self._request = request
 
-    def observe_choice(self, wish: SelectionCriteria) -> None:
+    def observe_selection(self, criteria: SelectionCriteria) -> None:
         """Report the selection that is about to be made, without making it.
 
         Raises what the observer raises.
         """
-        free, scores, likely = self._workers.preview_pick(wish)
-        can: dict[int, Availability] = dict.fromkeys(wish.tried_keys, "tried")
-        can |= {one.key: "full" for one in self._workers.select_available(wish)}
-        can |= {one.key: "yes" for one in free}
+        available, scores, expected = self._workers.preview_pick(criteria)
+        availability: dict[int, Availability] = dict.fromkeys(criteria.tried_keys, "tried")
+        availability |= {one.key: "full" for one in self._workers.select_available(criteria)}
+        availability |= {one.key: "yes" for one in available}
         candidates = [
-            _build_candidate(one, can.get(one.key, "no"), scores) for one in self._workers.workers
+            _build_candidate(one, availability.get(one.key, "no"), scores)
+            for one in self._workers.workers
         ]
         self._observer.on_selection(
-            self._build_choice(candidates, scores, likely), self._build_upstream_request(likely)
+            self._build_selection(candidates, scores, expected),
+            self._build_upstream_request(expected),
         )
 
-    def observe_attempt(self, member: WorkerState) -> None:
+    def observe_attempt(self, worker: WorkerState) -> None:
         """Report that the request is sent to this worker."""
-        self._observer.on_send(member.name, self._build_upstream_request(member))
+        self._observer.on_send(worker.name, self._build_upstream_request(worker))
 
-    def observe_failure(self, member: WorkerState, error: GatewayError) -> None:
+    def observe_failure(self, worker: WorkerState, error: GatewayError) -> None:
         """Report that the attempt failed before its response began."""
-        self._observer.on_failure(member.name, error)
+        self._observer.on_failure(worker.name, error)
 
-    def _build_upstream_request(self, member: WorkerState | None) -> UpstreamRequest:
+    def _build_upstream_request(self, worker: WorkerState | None) -> UpstreamRequest:
         """The request as sent to this worker; None: without a key."""
-        wire, own = self._request.upstream_request, self._request.request_headers
-        told = own if member is None else add_bearer(own, member.config)
-        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *told), wire.method)
+        wire, headers = self._request.upstream_request, self._request.request_headers
+        worker_headers = headers if worker is None else add_bearer(headers, worker.config)
+        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *worker_headers), wire.method)
 
-    def _build_choice(
-        self, candidates: list[WorkerCandidate], scores: PolicyScores, likely: WorkerState | None
+    def _build_selection(
+        self, candidates: list[WorkerCandidate], scores: PolicyScores, expected: WorkerState | None
     ) -> WorkerSelection:
-        told = self._settings
+        settings = self._settings
         return WorkerSelection(
-            policy=told.policy,
+            policy=settings.policy,
             score_rule=scores.winner,
             candidates=candidates,
-            expected_url="" if likely is None else likely.name,
+            expected_url="" if expected is None else expected.name,
             queue_length=self._workers.queue_length,
-            queue_limit=told.queue.max,
-            queue_timeout=told.queue.wait,
-            timeouts=asdict(told.timeouts) | {"total": self._request.deadline.remaining()},
-            max_retries=told.retries.max,
-            retry_budget=told.retries.budget,
-            retryable_failures=sorted(told.retries.on),
+            queue_limit=settings.queue.max,
+            queue_timeout=settings.queue.wait,
+            timeouts=asdict(settings.timeouts) | {"total": self._request.deadline.remaining()},
+            max_retries=settings.retries.max,
+            retry_budget=settings.retries.budget,
+            retryable_failures=sorted(settings.retries.on),
         )
 
 
 def _build_candidate(
-    member: WorkerState, can: Availability, scores: PolicyScores
+    worker: WorkerState, availability: Availability, scores: PolicyScores
 ) -> WorkerCandidate:
-    report = member.report()
+    report = worker.report()
     return WorkerCandidate(
         url=report.url,
         state=report.state,
@@ -153,8 +155,8 @@ def _build_candidate(
         in_flight=report.in_flight,
         limit=report.limit,
         latency=report.latency,
-        availability=can,
-        score=scores.by_worker.get(member.key),
+        availability=availability,
+        score=scores.by_worker.get(worker.key),
     )
 
 
@@ -173,53 +175,57 @@ class PoolBackend:
         self,
         *,
         workers: Sequence[WorkerConfig],
-        dialect: UpstreamAdapter,
+        adapter: UpstreamAdapter,
         clock: Clock,
         draw: Callable[[], float],
         settings: PoolSettings | Mapping[str, Any] | None = None,
-        upstream: HttpClient | None = None,
+        http_client: HttpClient | None = None,
         readers: Mapping[str, WorkerFileReader] | None = None,
     ) -> None:
-        told = msgspec.convert(settings or {}, PoolSettings)
-        self._adapter = dialect
-        self._settings = told
+        pool_settings = msgspec.convert(settings or {}, PoolSettings)
+        self._adapter = adapter
+        self._settings = pool_settings
         self._clock = clock
-        self._http_client = upstream or AsyncioHttpClient()
+        self._http_client = http_client or AsyncioHttpClient()
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
         self._services = AttemptServices(
-            self._http_client, told.timeouts, clock, self._deadline_timer, self._metrics
+            self._http_client, pool_settings.timeouts, clock, self._deadline_timer, self._metrics
         )
-        limits = PoolLimits(told.max_concurrency, told.queue, told.health)
-        self._make_routing_key = ROUTING_KEY_FACTORIES.get(told.policy)
+        limits = PoolLimits(
+            pool_settings.max_concurrency, pool_settings.queue, pool_settings.health
+        )
+        self._make_routing_key = ROUTING_KEY_FACTORIES.get(pool_settings.policy)
         """Builds the routing key of a request; None if the policy uses none."""
         self._workers = WorkerPool(
-            workers, make_policy(told.policy, draw), limits, clock, self._metrics
+            workers, make_policy(pool_settings.policy, draw), limits, clock, self._metrics
         )
-        self._retry_budget = RetryBudget(told.retries.budget)
+        self._retry_budget = RetryBudget(pool_settings.retries.budget)
         self._metadata_cache: ModelMetadataCache | None = None
-        if isinstance(dialect, ModelMetadataReader):
+        if isinstance(adapter, ModelMetadataReader):
             self._metadata_cache = ModelMetadataCache(
-                dialect, told.models, self._http_client, clock
+                adapter, pool_settings.models, self._http_client, clock
             )
         self._health_checker: HealthChecker | None = None
-        if told.probe is not None:
+        if pool_settings.probe is not None:
             self._health_checker = HealthChecker(
-                told.probe,
-                dialect.health_request,
+                pool_settings.probe,
+                adapter.health_request,
                 self._http_client,
                 self._metadata_cache,
                 draw=draw,
                 lost=self._cancel_waiting,
             )
-        self._cancel_adapter = dialect if isinstance(dialect, SupportsCancel) else None
-        self._passthrough_adapter = dialect if isinstance(dialect, SupportsPassthrough) else None
+        self._cancel_adapter = adapter if isinstance(adapter, SupportsCancel) else None
+        self._passthrough_adapter = adapter if isinstance(adapter, SupportsPassthrough) else None
         self._cancel_sender = CancelSender(self._http_client)
         self._request_id_prefix = f"{int(draw() * 2**32):08x}"
         self._request_numbers = itertools.count()
         self._started = False
-        sources = [_make_source(one, readers or {}) for one in told.sources]
-        self._discovery = WorkerDiscovery(told.name, workers, sources, self.replace_workers)
+        sources = [_make_source(source, readers or {}) for source in pool_settings.sources]
+        self._discovery = WorkerDiscovery(
+            pool_settings.name, workers, sources, self.replace_workers
+        )
 
     @property
     def ready(self) -> bool:
@@ -272,10 +278,10 @@ class PoolBackend:
     @property
     def connections(self) -> ConnectionCounts:
         """The connections to the workers."""
-        upstream = self._http_client
+        client = self._http_client
         return (
-            upstream.connections
-            if isinstance(upstream, SupportsConnectionCounts)
+            client.connections
+            if isinstance(client, SupportsConnectionCounts)
             else ConnectionCounts()
         )
 
@@ -346,44 +352,40 @@ class PoolBackend:
 
     async def _encode_request(self, request: Request, context: RequestContext) -> AttemptRequest:
         """Encode the request in the workers' protocol."""
-        dialect = self._adapter
+        adapter = self._adapter
         deadline = self._compute_deadline(context)
-        learner = self._metadata_cache
-        if (
-            learner is not None
-            and not learner.has_metadata(request.model)
-            and not _is_dry_run(context)
-        ):
-            members = self._workers.select_available(ANY_WORKER)
-            await learner.load_metadata(request.model, members, deadline)
+        cache = self._metadata_cache
+        if cache is not None and not cache.has_metadata(request.model) and not _is_dry_run(context):
+            workers = self._workers.select_available(ANY_WORKER)
+            await cache.load_metadata(request.model, workers, deadline)
         if self._cancel_adapter is not None:
             name = f"{context.id}-{self._request_id_prefix}{next(self._request_numbers):x}"
             request = replace(request, client_id=name)
         if context.offload_to_thread:
-            wire = await asyncio.to_thread(dialect.encode_request, request)
+            wire = await asyncio.to_thread(adapter.encode_request, request)
         else:
-            wire = dialect.encode_request(request)
-        wire, own = filter_headers(wire, context)
+            wire = adapter.encode_request(request)
+        wire, headers = filter_headers(wire, context)
         return AttemptRequest(
             request,
             wire,
-            own,
-            lambda: TranslatedResponse(dialect.create_decoder(request)),
-            dialect.read_error,
+            headers,
+            lambda: TranslatedResponse(adapter.create_decoder(request)),
+            adapter.read_error,
             deadline,
             context.preempt is not None,
         )
 
     def _build_passthrough_request(
-        self, relay: PassthroughRequest, context: RequestContext
+        self, passthrough: PassthroughRequest, context: RequestContext
     ) -> AttemptRequest:
-        wire, own = filter_headers(relay.upstream_request, context)
-        read_error = relay.read_error or self._adapter.read_error
+        wire, headers = filter_headers(passthrough.upstream_request, context)
+        read_error = passthrough.read_error or self._adapter.read_error
         return AttemptRequest(
-            relay.request,
+            passthrough.request,
             wire,
-            own,
-            relay.create_reader,
+            headers,
+            passthrough.create_reader,
             read_error,
             self._compute_deadline(context),
         )
@@ -397,13 +399,15 @@ class PoolBackend:
         return Deadline(context.clock, most, now)
 
     async def _begin_response(
-        self, work: AttemptRequest, context: RequestContext
+        self, request: AttemptRequest, context: RequestContext
     ) -> tuple[Attempt, list[StreamItem]]:
         """The first attempt whose response begins, and its first items (see ``Attempt.begin``)."""
-        wish = self._build_criteria(work.request, context)
-        watch = context.observer
-        show = (
-            None if watch is None else SelectionReporter(watch, self._settings, self._workers, work)
+        criteria = self._build_criteria(request.request, context)
+        observer = context.observer
+        reporter = (
+            None
+            if observer is None
+            else SelectionReporter(observer, self._settings, self._workers, request)
         )
         retry: RetryState | None = None
         now = self._clock()
@@ -411,58 +415,58 @@ class PoolBackend:
         if context.first_attempt_at is None:
             context.first_attempt_at = now
         while True:
-            if show is not None:
-                show.observe_choice(wish)
-            place = self._workers.try_acquire(wish, now)
-            if place is None:
-                place = await self._workers.acquire(wish, work.deadline, context.id)
-            if show is not None:
-                show.observe_attempt(place.worker)
-            asks = (
-                work
+            if reporter is not None:
+                reporter.observe_selection(criteria)
+            slot = self._workers.try_acquire(criteria, now)
+            if slot is None:
+                slot = await self._workers.acquire(criteria, request.deadline, context.id)
+            if reporter is not None:
+                reporter.observe_attempt(slot.worker)
+            attempt_request = (
+                request
                 if context.attempt_trace is None
-                else add_trace_headers(work, context.attempt_trace, place.worker)
+                else add_trace_headers(request, context.attempt_trace, slot.worker)
             )
-            attempt, pieces = Attempt(place, asks, self._services), None
+            attempt, items = Attempt(slot, attempt_request, self._services), None
             try:
-                pieces = await attempt.begin()
+                items = await attempt.begin()
             except GatewayError as error:
-                if show is not None:
-                    show.observe_failure(place.worker, error)
+                if reporter is not None:
+                    reporter.observe_failure(slot.worker, error)
                 if retry is None:
                     retry = RetryState(
                         self._settings.retries, self._retry_budget, metrics=self._metrics
                     )
-                    wish = replace(wish, tried_keys=retry.tried)
+                    criteria = replace(criteria, tried_keys=retry.tried)
                 now = self._clock()
-                self._check_retry(error, attempt, retry, wish, now)
+                self._check_retry(error, attempt, retry, criteria, now)
             else:
-                return attempt, pieces
+                return attempt, items
             finally:
-                if pieces is None:
-                    self._abandon_attempt(attempt, work, context)
+                if items is None:
+                    self._abandon_attempt(attempt, request, context)
 
     def _check_retry(
         self,
         error: GatewayError,
         attempt: Attempt,
         retry: RetryState,
-        wish: SelectionCriteria,
+        criteria: SelectionCriteria,
         now: float,
     ) -> None:
         """Raise the error for the client, unless the request may be retried."""
         retry.record_failure(attempt.worker.key, error)
-        left = bool(self._workers.select_available(wish))
-        again = left and wish.preempt is None
-        if again and retry.allows_retry(error, now, accepted=attempt.accepted):
+        has_candidates = bool(self._workers.select_available(criteria))
+        may_retry = has_candidates and criteria.preempt is None
+        if may_retry and retry.allows_retry(error, now, accepted=attempt.accepted):
             return
-        last = retry.get_final_error(error, left=left)
-        if last is error:
+        final_error = retry.get_final_error(error, left=has_candidates)
+        if final_error is error:
             raise error
-        raise last from error
+        raise final_error from error
 
     def _abandon_attempt(
-        self, attempt: Attempt, work: AttemptRequest, context: RequestContext
+        self, attempt: Attempt, request: AttemptRequest, context: RequestContext
     ) -> None:
         """End the attempt: free its slot, and cancel the work at the worker if it is unfinished."""
         attempt.close()
@@ -471,13 +475,13 @@ class PoolBackend:
             context.attempt_trace.end_attempt(attempt.failure)
         if not attempt.finished:  # the worker may still be generating
             self._metrics.abandoned += 1
-            self._send_cancel(attempt.worker, work.request)
+            self._send_cancel(attempt.worker, request.request)
 
     def _build_criteria(self, request: Request, context: RequestContext) -> SelectionCriteria:
         """The criteria for choosing a worker."""
         if self._make_routing_key is None and request.priority is None and context.preempt is None:
             return ANY_WORKER
-        ask = (
+        routing_key = (
             NO_ROUTING_KEY
             if self._make_routing_key is None
             else self._make_routing_key(request, context)
@@ -485,18 +489,18 @@ class PoolBackend:
         priority = DEFAULT_PRIORITY if request.priority is None else request.priority
         if context.preempt is not None:
             priority = BACKGROUND_PRIORITY
-        return SelectionCriteria(frozenset(), ask, priority, context.preempt)
+        return SelectionCriteria(frozenset(), routing_key, priority, context.preempt)
 
-    def _cancel_waiting(self, member: WorkerState) -> None:
+    def _cancel_waiting(self, worker: WorkerState) -> None:
         """Cancel the attempts that wait for a worker that went down, if another worker is up."""
         if any(
-            other.logged_state == "up" for other in self._workers.workers if other is not member
+            other.logged_state == "up" for other in self._workers.workers if other is not worker
         ):
-            member.cancel_waiting()
+            worker.cancel_waiting()
 
-    def _send_cancel(self, member: WorkerState, request: Request) -> None:
+    def _send_cancel(self, worker: WorkerState, request: Request) -> None:
         if self._cancel_adapter is not None and self._started:
-            self._cancel_sender.send(member.config, self._cancel_adapter.encode_cancel(request))
+            self._cancel_sender.send(worker.config, self._cancel_adapter.encode_cancel(request))
 
 
 def _is_dry_run(context: RequestContext) -> bool:
@@ -504,10 +508,10 @@ def _is_dry_run(context: RequestContext) -> bool:
 
 
 def _make_source(
-    told: WorkerSourceSettings, readers: Mapping[str, WorkerFileReader]
+    settings: WorkerSourceSettings, readers: Mapping[str, WorkerFileReader]
 ) -> WorkerSource:
-    if told.dns is not None:
-        return DnsSource(told.dns, told.template)
-    if told.file is None or told.file not in readers:
+    if settings.dns is not None:
+        return DnsSource(settings.dns, settings.template)
+    if settings.file is None or settings.file not in readers:
         raise ValueError("a worker source needs dns, or file with a reader")
-    return FileSource(told.file, readers[told.file])
+    return FileSource(settings.file, readers[settings.file])

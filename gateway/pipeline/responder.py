@@ -90,12 +90,12 @@ class Responder(Struct, eq=False):
         self._stop_reason = error or ClientDisconnected("the request was stopped")
         self._cancel_task()
 
-    async def run(self, live: set["Responder"], *, stream: bool) -> None:
+    async def run(self, running_requests: set["Responder"], *, stream: bool) -> None:
         """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
-        live.add(self)
+        running_requests.add(self)
         try:
             self._deadline_timer.add(self, context.deadline.expiry_within(context.timeouts.idle))
             self._task = task
@@ -120,7 +120,7 @@ class Responder(Struct, eq=False):
             self._handle_error(error)
         finally:
             self._task = None
-            live.discard(self)
+            running_requests.discard(self)
             if self._is_cancelled:
                 task.uncancel()
             self._deadline_timer.remove(self)
@@ -139,12 +139,14 @@ class Responder(Struct, eq=False):
         A client that blocks a write for longer than the idle timeout is disconnected, since it
         would occupy its worker.
         """
-        ends, idle = self._context.deadline.expires_at, self._context.timeouts.idle
-        self._is_client_stalled = self._write_blocked_since + idle <= now
-        if ends <= now or self._is_client_stalled:
+        expires_at, idle_timeout = self._context.deadline.expires_at, self._context.timeouts.idle
+        self._is_client_stalled = self._write_blocked_since + idle_timeout <= now
+        if expires_at <= now or self._is_client_stalled:
             self._cancel_task()
         else:
-            self._deadline_timer.add(self, min(ends, self._write_blocked_since + idle, now + idle))
+            self._deadline_timer.add(
+                self, min(expires_at, self._write_blocked_since + idle_timeout, now + idle_timeout)
+            )
 
     async def _stream_events(self) -> None:
         """Write events as they come.
@@ -180,14 +182,14 @@ class Responder(Struct, eq=False):
     def _write_events(self, data: bytes | None, events: Sequence[Event]) -> bool:
         """Write a batch of events. Returns whether the client takes more at once."""
         events = self._strategy.process_events(events)
-        out = (
+        chunk = (
             self._strategy.get_encoder().encode_events(events) if data is None and events else data
         )
         self._record.tokens += self._record_events(events)
-        if out:
+        if chunk:
             if not self._has_content:
                 self._has_content = self._begin_content(events)
-            self._writer.write(out)
+            self._writer.write(chunk)
         return not (self._writer.started and self._writer.needs_drain)
 
     async def _send_unary(self) -> None:

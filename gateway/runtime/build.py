@@ -69,9 +69,9 @@ def build_pool_arguments(
     }
     return {
         "workers": fixed,
-        "dialect": dialect,
+        "adapter": dialect,
         "settings": settings,
-        "upstream": AsyncioHttpClient(ca=told.tls.ca if told.tls else None),
+        "http_client": AsyncioHttpClient(ca=told.tls.ca if told.tls else None),
         "readers": {
             one.file: _make_worker_file_reader(one, told)
             for one in told.workers

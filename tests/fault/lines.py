@@ -113,11 +113,11 @@ async def pool(
     """A started pool that speaks lines. ``settings`` as in PoolSettings."""
     backend = PoolBackend(
         workers=[WorkerConfig(one) if isinstance(one, str) else one for one in workers],
-        dialect=dialect or Lines(),
+        adapter=dialect or Lines(),
         clock=clock,
         draw=Random(7).random,
         settings=PoolSettings(timeouts=timeouts, **settings),
-        upstream=upstream,
+        http_client=upstream,
     )
     await backend.start()
     try:

@@ -61,7 +61,7 @@ ANSWER = msgspec.json.encode(
 async def backend(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
     pool = PoolBackend(
         workers=[WorkerConfig(one.url, bearer=KEY) for one in workers],
-        dialect=OpenAI(),
+        adapter=OpenAI(),
         clock=monotonic,
         draw=Random(7).random,
         settings=PoolSettings(timeouts=SOON),

@@ -52,10 +52,10 @@ async def test_connections_are_told_as_they_are_now() -> None:
 def test_a_client_that_tells_of_none_has_none(upstream: Any) -> None:
     pool = PoolBackend(
         workers=[WorkerConfig("http://w:1")],
-        dialect=Lines(),
+        adapter=Lines(),
         clock=lambda: 0.0,
         draw=Random(7).random,
-        upstream=upstream,
+        http_client=upstream,
     )
     assert pool.connections == ConnectionCounts()
     assert pool.queued_request_ids == []

@@ -69,8 +69,8 @@ async def test_the_likely_one_is_the_one_that_is_taken(policy: PolicyName) -> No
     for _ in URLS:
         seen, show = shown(roster)
         if policy != "two_choices":  # its luck is drawn anew
-            show.observe_choice(SelectionCriteria(set()))
-        show.observe_choice(SelectionCriteria(set()))
+            show.observe_selection(SelectionCriteria(set()))
+        show.observe_selection(SelectionCriteria(set()))
         place = await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
         if policy != "two_choices":
             assert {choice.expected_url for choice, _ in seen.choices} == {place.worker.name}
@@ -85,7 +85,7 @@ async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
     roster.workers[2].record_failure(WorkerUnreachable("it is gone"))
     seen, show = shown(roster, PoolSettings(policy="round_robin"))
 
-    show.observe_choice(SelectionCriteria({second.key}))
+    show.observe_selection(SelectionCriteria({second.key}))
 
     [(choice, wire)] = seen.choices
     assert first.worker is roster.workers[0]
@@ -102,7 +102,7 @@ async def test_nobody_has_a_place_in_a_pool_that_is_full() -> None:
     await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
     seen, show = shown(roster)
 
-    show.observe_choice(SelectionCriteria(set()))
+    show.observe_selection(SelectionCriteria(set()))
 
     assert can(seen.choices[0][0]) == ["full", "full", "full"]
 
