@@ -17,14 +17,14 @@ from aiohttp import hdrs, web
 from msgspec import Meta, Struct
 
 from backends.http.interfaces import WorkerConfig
-from gateway.config.types import parse_ip, split_address
-from gateway.config.types import parse_worker_url as check_url
 from gateway.explain.report import ExplainRequest
 from gateway.http_server.sockets import ListenSockets
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.catalog import Catalog
 from protocols.core.errors import MalformedRequest, RequestTooLarge
 from protocols.core.interfaces import Headers
+from protocols.core.units import parse_ip, split_address
+from protocols.core.units import parse_worker_url as check_url
 from protocols.json_body import read_object
 
 # Requests, responses and errors of the admin listener.

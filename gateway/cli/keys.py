@@ -7,7 +7,7 @@ from typing import Final
 import click
 import msgspec
 
-from gateway.config.types import parse_name as check_name
+from protocols.core.units import parse_name as check_name
 
 _KEY_PREFIX: Final = "il-"
 """The prefix of every key, by which secret scanners recognize it."""

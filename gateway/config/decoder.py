@@ -23,7 +23,6 @@ from gateway.config.errors import (
     quote,
     suggest_name,
 )
-from gateway.config.types import SCALAR_TYPES, ScalarType, Secret, parse_bearer_token
 from gateway.config.yaml_reader import (
     KeyNodes,
     YamlScalar,
@@ -31,6 +30,13 @@ from gateway.config.yaml_reader import (
     get_position,
     is_null_node,
     read_mapping,
+)
+from protocols.core.units import (
+    SCALAR_TYPES,
+    PathKind,
+    ScalarType,
+    Secret,
+    parse_bearer_token,
 )
 
 RENAMED_KEYS: Final[Mapping[str, Sequence[str]]] = {
@@ -108,17 +114,17 @@ class ScalarDecoder:
         if scalar is None:
             return UNSET
         text = scalar.text
-        if unit.path_kind in ("always", "written") or (
-            unit.path_kind == "dotted" and text.startswith(".")
-        ):
+        if unit.path_kind and (unit.path_kind != "weights" or text.startswith(".")):
             text = self._resolve_path(text)
-        if unit.path_kind == "always":
+        if unit.path_kind in ("file", "template"):
             self.files[path] = text
         try:
-            return unit.parse(text)
+            value = unit.parse(text)
+            check_path(unit.path_kind, text)
         except ValueError as error:
-            what = "this" if unit.is_secret else scalar.quoted_raw
-            return self._add_issue(node, f"{what} {error}", path)
+            subject = "this" if unit.is_secret else scalar.quoted_raw
+            return self._add_issue(node, f"{subject} {error}", path)
+        return value
 
     def former_file(self, node: yaml.Node, path: ConfigPath) -> None:
         """Note the file that a former key names, whether or not there is one."""
@@ -189,6 +195,24 @@ class ScalarDecoder:
     def _add_issue(self, node: yaml.Node, message: str, path: ConfigPath) -> Any:
         self._issues.add(get_position(node.start_mark), message, path)
         return UNSET
+
+
+def check_path(kind: PathKind, path: str) -> None:
+    """Raises ValueError if what must exist at a path, or the folder of an output, does not."""
+    match kind:
+        case "file" if not os.path.isfile(path):  # noqa: PTH113 - that of Path may raise
+            message = "is not a file"
+        case "output" if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or "."):  # noqa: PTH112, PTH120 - as above
+            message = "is not in an existing folder"
+        case "template" if not os.path.exists(path):  # noqa: PTH110 - as above
+            message = "is not a file or folder"
+        case "weights" if path.startswith(("/", ".", "~")) and not os.path.exists(  # noqa: PTH110
+            os.path.expanduser(path)  # noqa: PTH111
+        ):
+            message = "is not a file or folder"
+        case _:
+            return
+    raise ValueError(f"{message}; relative paths start at the configuration's folder")
 
 
 def _describe_type(kind: types.Type) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import inspect as types
 
 from gateway.config.schema import Config
-from gateway.config.types import SCALAR_TYPES, Secret
+from protocols.core.units import SCALAR_TYPES, Secret
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SECRET_SCHEMA = {

@@ -32,10 +32,10 @@ from gateway.config.schema import (
     TimeoutsConfig,
     WorkerSourceConfig,
 )
-from gateway.config.types import RateValue, Secret, format_rate
 from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from protocols import PROTOCOLS
+from protocols.core.units import RateValue, Secret, format_rate
 
 # Defaults.
 

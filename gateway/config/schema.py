@@ -11,7 +11,8 @@ from typing import Annotated, ClassVar, Literal, get_args
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from gateway.config.types import (
+from protocols import PROTOCOLS
+from protocols.core.units import (
     Budget,
     CollectorUrl,
     DeviceName,
@@ -41,7 +42,6 @@ from gateway.config.types import (
     WeightsPath,
     WorkerUrl,
 )
-from protocols import PROTOCOLS
 
 # Base classes.
 

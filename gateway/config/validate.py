@@ -18,8 +18,8 @@ from gateway.config.schema import (
     WorkerSourceConfig,
     is_numeric_version,
 )
-from gateway.config.types import parse_ip, split_address
 from gateway.config.validation_context import ValidationContext, is_set
+from protocols.core.units import parse_ip, split_address
 
 # Whether the addresses of the listeners make sense.
 

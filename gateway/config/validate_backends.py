@@ -34,10 +34,10 @@ from gateway.config.schema import (
     TlsConfig,
     TorchConfig,
 )
-from gateway.config.types import NonEmptyStr, parse_ip
 from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from protocols.core.restricted import PARAMETERS
+from protocols.core.units import NonEmptyStr, parse_ip
 
 _REDIS_URLS: Final = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PATH"
 _POSTGRES_URL: Final = "write it as postgresql://USER@HOST:5432/DATABASE"

@@ -18,11 +18,11 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.admin import status as admin_status
-from gateway.config.types import split_address
 from gateway.http_server.sockets import ListenSockets
 from gateway.multiprocess.ipc import ServingProcess
 from gateway.observability.metrics.catalog import METRICS_BY_NAME
 from gateway.observability.prometheus_text import MetricFamily, format_families, parse_families
+from protocols.core.units import split_address
 
 # Many processes' figures as one's.
 

@@ -37,11 +37,11 @@ from gateway.config.schema import (
     TorchConfig,
     WorkerSourceConfig,
 )
-from gateway.config.types import split_address
 from gateway.pipeline.handler import GatewayServices as Services
 from gateway.runtime.build import build_adapter, build_backend
 from gateway.runtime.build import list_backend_models as models_of_backend
 from protocols.core.interfaces import UpstreamAdapter, UpstreamRequest
+from protocols.core.units import split_address
 
 _WORKER_TIMEOUT: Final = 5.0
 """Seconds for each step: DNS, then the connection and its requests."""

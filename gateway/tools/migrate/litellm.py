@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.config import types
 from gateway.config.errors import ConfigError, IssueCollector, format_path
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from gateway.tools.migrate.providers import (
@@ -39,6 +38,7 @@ from gateway.tools.migrate.yaml_file import (
     read_number,
     read_text,
 )
+from protocols.core import units
 
 # --- deployments ----------------------------------------------------------------------------------
 
@@ -641,7 +641,7 @@ def _no_alias(name: str, model: str, parts: ConfigParts) -> str | None:
     if name in parts.names:
         return "there is a model of this name"
     try:
-        types.parse_alias(name)
+        units.parse_alias(name)
     except ValueError as error:
         return f"{name!r} {error}"
     return None

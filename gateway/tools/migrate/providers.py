@@ -9,10 +9,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.config import types
 from gateway.config.registry import ProtocolRegistry
 from gateway.tools.migrate.yaml_file import Env, NoteCollector, SourceValue, UnsupportedEntry
 from protocols import PROTOCOLS
+from protocols.core import units
 
 _SLASHES: Final = 2
 """The slashes before the host."""
@@ -154,7 +154,7 @@ def _find_provider(model: SourceValue, said: SourceValue | None) -> tuple[Provid
 def _parse_base(where: SourceValue, text: str, provider: Provider) -> tuple[str, bool]:
     """A worker's base URL, and whether the protocol's path followed. Raises UnsupportedEntry."""
     try:
-        url = str(types.SCALAR_TYPES["worker"].parse(text))
+        url = str(units.SCALAR_TYPES["worker"].parse(text))
     except ValueError as error:
         raise UnsupportedEntry(where, f"the address {error}") from None
     roots = (

@@ -13,9 +13,9 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from gateway.config import types
 from gateway.config.errors import ConfigPath, IssueCollector, SourcePosition, format_path
 from gateway.config.yaml_reader import get_position, read_mapping
+from protocols.core import units
 
 ValueT = TypeVar("ValueT")
 NoteKind = Literal["left out", "changed", "needless"]
@@ -199,7 +199,7 @@ def read_duration(given: SourceValue | None, notes: NoteCollector) -> str | None
 
 def read_model_name(given: SourceValue, notes: NoteCollector) -> str | None:
     """Read the public name of a model; None and a note if it is not valid here."""
-    return read_text(given, notes, types.parse_model_name)
+    return read_text(given, notes, units.parse_model_name)
 
 
 def read_text(
