@@ -49,13 +49,6 @@ class WorkerConfig(Struct, frozen=True):
         return f"Worker({self.url!r})"
 
 
-class QueueSettings(Struct, frozen=True):
-    """How many requests may wait for a slot at a worker, and for how many seconds."""
-
-    max: int = 200
-    wait: float = 10.0
-
-
 BodyConsumer = Callable[[list[bytes]], bool]
 """Receives chunks of a body; returns whether it accepts more at once."""
 

@@ -15,7 +15,3 @@ dns_discovery    workers from DNS: A, AAAA and SRV records
 settings         the pool's settings
 metrics          the pool's counters
 """
-
-from backends.pool.pool import PoolBackend
-
-__all__ = ["PoolBackend"]

@@ -12,6 +12,8 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
+from backends.pool.settings import CircuitBreakerSettings, HealthCheckSettings
+
 # Recent measurements: a latency average and counters over a sliding window.
 
 _WINDOW_SLOTS: Final = 10
@@ -115,27 +117,6 @@ _MIN_RATE_LIMIT_PAUSE: Final = 1.0
 _RATE_LIMIT_MEMORY: Final = 60.0
 
 
-class HealthSettings(Struct, frozen=True):
-    """When a worker is taken out of rotation and how it returns. Times are in seconds."""
-
-    fall: int = 3
-    """Consecutive failed health checks that take it out."""
-    rise: int = 2
-    """Consecutive successful health checks that bring it back."""
-    consecutive_failures: int = 5
-    """Consecutive failed requests that eject it."""
-    failure_rate: float = 0.25
-    """The failure rate within ``window`` that ejects it, from ``min_requests`` requests on."""
-    min_requests: int = 20
-    window: float = 10.0
-    open_for: float = 15.0
-    """Duration of the first ejection; it doubles with each further one."""
-    slow_start: float = 30.0
-    """Duration of slow start, in which the weight grows to its full value; 0: at once."""
-    panic_threshold: float = 0.3
-    """Panic threshold: if a smaller part of the workers is available, health is ignored."""
-
-
 class WorkerHealth:
     """The health of one worker. A new worker is available.
 
@@ -143,11 +124,15 @@ class WorkerHealth:
     about the worker.
     """
 
-    def __init__(self, settings: HealthSettings | None = None) -> None:
-        self._settings = settings or HealthSettings()
+    def __init__(
+        self,
+        settings: HealthCheckSettings = HealthCheckSettings(),  # noqa: B008 - frozen
+        breaker: CircuitBreakerSettings = CircuitBreakerSettings(),  # noqa: B008 - frozen
+    ) -> None:
+        self._settings = settings
         self._health_checks = _HealthCheckResults()
         self._backoff = _ConnectBackoff()
-        self._ejection = _OutlierEjection(self._settings)
+        self._ejection = _OutlierEjection(breaker)
         self._adaptive_limit = _AdaptiveLimit()
         self._full_weight_at = 0.0
         """When slow start ends."""
@@ -340,7 +325,7 @@ class _OutlierEjection:
     ``failures`` consecutive successes at least one ``window`` later bring it back as well.
     """
 
-    def __init__(self, settings: HealthSettings) -> None:
+    def __init__(self, settings: CircuitBreakerSettings) -> None:
         self.ejected = False
         self.ejected_until = 0.0
         self._settings = settings

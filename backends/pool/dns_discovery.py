@@ -18,6 +18,7 @@ from msgspec import Struct
 from backends.aio import BackgroundCall
 from backends.http.interfaces import WorkerConfig
 from backends.pool.discovery import DiscoveryError
+from backends.pool.settings import DnsSettings, WorkerTemplate
 
 # DNS messages: a question to bytes, and bytes to what they answer. Pure.
 #
@@ -424,42 +425,6 @@ class DnsResolver(Protocol):
 
     async def query(self, name: str, kind: RecordType) -> DnsAnswer:
         """An answer, be it that there is none. Raises DiscoveryError."""
-
-
-class WorkerTemplate(Struct, frozen=True):
-    """What the workers of one name have in common. ``path`` is the end of their base URL."""
-
-    scheme: Literal["http", "https"] = "http"
-    path: str = ""
-    weight: int = 1
-    max_concurrency: int | None = None
-    bearer: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Template({self.scheme!r}, {self.path!r})"
-
-    def make_worker(self, host: str, port: int, share: int = 1) -> WorkerConfig:
-        """The worker at an address or a name, with ``share`` times the weight."""
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        url = f"{self.scheme}://{place}{self.path}"
-        return WorkerConfig(url, self.weight * share, self.max_concurrency, self.bearer)
-
-
-class DnsSettings(Struct, frozen=True):
-    """What to ask for, and how often.
-
-    ``name`` is ``host:port`` for the addresses of a host (A, AAAA), or the bare name of a service
-    (SRV): ``_http._tcp.triton.models.svc.cluster.local``. It is looked up again after
-    ``refresh_interval`` seconds, or sooner if the record's TTL is shorter; a lookup may take
-    ``within`` seconds. ``nameserver`` is an IP address, with a port if it is not 53. Without it the
-    system's resolver is used for hosts and its nameservers, with full names, for services.
-    """
-
-    name: str
-    record: Literal["a", "srv"] = "a"
-    refresh_interval: float = 10.0
-    within: float = 5.0
-    nameserver: str | None = None
 
 
 class _ResolvedWorkers(Struct):

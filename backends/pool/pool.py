@@ -2,10 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import msgspec
 from msgspec.structs import asdict, replace
 
 from backends.aio import DeadlineTimer
@@ -23,6 +22,7 @@ from backends.interfaces import (
     RequestObserver,
     StreamItem,
     StreamItems,
+    Timeouts,
     WorkerCandidate,
     WorkerSelection,
 )
@@ -46,7 +46,14 @@ from backends.pool.load_balancing import (
 )
 from backends.pool.metrics import PoolMetrics
 from backends.pool.retry import RetryBudget, RetryState
-from backends.pool.settings import PoolSettings, WorkerSourceSettings
+from backends.pool.settings import (
+    DnsSettings,
+    PoolContext,
+    PoolSettings,
+    RetrySettings,
+    WorkerListParser,
+    WorkerSourceSettings,
+)
 from backends.pool.side_requests import add_bearer
 from backends.pool.worker_metadata import ModelMetadataCache
 from backends.pool.workers import (
@@ -130,6 +137,7 @@ class SelectionReporter:
         self, candidates: list[WorkerCandidate], scores: PolicyScores, likely: WorkerState | None
     ) -> WorkerSelection:
         told = self._settings
+        timeouts, retries = told.timeouts or Timeouts(), told.retries or RetrySettings()
         return WorkerSelection(
             policy=told.policy,
             score_rule=scores.winner,
@@ -138,10 +146,10 @@ class SelectionReporter:
             queue_length=self._workers.queue_length,
             queue_limit=told.queue.max,
             queue_timeout=told.queue.wait,
-            timeouts=asdict(told.timeouts) | {"total": self._request.deadline.remaining()},
-            max_retries=told.retries.max,
-            retry_budget=told.retries.budget,
-            retryable_failures=sorted(told.retries.on),
+            timeouts=asdict(timeouts) | {"total": self._request.deadline.remaining()},
+            max_retries=retries.max,
+            retry_budget=retries.budget,
+            retryable_failures=sorted(retries.on),
         )
 
 
@@ -164,9 +172,8 @@ def _build_candidate(
 class PoolBackend:
     """A backend that sends each request to one of several workers of one protocol.
 
-    ``settings`` are PoolSettings or a mapping of the same shape. ``draw`` returns a random number
-    in [0, 1). ``upstream`` is the HTTP client; the pool starts and closes it. ``readers`` parse the
-    files that list workers, by path.
+    ``draw`` returns a random number in [0, 1). ``upstream`` is the HTTP client; the pool starts and
+    closes it.
     """
 
     explains_selection = True
@@ -174,41 +181,48 @@ class PoolBackend:
 
     def __init__(
         self,
+        settings: PoolSettings,
         *,
-        workers: Sequence[WorkerConfig],
         dialect: UpstreamAdapter,
         clock: Clock,
         draw: Callable[[], float],
-        settings: PoolSettings | Mapping[str, Any] | None = None,
+        context: PoolContext = PoolContext(),  # noqa: B008 - frozen
         upstream: HttpClient | None = None,
-        readers: Mapping[str, WorkerFileReader] | None = None,
+        has_health_checks: bool = True,
     ) -> None:
-        told = msgspec.convert(settings or {}, PoolSettings)
+        workers = settings.make_workers(settings.workers)
+        timeouts = settings.timeouts or Timeouts()
         self._adapter = dialect
-        self._settings = told
+        self._settings = settings
+        self._retry_settings = settings.retries or RetrySettings()
+        self._total_timeout = timeouts.total
         self._clock = clock
-        self._http_client = upstream or AsyncioHttpClient()
+        self._http_client = upstream or AsyncioHttpClient(
+            ca=settings.tls.ca if settings.tls else None
+        )
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
         self._services = AttemptServices(
-            self._http_client, told.timeouts, clock, self._deadline_timer, self._metrics
+            self._http_client, timeouts, clock, self._deadline_timer, self._metrics
         )
-        limits = PoolLimits(told.max_concurrency, told.queue, told.health)
-        self._make_routing_key = ROUTING_KEY_FACTORIES.get(told.policy)
+        limits = PoolLimits(
+            settings.total_concurrency, settings.queue, settings.health, settings.breaker
+        )
+        self._make_routing_key = ROUTING_KEY_FACTORIES.get(settings.policy)
         """Builds the routing key of a request; None if the policy uses none."""
         self._workers = WorkerPool(
-            workers, make_policy(told.policy, draw), limits, clock, self._metrics
+            workers, make_policy(settings.policy, draw), limits, clock, self._metrics
         )
-        self._retry_budget = RetryBudget(told.retries.budget)
+        self._retry_budget = RetryBudget(self._retry_settings.budget)
         self._metadata_cache: ModelMetadataCache | None = None
         if isinstance(dialect, ModelMetadataReader):
             self._metadata_cache = ModelMetadataCache(
-                dialect, told.models, self._http_client, clock
+                dialect, context.models, self._http_client, clock
             )
         self._health_checker: HealthChecker | None = None
-        if told.probe is not None:
+        if has_health_checks:
             self._health_checker = HealthChecker(
-                told.probe,
+                settings.health,
                 dialect.health_request,
                 self._http_client,
                 self._metadata_cache,
@@ -221,8 +235,8 @@ class PoolBackend:
         self._request_id_prefix = f"{int(draw() * 2**32):08x}"
         self._request_numbers = itertools.count()
         self._started = False
-        sources = [_make_source(one, readers or {}) for one in told.sources]
-        self._discovery = WorkerDiscovery(told.name, workers, sources, self.replace_workers)
+        sources = list(_make_sources(settings, context.parse_workers))
+        self._discovery = WorkerDiscovery(context.name, workers, sources, self.replace_workers)
 
     @property
     def ready(self) -> bool:
@@ -417,7 +431,7 @@ class PoolBackend:
 
     def _compute_deadline(self, context: RequestContext) -> Deadline:
         """The request's deadline, or the pool's if that is sooner. Raises DeadlineExceeded."""
-        now, most = context.clock(), self._settings.timeouts.total
+        now, most = context.clock(), self._total_timeout
         if now < context.deadline.expires_at <= now + most:
             return context.deadline
         context.deadline.remaining()  # raises if the deadline has passed
@@ -487,7 +501,7 @@ class PoolBackend:
                     show.observe_failure(place.worker, error)
                 if retry is None:
                     retry = RetryState(
-                        self._settings.retries, self._retry_budget, metrics=self._metrics
+                        self._retry_settings, self._retry_budget, metrics=self._metrics
                     )
                     wish = replace(wish, tried_keys=retry.tried)
                 now = self._clock()
@@ -559,11 +573,25 @@ def _is_dry_run(context: RequestContext) -> bool:
     return context.observer is not None and context.observer.dry_run
 
 
-def _make_source(
-    told: WorkerSourceSettings, readers: Mapping[str, WorkerFileReader]
-) -> WorkerSource:
-    if told.dns is not None:
-        return DnsSource(told.dns, told.template)
-    if told.file is None or told.file not in readers:
-        raise ValueError("a worker source needs dns, or file with a reader")
-    return FileSource(told.file, readers[told.file])
+def _make_sources(
+    settings: PoolSettings, parse_workers: WorkerListParser | None
+) -> Iterator[WorkerSource]:
+    for source in settings.workers:
+        if source.file is not None:
+            if parse_workers is None:
+                raise ValueError("a file of workers needs a parser")
+            yield FileSource(source.file, _make_file_reader(settings, source, parse_workers))
+        elif source.url is None:
+            query = DnsSettings(
+                source.dns or source.srv or "",
+                "srv" if source.dns is None else "a",
+                source.refresh_interval,
+                nameserver=source.nameserver,
+            )
+            yield DnsSource(query, settings.make_template(source))
+
+
+def _make_file_reader(
+    settings: PoolSettings, source: WorkerSourceSettings, parse_workers: WorkerListParser
+) -> WorkerFileReader:
+    return lambda data: settings.make_listed_workers(source, parse_workers(data))

@@ -11,12 +11,13 @@ something. Each worker gets at most one attempt. The cost of a failure limits th
 - A request that killed two workers is not sent to a third.
 """
 
-from typing import Final, Literal, get_args
+from typing import Final
 
 from msgspec import Struct, field
 
 from backends.pool.circuit_breaker import SlidingWindowCounter
 from backends.pool.metrics import PoolMetrics
+from backends.pool.settings import RetryReason, RetrySettings
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -55,24 +56,8 @@ class RetryBudget:
         self._retries.add(now)
 
 
-RetryReason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
-"""``before_first_token``: the worker accepted the request, then the connection broke, the first
-token timed out, or the response began with an error."""
-
 _STATUS_REASONS: Final[dict[int, RetryReason]] = {500: "500", 502: "502", 503: "503", 504: "504"}
-_DEFAULT_REASONS: Final[frozenset[RetryReason]] = frozenset(get_args(RetryReason))
 _MAX_WORKERS_KILLED: Final = 2
-
-
-class RetrySettings(Struct, frozen=True):
-    """How often and after which failures a request is retried on another worker.
-
-    ``budget`` is the share of recent requests that may be retried.
-    """
-
-    max: int = 1
-    budget: float = 0.2
-    on: frozenset[RetryReason] = _DEFAULT_REASONS
 
 
 def classify_error(error: GatewayError, *, accepted: bool) -> RetryReason | None:

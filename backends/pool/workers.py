@@ -9,10 +9,9 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from backends.http.interfaces import QueueSettings, WorkerConfig
+from backends.http.interfaces import WorkerConfig
 from backends.interfaces import Deadline
 from backends.pool.circuit_breaker import (
-    HealthSettings,
     HealthState,
     PeakEwma,
     WorkerHealth,
@@ -20,6 +19,7 @@ from backends.pool.circuit_breaker import (
 )
 from backends.pool.load_balancing import LoadBalancingPolicy, PolicyScores, RoutingKey
 from backends.pool.metrics import PoolMetrics
+from backends.pool.settings import CircuitBreakerSettings, HealthCheckSettings, QueueSettings
 from protocols.core.errors import (
     ClientError,
     DeadlineExceeded,
@@ -234,11 +234,12 @@ _AVERAGE_WEIGHT: Final = 0.1
 
 
 class PoolLimits(Struct, frozen=True):
-    """Limits of the whole pool: concurrency, queue and health settings."""
+    """Limits of the whole pool: concurrency, queue, health checks and circuit breaker."""
 
     max_concurrency: int | None = None
     queue: QueueSettings = QueueSettings()
-    health: HealthSettings = HealthSettings()
+    health: HealthCheckSettings = HealthCheckSettings()
+    breaker: CircuitBreakerSettings = CircuitBreakerSettings()
 
 
 class SelectionCriteria(Struct, frozen=True):
@@ -348,7 +349,10 @@ class WorkerPool:
             member = self._workers_by_url.get(worker.url)
             if member is None:
                 member = WorkerState(
-                    self._keys, worker, WorkerHealth(self._limits.health), self._clock
+                    self._keys,
+                    worker,
+                    WorkerHealth(self._limits.health, self._limits.breaker),
+                    self._clock,
                 )
                 self._keys += 1
             member.config = worker

@@ -37,7 +37,7 @@ from backends.torch.loader import (
     read_model_config,
 )
 from backends.torch.model import prepack_linears
-from backends.torch.settings import TorchSettings
+from backends.torch.settings import EngineSettings
 from backends.torch.tokenization import RequestRejectedError, make_too_long_error
 
 # The pooling recipe of a model, read from its sentence-transformers files.
@@ -254,7 +254,7 @@ class EmbeddingModel(NamedTuple):
         return size * len(self.pooling.pooling)
 
 
-def load_encoder(found: ModelLocation, settings: TorchSettings) -> EmbeddingModel:
+def load_encoder(found: ModelLocation, settings: EngineSettings) -> EmbeddingModel:
     """The encoder of a folder. Raises ModelError."""
     device, folder = pick_device(settings.device), Path(found.source)
     recipe = read_pooling_config(folder)

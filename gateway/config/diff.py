@@ -14,9 +14,10 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from backends.pool.settings import PoolSettings
 from gateway.config.errors import format_path
 from gateway.config.listeners import listeners_by_id, restart_required
-from gateway.config.schema import BackendConfig, Config, ModelConfig, PoolConfig
+from gateway.config.schema import BackendConfig, Config, ModelConfig
 
 _SECTIONS: Final = ("version", "admin", "limits", "defaults", "identity", "state", "observe")
 """The sections of a configuration that hold no names."""
@@ -102,7 +103,7 @@ def _names(config: Config) -> Mapping[str, Mapping[str, Any]]:
         "workers": {
             f"{name} {worker.url or worker.dns or worker.srv or worker.file}": worker
             for name, pool in config.backends.items()
-            if isinstance(pool, PoolConfig)
+            if isinstance(pool, PoolSettings)
             for worker in pool.workers
         },
         "models": {
@@ -121,7 +122,7 @@ def _names(config: Config) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _without_workers(backend: BackendConfig) -> BackendConfig:
-    return replace(backend, workers=()) if isinstance(backend, PoolConfig) else backend
+    return replace(backend, workers=()) if isinstance(backend, PoolSettings) else backend
 
 
 def _name_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> NameChanges:

@@ -11,6 +11,8 @@ import msgspec.inspect
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from backends.interfaces import Timeouts
+from backends.pool.settings import PoolSettings, RetrySettings, WorkerSourceSettings
 from gateway.config import validate
 from gateway.config.decoder import ConfigDecoder, SourceLocation
 from gateway.config.errors import (
@@ -27,10 +29,6 @@ from gateway.config.schema import (
     Config,
     ListenerConfig,
     ListenerProtocolConfig,
-    PoolConfig,
-    RetryConfig,
-    TimeoutsConfig,
-    WorkerSourceConfig,
 )
 from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
@@ -40,7 +38,7 @@ from protocols.core.units import RateValue, Secret, format_rate
 # Defaults.
 
 _DEFAULT_ADDRESS = "127.0.0.1:8000"
-SectionT = TypeVar("SectionT", TimeoutsConfig, RetryConfig)
+SectionT = TypeVar("SectionT", Timeouts, RetrySettings)
 
 
 def apply_defaults(
@@ -49,7 +47,7 @@ def apply_defaults(
     """Fill in ``defaults`` in each pool; without listeners, add one with every protocol."""
     backends: dict[str, BackendConfig] = {}
     for name, backend in config.backends.items():
-        if isinstance(backend, PoolConfig):
+        if isinstance(backend, PoolSettings):
             at = ("backends", name)
             backends[name] = replace(
                 backend,
@@ -92,7 +90,7 @@ def build_default_listener(protocols: ProtocolRegistry) -> ListenerConfig:
 
 _CONFIG_TYPE = msgspec.inspect.type_info(Config)
 _WORKER_LIST_TYPE = msgspec.inspect.type_info(
-    Annotated[tuple[WorkerSourceConfig, ...], Meta(min_length=1)]
+    Annotated[tuple[WorkerSourceSettings, ...], Meta(min_length=1)]
 )
 _HASH_LENGTH = 12
 
@@ -183,11 +181,11 @@ def _is_worker_list(path: ConfigPath) -> bool:
 
 def load_worker_list(
     data: bytes, filename: str, *, env: Mapping[str, str]
-) -> tuple[WorkerSourceConfig, ...]:
+) -> tuple[WorkerSourceSettings, ...]:
     """The workers that a file lists, each by its URL. Raises ConfigError."""
     collector = IssueCollector(filename)
     reader = ConfigDecoder(collector, env)
-    found: tuple[WorkerSourceConfig, ...] = reader.decode_document(
+    found: tuple[WorkerSourceSettings, ...] = reader.decode_document(
         compose_yaml(decode_utf8(data, filename), collector), _WORKER_LIST_TYPE
     )
     if is_set(found):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from backends.pool.settings import PoolSettings, WorkerSourceSettings
 from gateway.config import validate_backends
 from gateway.config.errors import ConfigPath, join_names, quote, suggest_name
 from gateway.config.registry import describe_type_mismatch
@@ -11,11 +12,9 @@ from gateway.config.schema import (
     Config,
     KeyRateLimitConfig,
     ModelConfig,
-    PoolConfig,
     RouteConfig,
     RouteMatchConfig,
     TrafficSplitConfig,
-    WorkerSourceConfig,
     is_numeric_version,
 )
 from gateway.config.validation_context import ValidationContext, is_set
@@ -511,7 +510,7 @@ def _check_shadow_version(
 _FULL_PERCENTAGE = 100
 _SOURCES: Final = ("url", "dns", "srv", "file")
 _DISCOVERY: Final = ("refresh_interval", "scheme", "nameserver")
-_DEFAULT_WORKER: Final = WorkerSourceConfig()
+_DEFAULT_WORKER: Final = WorkerSourceSettings()
 
 
 def validate_config(config: Config, context: ValidationContext, *, insecure: bool) -> None:
@@ -520,7 +519,7 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
     validate_backends.check(config, context)
     if is_set(config.backends):
         for name, backend in config.backends.items():
-            if is_set(backend) and isinstance(backend, PoolConfig):
+            if is_set(backend) and isinstance(backend, PoolSettings):
                 _check_pool(backend, ("backends", name), context)
     if is_set(config.models):
         _check_aliases(config.models, context)
@@ -539,7 +538,7 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
 # --- pools ---------------------------------------------------------------------------------------
 
 
-def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     health = pool.health.path if is_set(pool.health) else None
     if is_set(health) and health is not None and not health.startswith("/"):
         message = "is not a path; write it as /health: it is appended to the worker's URL"
@@ -550,7 +549,7 @@ def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) 
 
 
 def _check_workers(
-    workers: Sequence[WorkerSourceConfig], path: ConfigPath, context: ValidationContext
+    workers: Sequence[WorkerSourceSettings], path: ConfigPath, context: ValidationContext
 ) -> None:
     seen: dict[str, int] = {}
     for n, worker in enumerate(workers):
@@ -577,7 +576,9 @@ def _check_workers(
             )
 
 
-def check_listed_workers(workers: Sequence[WorkerSourceConfig], context: ValidationContext) -> None:
+def check_listed_workers(
+    workers: Sequence[WorkerSourceSettings], context: ValidationContext
+) -> None:
     """Report on workers in a file of their own, where each must have a URL."""
     _check_workers(workers, (), context)
     for n, worker in enumerate(workers):
@@ -585,7 +586,7 @@ def check_listed_workers(workers: Sequence[WorkerSourceConfig], context: Validat
             context.add_issue((n,), "each worker in a file needs a url; add it")
 
 
-def _check_pool_tls(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_pool_tls(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     plain = [
         is_set(one) and is_set(one.url) and is_set(one.scheme)
         and not (one.url or "https:").startswith("https:")

@@ -13,6 +13,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec.inspect
 
+from backends.pool.settings import ClientTlsSettings, PoolSettings
+from backends.torch.settings import TorchSettings
 from gateway.config.decoder import ConfigDecoder
 from gateway.config.errors import (
     ConfigError,
@@ -24,20 +26,16 @@ from gateway.config.errors import (
 )
 from gateway.config.registry import describe_type_mismatch
 from gateway.config.schema import (
-    ClientTlsConfig,
     Config,
-    ConfigSection,
     ListenerConfig,
     ListenerProtocolConfig,
-    PoolConfig,
     SharedStateConfig,
     TlsConfig,
-    TorchConfig,
 )
 from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from protocols.core.restricted import PARAMETERS
-from protocols.core.units import NonEmptyStr, parse_ip
+from protocols.core.units import ConfigSection, NonEmptyStr, parse_ip
 
 _REDIS_URLS: Final = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PATH"
 _POSTGRES_URL: Final = "write it as postgresql://USER@HOST:5432/DATABASE"
@@ -56,9 +54,9 @@ def check(config: Config, context: ValidationContext) -> None:
     if is_set(config.backends):
         for name, backend in config.backends.items():
             path = ("backends", name)
-            if is_set(backend) and isinstance(backend, PoolConfig):
+            if is_set(backend) and isinstance(backend, PoolSettings):
                 _check_pool(backend, path, context)
-            elif is_set(backend) and isinstance(backend, TorchConfig):
+            elif is_set(backend) and isinstance(backend, TorchSettings):
                 _check_template(backend.chat_template, (*path, "chat_template"), context)
     _check_identity(config, context)
     _check_state(config, context)
@@ -93,7 +91,7 @@ def _check_key_pair(tls: TlsConfig, path: ConfigPath, context: ValidationContext
         context.add_issue(path, f"can't be used: {_tls_error(error)}; {hint}")
 
 
-def _check_ca(trust: ClientTlsConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_ca(trust: ClientTlsSettings, path: ConfigPath, context: ValidationContext) -> None:
     """The certificates of a ``tls`` section at ``path`` must be some."""
     if not is_set(trust.ca):
         return
@@ -207,7 +205,7 @@ def _check_mount(
 # --- pools ---------------------------------------------------------------------------------------
 
 
-def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     if is_set(pool.protocol):
         _check_pool_protocol(pool, path, context)
     _check_unsupported_parameters(pool, path, context)
@@ -215,7 +213,7 @@ def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) 
         _check_ca(pool.tls, (*path, "tls"), context)
 
 
-def _check_pool_protocol(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     name, profile_at = pool.protocol, (*path, "profile")
     if not context.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
         return
@@ -237,7 +235,7 @@ def _check_pool_protocol(pool: PoolConfig, path: ConfigPath, context: Validation
         _check_roots(pool, (*path, "workers"), context)
 
 
-def _check_roots(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_roots(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     """A worker's URL is its base: the protocol's own path comes behind it."""
     roots = context.protocols.create_adapter(pool.protocol, pool.profile, {}).path_prefixes
     for n, worker in enumerate(pool.workers):
@@ -263,7 +261,7 @@ _CAPABILITIES_FILE: Final = msgspec.inspect.type_info(_CapabilitiesFile)
 
 
 def _check_unsupported_parameters(
-    pool: PoolConfig, path: ConfigPath, context: ValidationContext
+    pool: PoolSettings, path: ConfigPath, context: ValidationContext
 ) -> None:
     former_at = (*path, "capabilities")
     if context.is_present(former_at):

@@ -5,6 +5,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from backends.pool.settings import PoolSettings
+from backends.torch.settings import TorchSettings
 from gateway.config import listeners as config_listeners
 from gateway.config import schema
 from gateway.config.errors import ConfigPath
@@ -45,7 +47,7 @@ def partition_config(config: schema.Config, processes: int, ports: ListenerPorts
 def find_unpartitionable(config: schema.Config) -> Iterator[tuple[ConfigPath, str]]:
     """Find what several processes cannot share; yields paths and messages."""
     for name, backend in config.backends.items():
-        if isinstance(backend, schema.TorchConfig):
+        if isinstance(backend, TorchSettings):
             message = (
                 "each process would load this model; serve it with `interlingua worker` and name "
                 "that in a pool, or leave out --processes"
@@ -68,7 +70,7 @@ def _partition_state(
 
 
 def _partition_backend(backend: schema.BackendConfig, processes: int) -> schema.BackendConfig:
-    if not isinstance(backend, schema.PoolConfig):
+    if not isinstance(backend, PoolSettings):
         return backend
     workers = (
         replace(one, max_concurrency=_divide_optional(one.max_concurrency, processes))

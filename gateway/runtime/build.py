@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from backends import BACKENDS
-from backends.http.client import AsyncioHttpClient
-from backends.http.interfaces import WorkerConfig
-from backends.interfaces import Backend, Timeouts
+from backends.interfaces import Backend
+from backends.pool.settings import PoolContext, PoolSettings, WorkerSourceSettings
 from gateway import __version__
 from gateway.auth.api_keys import Principal
 from gateway.config import loader, schema
@@ -49,106 +48,6 @@ from protocols.core.restricted import RestrictedAdapter
 if TYPE_CHECKING:
     from gateway.auth.jwks import JwksClient
     from gateway.auth.jwt import JwtVerifier
-
-
-# Worker pools.
-
-
-def build_pool_arguments(
-    name: str, told: schema.PoolConfig, dialect: ClientAdapter, models: Sequence[str]
-) -> Mapping[str, Any]:
-    """Build the arguments of the pool backend ``name``, without clock and random numbers.
-
-    ``models`` are the workers' names of the models that are routed to it.
-    """
-    fixed = [_build_worker(one, told) for one in told.workers if one.url is not None]
-    settings = _build_pool_settings(told) | {
-        "name": name,
-        "models": tuple(models),
-        "sources": [_build_discovery_source(one, told) for one in told.workers if one.url is None],
-    }
-    return {
-        "workers": fixed,
-        "dialect": dialect,
-        "settings": settings,
-        "upstream": AsyncioHttpClient(ca=told.tls.ca if told.tls else None),
-        "readers": {
-            one.file: _make_worker_file_reader(one, told)
-            for one in told.workers
-            if one.file is not None
-        },
-    }
-
-
-def restricted(pool: schema.PoolConfig, dialect: ClientAdapter) -> ClientAdapter:
-    """Restrict the workers' adapter to the parameters that they support."""
-    if not pool.unsupported_parameters:
-        return dialect
-    adapter = cast("UpstreamAdapter", dialect)
-    return cast("ClientAdapter", RestrictedAdapter(adapter, pool.unsupported_parameters))
-
-
-def _build_pool_settings(told: schema.PoolConfig) -> dict[str, Any]:
-    probe = asdict(told.health)
-    health = {key: probe.pop(key) for key in ("fall", "rise", "slow_start", "panic_threshold")}
-    return {
-        "policy": told.policy,
-        "timeouts": asdict(told.timeouts or schema.TimeoutsConfig()),
-        "retries": asdict(told.retries or schema.RetryConfig()),
-        "queue": asdict(told.queue),
-        "max_concurrency": told.total_concurrency,
-        "health": health | asdict(told.breaker),
-        "probe": probe,
-    }
-
-
-def _build_worker(one: schema.WorkerSourceConfig, pool: schema.PoolConfig) -> WorkerConfig:
-    return WorkerConfig(one.url or "", **_build_worker_options(one, pool))
-
-
-def _build_worker_options(
-    one: schema.WorkerSourceConfig, pool: schema.PoolConfig
-) -> dict[str, Any]:
-    return {
-        "weight": one.weight,
-        "max_concurrency": one.max_concurrency or pool.max_concurrency,
-        "bearer": one.auth.bearer.reveal() if one.auth else None,
-    }
-
-
-def _build_discovery_source(
-    one: schema.WorkerSourceConfig, pool: schema.PoolConfig
-) -> dict[str, Any]:
-    if one.file is not None:
-        return {"file": one.file}
-    asked = {
-        "name": one.dns or one.srv,
-        "record": "srv" if one.dns is None else "a",
-        "refresh_interval": one.refresh_interval,
-        "nameserver": one.nameserver,
-    }
-    return {"dns": asked, "template": {"scheme": one.scheme, **_build_worker_options(one, pool)}}
-
-
-def _make_worker_file_reader(
-    listed: schema.WorkerSourceConfig, pool: schema.PoolConfig
-) -> Callable[[bytes], Sequence[WorkerConfig]]:
-    """Make the reader of a worker list file.
-
-    Settings beside the file name are defaults for the workers in the file.
-    """
-    plain = schema.WorkerSourceConfig()
-
-    def read(data: bytes) -> Sequence[WorkerConfig]:
-        found = []
-        for one in loader.load_worker_list(data, "workers", env={}):
-            weight = listed.weight if one.weight == plain.weight else one.weight
-            most = one.max_concurrency or listed.max_concurrency
-            whole = replace(one, weight=weight, max_concurrency=most, auth=one.auth or listed.auth)
-            found.append(_build_worker(whole, pool))
-        return found
-
-    return read
 
 
 def load_symbol(reference: str) -> Any:
@@ -190,21 +89,30 @@ def build_static_pages(
 
 def build_backend(
     settings: schema.BackendConfig,
-    outside: GatewayServices,
+    services: GatewayServices,
     name: str = "",
     models: Sequence[str] = (),
 ) -> Backend:
     """Create a backend. ``models`` are its names of the models that are routed to it."""
-    make = load_symbol(BACKENDS[settings.kind])
-    match settings:
-        case schema.PoolConfig():
-            dialect = build_upstream_adapter(settings)
-            told = build_pool_arguments(name, settings, dialect, models)
-            backend = make(clock=outside.clock, draw=outside.draw, **told)
-        case _:
-            arguments = msgspec.to_builtins(settings)
-            backend = make(**{key: value for key, value in arguments.items() if key != "kind"})
+    backend_class = load_symbol(BACKENDS[settings.kind])
+    if isinstance(settings, PoolSettings):
+        backend = backend_class(
+            settings,
+            dialect=build_upstream_adapter(settings),
+            clock=services.clock,
+            draw=services.draw,
+            context=PoolContext(name, models, parse_worker_list),
+        )
+    else:
+        arguments = msgspec.to_builtins(settings)
+        del arguments["kind"]
+        backend = backend_class(**arguments)
     return cast("Backend", backend)
+
+
+def parse_worker_list(content: bytes) -> Sequence[WorkerSourceSettings]:
+    """Parse a file that lists workers. Raises ConfigError."""
+    return loader.load_worker_list(content, "workers", env={})
 
 
 def list_backend_models(backend: str, config: schema.Config) -> list[str]:
@@ -218,12 +126,12 @@ def list_backend_models(backend: str, config: schema.Config) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def needs_model_discovery(pool: schema.PoolConfig) -> bool:
+def needs_model_discovery(pool: PoolSettings) -> bool:
     """Whether the pool's protocol reads model metadata from the workers."""
     return issubclass(load_symbol(PROTOCOLS[pool.protocol]), ModelMetadataReader)
 
 
-def build_upstream_adapter(pool: schema.PoolConfig) -> ClientAdapter:
+def build_upstream_adapter(pool: PoolSettings) -> ClientAdapter:
     """Create the adapter for a pool's workers."""
     options: dict[str, Any] = dict(pool.options)
     if pool.fields is not None:
@@ -232,7 +140,11 @@ def build_upstream_adapter(pool: schema.PoolConfig) -> ClientAdapter:
         from backends.chat_template import ChatTemplate  # noqa: PLC0415 - jinja2 may not be installed
 
         options["renderer"] = ChatTemplate(pool.chat_template)
-    return restricted(pool, build_adapter(pool.protocol, pool.profile, options))
+    adapter = build_adapter(pool.protocol, pool.profile, options)
+    if not pool.unsupported_parameters:
+        return adapter
+    restricted = RestrictedAdapter(cast("UpstreamAdapter", adapter), pool.unsupported_parameters)
+    return cast("ClientAdapter", restricted)
 
 
 def build_model(
@@ -334,11 +246,6 @@ def build_jwt_verifier(
 
     aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
     return JwtVerifier(JwtPolicy(config.identity, aliases), issuer, now)
-
-
-def build_timeouts(timeouts: schema.TimeoutsConfig) -> Timeouts:
-    """Build the timeouts of requests."""
-    return Timeouts(**asdict(timeouts))
 
 
 def build_connection_limits(limits: schema.ServerLimitsConfig) -> ConnectionLimits:

@@ -11,6 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import Backend
+from backends.pool.settings import PoolSettings
+from backends.torch.settings import TorchSettings
 from gateway.auth.api_keys import Authenticator
 from gateway.config import file_watch, listeners, schema, validate
 from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
@@ -152,8 +154,9 @@ class ConfigSnapshot:
             [build.build_principal(key, aliases) for key in config.keys], tokens
         )
         keyed = bool(config.keys or config.identity)
-        timeouts = build.build_timeouts(config.defaults.timeouts)
-        settings = HandlerSettings(config.limits.body, timeouts, config_hash=config_hash)
+        settings = HandlerSettings(
+            config.limits.body, config.defaults.timeouts, config_hash=config_hash
+        )
         servers = {}
         for listener_id, listener in listeners.listeners_by_id(config).items():
             mounts = [build.build_mount(one) for one in listener.protocols]
@@ -179,14 +182,14 @@ def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
     models: Sequence[str] = ()
     named: tuple[str | None, ...] = ()
     match settings:
-        case schema.PoolConfig(chat_template=template, tls=tls):
+        case PoolSettings(chat_template=template, tls=tls):
             named = (template, tls.ca if tls else None)
             models = (
                 build.list_backend_models(name, config)
                 if build.needs_model_discovery(settings)
                 else ()
             )
-        case schema.TorchConfig(chat_template=template):
+        case TorchSettings(chat_template=template):
             named = (template,)
         case _:
             pass

@@ -27,15 +27,14 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
+from backends.pool.settings import PoolSettings, WorkerSourceSettings
+from backends.torch.settings import TorchSettings
 from gateway import __version__
 from gateway.config.schema import (
     Config,
     JwtConfig,
-    PoolConfig,
     SharedStateConfig,
     TlsConfig,
-    TorchConfig,
-    WorkerSourceConfig,
 )
 from gateway.pipeline.handler import GatewayServices as Services
 from gateway.runtime.build import build_adapter, build_backend
@@ -188,11 +187,11 @@ def check_kernel(settings: Path = Path("/proc/sys/net")) -> Iterator[Finding]:
 def check_local_models(config: Config) -> Iterator[Finding]:
     """The device and the memory of each local model. Without one, torch is not imported."""
     for name, backend in config.backends.items():
-        if isinstance(backend, TorchConfig):
+        if isinstance(backend, TorchSettings):
             yield _check_local_model(f"backend {name}", backend)
 
 
-def _check_local_model(subject: str, model: TorchConfig) -> Finding:
+def _check_local_model(subject: str, model: TorchSettings) -> Finding:
     missing = [one for one in ("torch", "transformers") if importlib.util.find_spec(one) is None]
     if missing:
         message = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
@@ -205,7 +204,7 @@ def _check_local_model(subject: str, model: TorchConfig) -> Finding:
         return _error(subject, message, "set another device, or repair the driver")
 
 
-def _check_device(subject: str, model: TorchConfig, torch: Any) -> Finding:
+def _check_device(subject: str, model: TorchSettings, torch: Any) -> Finding:
     """Raises RuntimeError."""
     kind = model.device.partition(":")[0]
     if kind == "auto":
@@ -340,7 +339,7 @@ class _WorkerCheck(Struct, frozen=True):
     subject: str
     url: str
     bearer: str | None
-    pool: PoolConfig
+    pool: PoolSettings
     context: ssl.SSLContext
 
 
@@ -356,7 +355,7 @@ async def check_workers(config: Config, services: Services) -> Sequence[Finding]
 
     async with asyncio.TaskGroup() as tasks:
         for name, pool in config.backends.items():
-            if not isinstance(pool, PoolConfig):
+            if not isinstance(pool, PoolSettings):
                 continue
             context = ssl.create_default_context(cafile=pool.tls.ca if pool.tls else None)
             for worker in pool.workers:
@@ -374,7 +373,7 @@ async def check_workers(config: Config, services: Services) -> Sequence[Finding]
 
 
 async def _worker_urls(
-    name: str, pool: PoolConfig, worker: WorkerSourceConfig, config: Config, services: Services
+    name: str, pool: PoolSettings, worker: WorkerSourceSettings, config: Config, services: Services
 ) -> Sequence[str]:
     """The worker's URL, or the URLs that DNS or a file names. Raises LookupError."""
     if worker.url is not None:

@@ -1,7 +1,7 @@
 """Scalar types of settings: durations, sizes, rates, shares, names, addresses, URLs and secrets.
 
-Each has a unit, which parses the text of the configuration: durations become seconds, sizes become
-bytes. A Struct names the type in its fields, such as ``timeout: Duration``.
+Each type has a unit, which parses the text of the configuration: durations become seconds, sizes
+become bytes. A Struct names the type in its fields, such as ``timeout: Duration``.
 """
 
 import ipaddress
@@ -11,6 +11,11 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
 from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Meta, Struct
+
+
+class ConfigSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """A section of the configuration file: a mapping whose keys are the fields."""
+
 
 # Rates and daily budgets.
 
@@ -532,3 +537,7 @@ OutputPath = Annotated[str, _make_scalar_meta("written")]
 TemplatePath = Annotated[str, _make_scalar_meta("template")]
 WeightsPath = Annotated[str, _make_scalar_meta("weights")]
 NonEmptyStr = Annotated[str, Meta(min_length=1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=100_000)]
+TokenCount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+OptionValue = str | int | float | bool
+"""The value of a protocol's own option."""

@@ -11,7 +11,8 @@ import pytest
 from backends.http.interfaces import WorkerConfig
 from backends.pool import dns_discovery
 from backends.pool.discovery import DiscoveryError, WorkerDiscovery
-from backends.pool.dns_discovery import DnsSettings, DnsSource, StubResolver, _UdpQuery
+from backends.pool.dns_discovery import DnsSource, StubResolver, _UdpQuery
+from backends.pool.settings import DnsSettings
 from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, chunked
 from tests.fault.lines import heard, pool, say, text
 from tests.fault.nameserver import Fault, StubNameserver, one_port

@@ -41,7 +41,7 @@ from backends.torch.ipc import (
     TokensEvent,
 )
 from backends.torch.loader import ModelLocation
-from backends.torch.settings import TorchSettings
+from backends.torch.settings import EngineSettings
 from tests.torch.conftest import byte_tokenizer
 
 
@@ -240,7 +240,7 @@ STEPS = [
 
 
 def opened(folder: Path, **settings: Any) -> EmbeddingModel:
-    given = TorchSettings(str(folder), device="cpu", **settings)
+    given = EngineSettings(str(folder), device="cpu", **settings)
     return load_encoder(ModelLocation(str(folder), "embed"), given)
 
 

@@ -16,12 +16,11 @@ from backends.pool.discovery import DiscoveryError
 from backends.pool.dns_discovery import (
     DnsAnswer,
     DnsRecord,
-    DnsSettings,
     DnsSource,
     ServiceTarget,
-    WorkerTemplate,
     parse_server_address,
 )
+from backends.pool.settings import DnsSettings, WorkerTemplate
 
 Told = DnsAnswer | Exception
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from backends.pool.retry import RetryBudget, RetryReason, RetrySettings, RetryState, classify_error
+from backends.pool.retry import RetryBudget, RetryState, classify_error
+from backends.pool.settings import RetryReason, RetrySettings
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
