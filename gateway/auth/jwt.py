@@ -34,10 +34,10 @@ _DECODE_OPTIONS: Final[Any] = {
 
 
 class JwtPolicy(Struct, frozen=True):
-    """The rules for tokens. ``aliases`` maps each model alias to its model."""
+    """The rules for tokens. ``model_names`` is the model of each name and alias."""
 
     settings: JwtConfig
-    aliases: Mapping[str, str]
+    model_names: Mapping[str, str]
 
 
 class _CachedToken(Struct, frozen=True):
@@ -130,8 +130,8 @@ class JwtVerifier:
         models = None
         if where.models is not None:
             listed = _parse_texts(_get_claim(claims, where.models))
-            aliases = self._policy.aliases
-            models = None if "*" in listed else frozenset(aliases.get(one, one) for one in listed)
+            names = self._policy.model_names
+            models = None if "*" in listed else frozenset(names.get(one, one) for one in listed)
         tags = () if where.tags is None else _parse_texts(_get_claim(claims, where.tags))
         good = frozenset(one for one in tags if _TAG_PATTERN.fullmatch(one))
         return Principal(f"jwt:{name}", "", models, tags=good)

@@ -144,6 +144,9 @@ class JwtConfig(ConfigSection, frozen=True, kw_only=True):
 # State that several gateways share.
 
 
+StoreFailurePolicy = Literal["local", "open", "closed"]
+
+
 class SharedStateConfig(ConfigSection, frozen=True):
     """A Redis server that holds the rate limits of several gateways.
 
@@ -153,7 +156,7 @@ class SharedStateConfig(ConfigSection, frozen=True):
     """
 
     redis: Secret
-    on_failure: Literal["local", "open", "closed"] = "local"
+    on_failure: StoreFailurePolicy = "local"
     """What happens while Redis is unreachable: each gateway applies its share of every limit
     (``local``), admits all requests (``open``), or rejects all that have a limit (``closed``)."""
     replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
@@ -420,6 +423,20 @@ class ModelConfig(ConfigSection, frozen=True):
         targets = self.resolve_targets()
         numbers = [name for name in targets if is_numeric_version(name)]
         return {max(numbers, key=int) if numbers else next(iter(targets)): 1}
+
+
+def map_model_names(models: Mapping[str, ModelConfig]) -> dict[str, str]:
+    """The model of each name that a request may use: models' own names, and their aliases.
+
+    Models and aliases that could not be read are left out.
+    """
+    names = {name: name for name in models}
+    for name, model in models.items():
+        if isinstance(model, ModelConfig) and isinstance(model.aliases, tuple):
+            for alias in model.aliases:
+                if isinstance(alias, str):
+                    names.setdefault(alias, name)
+    return names
 
 
 def is_numeric_version(version: str) -> bool:

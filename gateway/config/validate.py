@@ -16,6 +16,7 @@ from gateway.config.schema import (
     RouteMatchConfig,
     TrafficSplitConfig,
     is_numeric_version,
+    map_model_names,
 )
 from gateway.config.validation_context import ValidationContext, is_set
 from protocols.core.units import parse_ip, split_address
@@ -83,9 +84,10 @@ def is_loopback(address: str) -> bool:
 # Whether those who answer in a model's stead are there, do its work, and go in no circle.
 
 
-def check_fallbacks(models: Mapping[str, ModelConfig], context: ValidationContext) -> None:
+def check_fallbacks(
+    models: Mapping[str, ModelConfig], names: Mapping[str, str], context: ValidationContext
+) -> None:
     """Report fallbacks that lead nowhere, or back."""
-    names = map_model_names(models)
     for name, model in models.items():
         if not is_set(model) or not is_set(model.fallback) or not model.fallback:
             continue
@@ -128,15 +130,6 @@ def _has_targets(model: ModelConfig) -> bool:
     )
 
 
-def map_model_names(models: Mapping[str, ModelConfig]) -> dict[str, str]:
-    """Every name by which a model may be asked for, and the model's own."""
-    names = {name: name for name in models if name != "*"}
-    for name, model in models.items():
-        if is_set(model) and is_set(model.aliases):
-            names |= {alias: name for alias in model.aliases if is_set(alias)}
-    return names
-
-
 def _find_cycle(
     start: str, goal: str, models: Mapping[str, ModelConfig], names: Mapping[str, str]
 ) -> list[str] | None:
@@ -166,11 +159,10 @@ def list_versions(model: ModelConfig) -> list[str]:
 # Whether what clients may take makes sense: limits of models that there are, each once.
 
 
-def check_rate_limits(config: Config, context: ValidationContext) -> None:
-    """Report limits that are never looked at."""
-    if not is_set(config.models):
-        return
-    owners = _map_limit_owners(config.models)
+def check_rate_limits(
+    config: Config, owners: Mapping[str, str], context: ValidationContext
+) -> None:
+    """Report limits that never apply. ``owners`` is the model of each name."""
     if is_set(config.defaults):
         _check_model_limits(config.defaults.limits, ("defaults", "limits"), owners, context)
     for n, key in enumerate(config.keys if is_set(config.keys) else ()):
@@ -184,15 +176,6 @@ def check_rate_limits(config: Config, context: ValidationContext) -> None:
                 if owners.get(name, name) not in asks:
                     message = "the key may not use this model; remove it, or add it to models"
                     context.add_issue((*path, "models", name), message, key=True)
-
-
-def _map_limit_owners(models: Mapping[str, ModelConfig]) -> Mapping[str, str]:
-    """The model that each name stands for."""
-    found = {name: name for name in models}
-    for name, model in models.items():
-        if is_set(model) and is_set(model.aliases):
-            found.update((alias, name) for alias in model.aliases if is_set(alias))
-    return found
 
 
 def _check_model_limits(
@@ -250,7 +233,7 @@ class _RouteValidator:
     def __init__(self, config: Config, context: ValidationContext) -> None:
         self._context = context
         self._models = _get_models(config)
-        self._owners = _map_model_owners(self._models)
+        self._owners = None if self._models is None else map_model_names(self._models)
         self._keys = _get_keys(config)
         self._listener_protocols = _list_listener_protocols(config)
 
@@ -421,14 +404,6 @@ def _get_models(config: Config) -> Mapping[str, ModelConfig] | None:
     return models if good else None
 
 
-def _map_model_owners(models: Mapping[str, ModelConfig] | None) -> Mapping[str, str] | None:
-    """The model that each name stands for."""
-    if models is None:
-        return None
-    aliases = {alias: name for name, model in models.items() for alias in model.aliases}
-    return {**aliases, **{name: name for name in models}}
-
-
 def _get_keys(config: Config) -> Mapping[str, ApiKeyConfig] | None:
     """Every key by its name, if all could be read."""
     keys = config.keys
@@ -464,10 +439,9 @@ def _is_equal_scalar(one: object, other: object) -> bool:
 # Whether the targets of shadows are there, do the same work, and are not the originals'.
 
 
-def check_shadows(config: Config, context: ValidationContext) -> None:
+def check_shadows(config: Config, names: Mapping[str, str], context: ValidationContext) -> None:
     """Report shadows that are sent nowhere, or where their originals go."""
     models = config.models
-    names = map_model_names(models)
     for name, model in models.items():
         if not is_set(model) or not is_set(model.shadow) or model.shadow is None:
             continue
@@ -521,17 +495,21 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
         for name, backend in config.backends.items():
             if is_set(backend) and isinstance(backend, PoolSettings):
                 _check_pool(backend, ("backends", name), context)
+    names: dict[str, str] | None = None
     if is_set(config.models):
+        names = map_model_names(config.models)
+        targets = {name: model for name, model in names.items() if name != _WILDCARD_MODEL}
         _check_aliases(config.models, context)
         backends = list(config.backends) if is_set(config.backends) else None
         for name, model in config.models.items():
             if is_set(model):
                 _check_model(model, ("models", name), backends, context)
-        check_fallbacks(config.models, context)
-        check_shadows(config, context)
+        check_fallbacks(config.models, targets, context)
+        check_shadows(config, targets, context)
     if is_set(config.keys):
-        _check_keys(config, context)
-    check_rate_limits(config, context)
+        _check_keys(config.keys, names, context)
+    if names is not None:
+        check_rate_limits(config, names, context)
     check_routes(config, context)
 
 
@@ -728,8 +706,10 @@ def _check_model_options(
 # --- keys ----------------------------------------------------------------------------------------
 
 
-def _check_keys(config: Config, context: ValidationContext) -> None:
-    keys = [(n, key) for n, key in enumerate(config.keys) if is_set(key)]
+def _check_keys(
+    all_keys: Sequence[ApiKeyConfig], names: Mapping[str, str] | None, context: ValidationContext
+) -> None:
+    keys = [(n, key) for n, key in enumerate(all_keys) if is_set(key)]
     for field in ("name", "sha256"):
         seen: dict[str, int] = {}
         for n, key in keys:
@@ -737,12 +717,8 @@ def _check_keys(config: Config, context: ValidationContext) -> None:
             if is_set(value) and seen.setdefault(value, n) != n:
                 message = f"keys[{seen[value]}] has the same {field}; each key has its own"
                 context.add_issue(("keys", n, field), message)
-    if not is_set(config.models):
+    if names is None:
         return
-    names = [*config.models]
-    for model in config.models.values():
-        if is_set(model) and is_set(model.aliases):
-            names += [alias for alias in model.aliases if is_set(alias)]
     for n, key in keys:
         _check_key_models(key, ("keys", n, "models"), names, context)
         _check_client_protocol(key, ("keys", n), context)
@@ -756,7 +732,7 @@ def _check_client_protocol(
 
 
 def _check_key_models(
-    key: ApiKeyConfig, path: ConfigPath, names: list[str], context: ValidationContext
+    key: ApiKeyConfig, path: ConfigPath, names: Mapping[str, str], context: ValidationContext
 ) -> None:
     if not is_set(key.models) or "*" in names:
         return

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
+from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig
 from gateway.ratelimit.buckets import (
     MIN_RETRY_AFTER,
     NEVER_AVAILABLE,
@@ -44,25 +45,6 @@ from protocols.core.interfaces import (
 )
 
 # The limits of one key, and what one request took of them.
-
-
-class RateLimits(Struct, frozen=True):
-    """Limits; None is no limit.
-
-    Requests and tokens per so many seconds, concurrent requests, and tokens per day.
-    """
-
-    requests: tuple[int, float] | None = None
-    tokens: tuple[int, float] | None = None
-    max_concurrency: int | None = None
-    daily_budget: int | None = None
-
-
-class KeyRateLimits(Struct, frozen=True):
-    """A key's limits over all models, and its further limits for single models."""
-
-    overall: RateLimits
-    models: Mapping[str, RateLimits] = {}
 
 
 class FinishedRequest(Protocol):
@@ -233,13 +215,13 @@ class CounterRegistry:
         self.recent_holders = OrderedDict[str, tuple[object, KeyCounters]]()
         """The limiter and the counters of each JWT principal, by name; the latest comes last."""
 
-    def build_key_counters(self, key: str, rates: KeyRateLimits) -> KeyCounters:
+    def build_key_counters(self, key: str, limits: KeyRateLimitConfig) -> KeyCounters:
         """The counters of a key with these limits."""
         own: dict[str, list[LimitCounter]] = {}
         models: dict[str, ModelCounters] = {}
-        for model, told in {"": rates.overall, **rates.models}.items():
-            own[model] = made = list(self.build_counters(key, model, told))
-            every = [*own[""], *made] if model else made
+        for model, model_limits in {"": limits, **(limits.models or {})}.items():
+            own[model] = counters = list(self.build_counters(key, model, model_limits))
+            every = [*own[""], *counters] if model else counters
             tally = self._admission_counts.setdefault(tuple({one.scope: 0 for one in every}), [0])
             models[model] = ModelCounters(
                 tuple(every),
@@ -250,9 +232,11 @@ class CounterRegistry:
             )
         return KeyCounters(models, own)
 
-    def build_counters(self, key: str, model: str, rates: RateLimits) -> Iterator[LimitCounter]:
+    def build_counters(
+        self, key: str, model: str, limits: RateLimitConfig
+    ) -> Iterator[LimitCounter]:
         """The counters of a key's limits for one model; "" is all models together."""
-        for scope, limit in _list_limits(rates):
+        for scope, limit in _list_limits(limits):
             yield self._build_counter(f"{key}/{scope}/{model}", scope, limit, model)
 
     def count_admitted(self) -> Mapping[LimitScope, int]:
@@ -294,16 +278,16 @@ class CounterRegistry:
         return TokenBucket(limit.amount, limit.period, spent, by_token=scope == "tokens", of=of)
 
 
-def _list_limits(rates: RateLimits) -> Iterator[tuple[LimitScope, SharedLimit]]:
+def _list_limits(limits: RateLimitConfig) -> Iterator[tuple[LimitScope, SharedLimit]]:
     """The limits in the order in which they are checked."""
-    if rates.max_concurrency is not None:
-        yield "concurrency", SharedLimit("slots", rates.max_concurrency, 0)
-    if rates.requests is not None:
-        yield "requests", SharedLimit("rate", *rates.requests)
-    if rates.tokens is not None:
-        yield "tokens", SharedLimit("rate", *rates.tokens)
-    if rates.daily_budget is not None:
-        yield "budget", SharedLimit("day", rates.daily_budget, SECONDS_PER_DAY)
+    if limits.concurrent is not None:
+        yield "concurrency", SharedLimit("slots", limits.concurrent, 0)
+    if limits.requests is not None:
+        yield "requests", SharedLimit("rate", *limits.requests)
+    if limits.tokens is not None:
+        yield "tokens", SharedLimit("rate", *limits.tokens)
+    if limits.budget is not None:
+        yield "budget", SharedLimit("day", limits.budget, SECONDS_PER_DAY)
 
 
 # An estimate of a request's tokens from its bytes, without decoding them. The real number is known
@@ -342,15 +326,18 @@ class RateLimiter:
 
     def __init__(
         self,
-        keys: Mapping[str, KeyRateLimits],
+        keys: Mapping[str, KeyRateLimitConfig],
         accounts: CounterRegistry,
-        others: KeyRateLimits | None = None,
+        others: KeyRateLimitConfig | None = None,
     ) -> None:
-        """``others`` are the limits of each principal with a JWT instead of an API key."""
+        """The limits of models are by model, not by alias.
+
+        ``others`` are the limits of each principal with a JWT instead of an API key.
+        """
         self.registry = accounts
         self._clock = accounts.clock
         self._token_limits = others
-        self._keys = {key: accounts.build_key_counters(key, rates) for key, rates in keys.items()}
+        self._keys = {key: accounts.build_key_counters(key, limits) for key, limits in keys.items()}
         self._counters_by_key = {key: held.by_model for key, held in self._keys.items()}
 
     def reserve(

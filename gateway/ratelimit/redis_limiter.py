@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
+from gateway.config.schema import SharedStateConfig, StoreFailurePolicy
 from gateway.ratelimit.buckets import (
     MIN_RETRY_AFTER,
     NEVER_AVAILABLE,
@@ -36,7 +37,6 @@ from protocols.core.interfaces import Clock, RateLimitStatus
 
 LimitKind = Literal["rate", "day", "slots"]
 """``rate``: a token bucket. ``day``: an amount per day from 00:00 UTC. ``slots``: concurrency."""
-StoreFailurePolicy = Literal["local", "open", "closed"]
 """While the store fails: each process has its part of every limit (``local``), everything is
 admitted (``open``), or nothing is (``closed``)."""
 
@@ -509,43 +509,29 @@ _MAX_ERROR_TEXT: Final = 200
 log = logging.getLogger("interlingua")
 
 
-class RedisLimitSettings(Struct, frozen=True):
-    """The Redis server of shared limits, and how many processes share them."""
-
-    url: str
-    """With the password; it must not be logged."""
-    policy: StoreFailurePolicy = "local"
-    replicas: int = 1
-    """The number of processes."""
-    prefix: str = "interlingua"
-    """The prefix of all keys in Redis."""
-    ca: str | None = None
-    """A file of CA certificates; None uses the system's."""
-
-
 class RedisLeaseStore:
     """Leases limits from Redis: a ``LeaseStore``."""
 
     def __init__(
-        self, shared: RedisLimitSettings, borrower: str, *, clock: Clock, draw: Clock
+        self, state: SharedStateConfig, borrower: str, *, clock: Clock, draw: Clock
     ) -> None:
         """``borrower`` is the unique id of this process. ``draw`` returns a number in [0, 1)."""
         from redis.asyncio import Redis  # noqa: PLC0415 - it need not be installed
         from redis.asyncio.retry import Retry  # noqa: PLC0415 - as above
         from redis.backoff import NoBackoff  # noqa: PLC0415 - as above
 
-        more: Any = {} if shared.ca is None else {"ssl_ca_certs": shared.ca}
+        more: Any = {} if state.tls is None else {"ssl_ca_certs": state.tls.ca}
         self._redis: Any = Redis.from_url(
-            shared.url,
+            state.redis.reveal(),
             protocol=2,
             socket_timeout=STORE_TIMEOUT,
             socket_connect_timeout=STORE_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             **more,
         )
-        self.policy = shared.policy
-        self.replicas = shared.replicas
-        self._prefix = shared.prefix
+        self.policy = state.on_failure
+        self.replicas = state.replicas
+        self._prefix = state.prefix
         self._borrower_id = borrower
         self._clock = clock
         self._draw = draw

@@ -20,9 +20,7 @@ from gateway.pipeline.handler import GatewayServices
 from gateway.ratelimit.limiter import (
     ANONYMOUS_KEY,
     CounterRegistry,
-    KeyRateLimits,
     RateLimiter,
-    RateLimits,
 )
 from gateway.routing.paths import AdapterMount
 from gateway.routing.router import (
@@ -198,33 +196,32 @@ def build_rule(rule: schema.RouteConfig) -> RouteRule:
     return RouteRule(rule.name, when.model, compiled, rule.to.model, rule.to.version)
 
 
-def build_principal(key: schema.ApiKeyConfig, aliases: Mapping[str, str]) -> Principal:
-    """Build the principal of an API key. ``aliases`` maps aliases to models."""
-    models = frozenset(aliases.get(name, name) for name in key.models) if key.models else None
+def build_principal(key: schema.ApiKeyConfig, model_names: Mapping[str, str]) -> Principal:
+    """Build the principal of an API key. ``model_names`` is the model of each name."""
+    models = frozenset(model_names.get(name, name) for name in key.models) if key.models else None
     tags = frozenset(key.tags)
     return Principal(key.name, key.sha256, models, key.protocol, tags, key.explain)
 
 
-def build_rate_limiter(config: schema.Config, accounts: CounterRegistry) -> RateLimiter | None:
+def build_rate_limiter(config: schema.Config, registry: CounterRegistry) -> RateLimiter | None:
     """Build the rate limiter; None without limits."""
-    aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
-    common = config.defaults.limits
-    named = {key.name: key.limits or common for key in config.keys} or {ANONYMOUS_KEY: common}
-    told = {name: _build_key_limits(one, aliases) for name, one in named.items() if one is not None}
-    others = None if common is None else _build_key_limits(common, aliases)
-    return RateLimiter(told, accounts, others) if told else None
+    names = schema.map_model_names(config.models)
+    default = _resolve_limited_models(config.defaults.limits, names)
+    by_key = {
+        key.name: _resolve_limited_models(key.limits, names) or default for key in config.keys
+    }
+    by_key = by_key or {ANONYMOUS_KEY: default}
+    limits = {key: limits for key, limits in by_key.items() if limits is not None}
+    return RateLimiter(limits, registry, default) if limits else None
 
 
-def _build_key_limits(
-    limits: schema.KeyRateLimitConfig, aliases: Mapping[str, str]
-) -> KeyRateLimits:
-    models = limits.models or {}
-    narrow = {aliases.get(name, name): _build_rate_limits(one) for name, one in models.items()}
-    return KeyRateLimits(_build_rate_limits(limits), narrow)
-
-
-def _build_rate_limits(told: schema.RateLimitConfig) -> RateLimits:
-    return RateLimits(told.requests, told.tokens, told.concurrent, told.budget)
+def _resolve_limited_models(
+    limits: schema.KeyRateLimitConfig | None, names: Mapping[str, str]
+) -> schema.KeyRateLimitConfig | None:
+    if limits is None or limits.models is None:
+        return limits
+    models = {names.get(name, name): one for name, one in limits.models.items()}
+    return replace(limits, models=models)
 
 
 def build_jwks_client(config: schema.Config, clock: Callable[[], float]) -> "JwksClient | None":
@@ -244,8 +241,8 @@ def build_jwt_verifier(
         return None
     from gateway.auth.jwt import JwtPolicy, JwtVerifier  # noqa: PLC0415 - as above
 
-    aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
-    return JwtVerifier(JwtPolicy(config.identity, aliases), issuer, now)
+    policy = JwtPolicy(config.identity, schema.map_model_names(config.models))
+    return JwtVerifier(policy, issuer, now)
 
 
 def build_connection_limits(limits: schema.ServerLimitsConfig) -> ConnectionLimits:

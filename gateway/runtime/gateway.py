@@ -133,14 +133,9 @@ class SharedRateLimits:
             return outside, None
         from gateway.ratelimit.redis_limiter import (  # noqa: PLC0415 - redis may not be installed
             RedisLeaseStore,
-            RedisLimitSettings,
         )
 
-        ca = state.tls.ca if state.tls else None
-        shared = RedisLimitSettings(
-            state.redis.reveal(), state.on_failure, state.replicas, state.prefix, ca
-        )
-        store = RedisLeaseStore(shared, outside.new_id(), clock=outside.clock, draw=outside.draw)
+        store = RedisLeaseStore(state, outside.new_id(), clock=outside.clock, draw=outside.draw)
         wake = asyncio.Event()
         renewer = LeaseRenewer(store, get_counters, wake, outside.clock, outside.draw)
         registry = CounterRegistry(outside.clock, outside.wall_clock, store, wake.set)

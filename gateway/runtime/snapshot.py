@@ -148,11 +148,9 @@ class ConfigSnapshot:
         self, services: GatewayServices, config_hash: str
     ) -> Mapping[listeners.ListenerId, RequestHandler]:
         config = self.config
-        aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
+        names = schema.map_model_names(config.models)
         tokens = build.build_jwt_verifier(config, self.jwks_client, services.wall_clock)
-        keyring = Authenticator(
-            [build.build_principal(key, aliases) for key in config.keys], tokens
-        )
+        keyring = Authenticator([build.build_principal(key, names) for key in config.keys], tokens)
         keyed = bool(config.keys or config.identity)
         settings = HandlerSettings(
             config.limits.body, config.defaults.timeouts, config_hash=config_hash
