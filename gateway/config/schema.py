@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
-from msgspec.structs import asdict
 
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.settings import (
@@ -365,21 +364,6 @@ class ModelDefaultsConfig(ConfigSection, frozen=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     max_tokens: TokenCount | None = None
-
-    def get_sampling_defaults(self) -> Mapping[str, float | int]:
-        """The defaults of sampling parameters."""
-        return {
-            name: value for name, value in self._get_set_values().items() if name != "max_tokens"
-        }
-
-    def get_stopping_defaults(self) -> Mapping[str, float | int]:
-        """The defaults of stop conditions."""
-        return {
-            name: value for name, value in self._get_set_values().items() if name == "max_tokens"
-        }
-
-    def _get_set_values(self) -> dict[str, float | int]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class ModelConfig(ConfigSection, frozen=True):

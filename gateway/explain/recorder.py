@@ -31,9 +31,9 @@ from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.recorder import EXPLAIN_HEADER, NULL_RECORDER, ExplainRecorder
 from gateway.pipeline.responder import ResponseStrategy
 from gateway.pipeline.strategies import TranslationStrategy, select_unset_defaults
-from gateway.routing.request_attributes import RequestAttributes, Scalar
+from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.router import CATCH_ALL_MODEL, Model, Route, RouteObserver, Router
-from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch
+from gateway.routing.rules import RouteRule, RuleMatch
 from gateway.routing.traffic_split import compute_score
 from protocols.core import loss
 from protocols.core.errors import GatewayError, InternalError
@@ -56,37 +56,21 @@ _SECRET_HEADERS: Final = frozenset(
 
 def explain_rule(rule: RouteRule, unmet: str, match: RuleMatch | None) -> ExplainedRule:
     """A rule that was tried; ``match`` is None if the condition ``unmet`` is not met."""
-    when = rule.conditions
     if match is None:
         return ExplainedRule(
-            name=rule.name, followed=False, mismatch=unmet, wanted=_get_expected_value(when, unmet)
+            name=rule.name, followed=False, mismatch=unmet, wanted=rule.get_expected_value(unmet)
         )
     return ExplainedRule(
         name=rule.name,
         followed=match.is_selected,
         mismatch="" if match.is_selected else "share",
-        share=when.share,
+        share=rule.share,
         sticky=match.sticky,
         bucket=match.bucket,
         position=match.position,
-        model=rule.to,
-        version=rule.version,
+        model=rule.config.to.model,
+        version=rule.config.to.version,
     )
-
-
-def _get_expected_value(when: RouteConditions, unmet: str) -> Scalar | None:
-    kind, _, name = unmet.partition(":")
-    match kind:
-        case "header":
-            return when.headers[name]
-        case "body":
-            return when.body[name]
-        case "protocol":
-            return when.protocol
-        case "key":
-            return when.key
-        case _:
-            return when.tag
 
 
 def explain_sticky_sources(
@@ -132,7 +116,9 @@ def explain_target(route: Route) -> ExplainedTarget:
 def explain_shadow(route: Route) -> ExplainedShadow | None:
     """Where shadows of such requests go; None for a pinned version."""
     found = route.model.shadow
-    return None if found is None or route.pinned else ExplainedShadow(found.to, found.share)
+    if found is None or route.pinned:
+        return None
+    return ExplainedShadow(found.config.to, found.config.share)
 
 
 def explain_defaults(

@@ -391,10 +391,10 @@ class ShadowManager:
     ) -> ShadowPair | None:
         """Start a shadow on its ``route``; None if the maximum number is running."""
         name = shadow.model
-        if self._running_by_model[name] >= shadow.max_concurrent:
+        if self._running_by_model[name] >= shadow.config.max_concurrency:
             self._report(_build_dropped_comparison(original, route))
             return None
-        pair = ShadowPair(original, route, shadow.timeout, self._clock, self._report)
+        pair = ShadowPair(original, route, shadow.config.timeout, self._clock, self._report)
         self._running_by_model[name] += 1
         self._tasks.add(pair.task)
 

@@ -5,12 +5,13 @@ numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from backends.interfaces import Backend, PassthroughBackend
+from gateway.config.schema import ModelDefaultsConfig, OnLoss, ShadowConfig
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
@@ -19,7 +20,6 @@ from protocols.core.errors import ModelNotFound, VersionNotFound
 
 AttributesLoader = Callable[[], RequestAttributes]
 """Returns a request's attributes. It is not called where the model's name is enough."""
-OnLoss = Literal["report", "reject", "ignore"]
 CATCH_ALL_MODEL = "*"
 """The model that serves every name no other model has."""
 
@@ -29,6 +29,13 @@ class RequestDefaults(Struct, frozen=True):
 
     sampling: Mapping[str, Any] = {}
     stopping: Mapping[str, Any] = {}
+
+    @classmethod
+    def compile(cls, config: ModelDefaultsConfig) -> "RequestDefaults":
+        """The defaults that are set, by section."""
+        values = {name: value for name, value in asdict(config).items() if value is not None}
+        stopping = {name: values.pop(name) for name in ("max_tokens",) if name in values}
+        return cls(values, stopping)
 
     @property
     def has_values(self) -> bool:
@@ -48,17 +55,10 @@ class Target(Struct, frozen=True):
 
 
 class ShadowRule(Struct, frozen=True):
-    """Which share of the requests to ``model`` is copied for another target.
-
-    ``to`` is a version of it, or another model. At most ``max_concurrent`` copies run at a time,
-    each with a ``timeout`` in seconds.
-    """
+    """The shadow traffic of the model whose configured name is ``model``."""
 
     model: str
-    to: str
-    share: float
-    max_concurrent: int = 4
-    timeout: float = 60.0
+    config: ShadowConfig
 
 
 class Model(Struct, frozen=True):
@@ -140,14 +140,13 @@ class Router:
         ready: bool = True,
     ) -> None:
         """``rules`` name only models and versions in ``models``."""
-        owners = {alias: one.info.name for one in models.values() for alias in one.info.aliases}
+        self._models = [
+            replace(model, rules=tuple(_select_rules(model.info, rules)))
+            for model in models.values()
+        ]
         self._by_name = {
-            name: replace(model, rules=tuple(_select_rules(name, rules, owners)))
-            for name, model in models.items()
+            name: model for model in self._models for name in (model.info.name, *model.info.aliases)
         }
-        self._models = list(self._by_name.values())
-        for model in self._models:
-            self._by_name.update(dict.fromkeys(model.info.aliases, model))
         self._fixed_routes = {
             name: Route(one, one.targets[only]) for name, one, only in self._list_fixed_models()
         }
@@ -208,11 +207,11 @@ class Router:
 
         A request with a pinned version has none, and a shadow never goes to the same target.
         """
-        if route.pinned or self._draw() >= shadow.share:
+        if route.pinned or self._draw() >= shadow.config.share:
             return None
-        target = route.model.targets.get(shadow.to)
+        target = route.model.targets.get(shadow.config.to)
         if target is None:
-            model = self._by_name[shadow.to]
+            model = self._by_name[shadow.config.to]
             found = self._apply_split(
                 model,
                 ask() if model.sticky else RequestAttributes(),
@@ -285,12 +284,14 @@ class Router:
         if match is None:
             return self._apply_split(model, traits, _RANDOM_CHOICE, draw)
         rule = match.rule
-        found = model if rule.to is None else self._by_name[rule.to]
-        original = "" if found is model else model.info.name
-        if rule.version is None:
-            return self._apply_split(found, traits, RouteReason(rule.name), draw, original)
-        why = RouteReason(rule.name, match.sticky, match.bucket)
-        return Route(found, found.targets[rule.version], reason=why, original_model=original)
+        to = rule.config.to
+        target_model = model if to.model is None else self._by_name[to.model]
+        original = "" if target_model is model else model.info.name
+        if to.version is None:
+            return self._apply_split(target_model, traits, RouteReason(rule.name), draw, original)
+        reason = RouteReason(rule.name, match.sticky, match.bucket)
+        target = target_model.targets[to.version]
+        return Route(target_model, target, reason=reason, original_model=original)
 
     @staticmethod
     def _apply_split(
@@ -323,12 +324,11 @@ class Router:
         return replace(model.info, versions=versions)
 
 
-def _select_rules(
-    name: str, rules: Sequence[RouteRule], owners: Mapping[str, str]
-) -> Iterator[RouteRule]:
+def _select_rules(model: ModelInfo, rules: Sequence[RouteRule]) -> Iterator[RouteRule]:
     """The rules that apply to a model's requests."""
     for rule in rules:
-        if rule.model is None or owners.get(rule.model, rule.model) == name:
+        name = rule.config.when.model
+        if name is None or name == model.name or name in model.aliases:
             yield rule
 
 

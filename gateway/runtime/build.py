@@ -31,7 +31,6 @@ from gateway.routing.router import (
     Target,
     compile_model,
 )
-from gateway.routing.rules import RouteConditions, RouteRule
 from gateway.runtime.process import compute_max_clients
 from protocols import PROTOCOLS
 from protocols.core.catalog import ModelInfo
@@ -167,33 +166,19 @@ def build_model(
         model.limits.max_tokens,
         model.options,
     )
-    silent = RequestDefaults(
-        model.defaults.get_sampling_defaults(), model.defaults.get_stopping_defaults()
-    )
+    request_defaults = RequestDefaults.compile(model.defaults)
     on_loss = model.on_loss or defaults.on_loss
     salt, sticky = (model.split.name or "", model.split.sticky or ()) if model.split else ("", ())
-    compiled = compile_model(info, targets, model.resolve_weights(), on_loss, silent, salt=salt)
+    compiled = compile_model(
+        info, targets, model.resolve_weights(), on_loss, request_defaults, salt=salt
+    )
     return replace(
         compiled,
         protocol=model.protocol,
         fallbacks=model.fallback or (),
         sticky=sticky,
-        shadow=None if model.shadow is None else build_shadow(name, model.shadow),
+        shadow=None if model.shadow is None else ShadowRule(name, model.shadow),
     )
-
-
-def build_shadow(name: str, shadow: schema.ShadowConfig) -> ShadowRule:
-    """Build the shadow rule of the model ``name``."""
-    return ShadowRule(name, shadow.to, shadow.share, shadow.max_concurrency, shadow.timeout)
-
-
-def build_rule(rule: schema.RouteConfig) -> RouteRule:
-    """Build a route."""
-    when = rule.when
-    headers = {name.lower(): text for name, text in when.header.items()}
-    share = 1.0 if when.share is None else when.share
-    compiled = RouteConditions(when.protocol, headers, when.body, when.key, when.tag, share)
-    return RouteRule(rule.name, when.model, compiled, rule.to.model, rule.to.version)
 
 
 def build_principal(key: schema.ApiKeyConfig, model_names: Mapping[str, str]) -> Principal:

@@ -19,6 +19,7 @@ from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHa
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from gateway.routing.paths import PathRouter
 from gateway.routing.router import Router
+from gateway.routing.rules import compile_rule
 from gateway.runtime import build
 from protocols.core.errors import GatewayError
 
@@ -141,7 +142,7 @@ class ConfigSnapshot:
             )
             for name, model in config.models.items()
         }
-        rules = [build.build_rule(rule) for rule in config.routes]
+        rules = [compile_rule(rule) for rule in config.routes]
         return Router(models, draw=services.draw, rules=rules)
 
     def _build_handlers(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
 from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig
 from gateway.observability.metrics.system import RateLimitCollector
@@ -72,7 +72,9 @@ class World:
         self.limiter = self.limiting(wide, **models)
 
     def limiting(self, wide: RateLimitConfig, **models: RateLimitConfig) -> RateLimiter:
-        return RateLimiter({"web": KeyRateLimitConfig(*astuple(wide), models)}, self.accounts)
+        return RateLimiter(
+            {"web": KeyRateLimitConfig(**asdict(wide), models=models)}, self.accounts
+        )
 
     def ask(self, weight: int = 0, model: str = "chat", dialect: Any = TRITON) -> Entry:
         entry = Entry()

@@ -6,7 +6,8 @@ import pytest
 
 from backends.echo import EchoBackend
 from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
-from gateway.routing.router import Model, OnLoss, RequestDefaults, Router, Target, compile_model
+from gateway.config.schema import OnLoss
+from gateway.routing.router import Model, RequestDefaults, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import ModelNotFound, VersionNotFound
 from protocols.core.interfaces import (
