@@ -28,7 +28,8 @@ from gateway.config.loader import (
     make_file_fetcher,
 )
 from gateway.observability.access_log import AccessLogWriter, open_access_log
-from gateway.runtime.process import ShutdownSignal, get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.shutdown import ShutdownSignal
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class ServerProcess(Struct, frozen=True):
         self.access_log.write_text(
             "interlingua stops when what runs has ended; signal again to stop at once"
         )
-        await app.stop(lame_duck=stopping.use_shutdown_delay)
+        await app.stop(use_shutdown_delay=stopping.use_shutdown_delay)
         if heir is not None:
             heir.close()
         return 0

@@ -37,8 +37,9 @@ from gateway.multiprocess.ipc import (
 from gateway.multiprocess.partition import partition_config
 from gateway.observability.access_log import AccessLogWriter, open_access_log
 from gateway.runtime.gateway import Gateway, build_services
-from gateway.runtime.process import ShutdownSignal, get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_gc
 from gateway.runtime.reload import ConfigSource, ReloadResult
+from gateway.runtime.shutdown import ShutdownSignal
 from protocols.core.errors import WorkerError
 
 log = logging.getLogger("interlingua")
@@ -158,7 +159,7 @@ async def _run_gateway(
     following.cancel()
     with suppress(asyncio.CancelledError):
         await following
-    await app.stop(lame_duck=stopping.use_shutdown_delay)
+    await app.stop(use_shutdown_delay=stopping.use_shutdown_delay)
     return 0
 
 

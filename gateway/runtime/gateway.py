@@ -10,7 +10,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, Self, cast, runtime_checkable
 
 from msgspec.structs import replace
@@ -31,6 +30,7 @@ from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
 from gateway.runtime.build import build_connection_limits, load_symbol
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
+from gateway.runtime.shutdown import drain_listeners, drain_snapshots
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import (
     set_up_exporters,
@@ -38,7 +38,7 @@ from gateway.runtime.telemetry import (
     set_up_process_metrics,
     set_up_usage,
 )
-from protocols.core.errors import Overloaded, WorkerError
+from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
     from gateway.observability.metrics.requests import MetricsCollector
@@ -163,8 +163,6 @@ _USAGE_FLUSH_TIMEOUT = 5.0
 """Seconds to write the last usage rows."""
 _EXPORT_FLUSH_TIMEOUT = 2.0
 """Seconds to export the last traces and metrics."""
-_ERROR_FLUSH_TIMEOUT = 1.0
-"""Seconds to send errors to clients whose requests are stopped."""
 
 
 def build_services(log: AccessLogWriter | None = None) -> GatewayServices:
@@ -350,12 +348,8 @@ class Gateway:
         for listener in self.listeners.values():
             listener.is_draining = on
 
-    async def stop(self, *, lame_duck: bool = False) -> None:
-        """Stop gracefully: accept no more connections, finish running requests, close everything.
-
-        With ``lame_duck``, the gateway first drains for the configured shutdown delay. Requests
-        that outlast the drain timeout get an error.
-        """
+    async def stop(self, *, use_shutdown_delay: bool = False) -> None:
+        """Shut down gracefully; see ``gateway.runtime.shutdown``."""
         if self.reloader is not None:
             await self.reloader.aclose()
         for task in self._retire_tasks:
@@ -363,18 +357,10 @@ class Gateway:
         await asyncio.gather(*self._retire_tasks, return_exceptions=True)
         self.set_draining()
         limits = self._current.config.limits
-        if lame_duck:
+        if use_shutdown_delay:
             await asyncio.sleep(limits.shutdown_delay)
         active_listeners = [*self.listeners.values(), *self._closing_listeners]
-        await asyncio.gather(
-            *(listener.drain(limits.drain_timeout) for listener in active_listeners)
-        )
-        for one in self.active_snapshots:
-            one.stop_requests(Overloaded("the gateway stops"))
-        await asyncio.gather(
-            *(listener.drain(_ERROR_FLUSH_TIMEOUT) for listener in active_listeners)
-        )
-        await asyncio.gather(*(listener.close() for listener in active_listeners))
+        await drain_listeners(active_listeners, self.active_snapshots, limits.drain_timeout)
         await self._services.shadow_manager.aclose()
         await self._current.aclose()
         if self._shared_limits is not None:
@@ -513,7 +499,8 @@ class Gateway:
             if now is not self._current and now.has_any_backend(ended)
         ]
         await asyncio.gather(
-            self._wait_idle(holding, drain), *(listener.drain(drain) for listener in gone)
+            drain_snapshots(holding, self._services.shadow_manager, drain),
+            *(listener.drain(drain) for listener in gone),
         )
         await asyncio.gather(*(listener.close() for listener in gone))
         self._closing_listeners = [
@@ -522,14 +509,6 @@ class Gateway:
         await asyncio.gather(*(one.aclose() for one in ended))
         self._closing_backends = [one for one in self._closing_backends if one not in ended]
         gc.collect()  # an old snapshot is a reference cycle
-
-    async def _wait_idle(self, holding: Sequence[ConfigSnapshot], within: float) -> None:
-        """Wait for the requests of these snapshots and their shadow traffic, ``within`` seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                for one in holding:
-                    await one.wait_idle()
-                await self._services.shadow_manager.wait_idle()
 
     # --- parts ------------------------------------------------------------------------------------
 
