@@ -8,7 +8,7 @@ loader              read, decode, validate, fill in defaults
 validate            cross references: listeners, models, splits, routes, fallbacks, keys, limits
 validate_backends   checks that need the machine: files, TLS, installed packages, protocols
 validation_context  what every check needs: positions and the registry
-registry            the registered protocols: profiles and options
+registry            what checks must know of protocols and backends: profiles, options, templates
 jsonschema          the JSON Schema of the file, for editors
 diff                what changed between two configurations
 listeners           the identity of a listener across reloads

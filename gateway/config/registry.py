@@ -1,4 +1,8 @@
-"""The registered protocols, as a configuration names them. Each is imported when it is named."""
+"""What the configuration must know of protocols and backends.
+
+This is the only module of the configuration that runs their code: it creates the adapters of
+protocols and compiles chat templates. Each protocol is imported when the configuration names it.
+"""
 
 import importlib
 import inspect
@@ -81,6 +85,17 @@ class ProtocolRegistry:
         """The protocol itself."""
         made: ClientAdapter = self.load_adapter_class(name)(profile, **options)
         return made
+
+
+def find_template_error(path: str) -> str | None:
+    """Why a chat template can't be compiled; None if it can. Jinja must be installed."""
+    from backends.chat_template import ChatTemplate  # noqa: PLC0415 - Jinja may not be installed
+
+    try:
+        ChatTemplate(path)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None
 
 
 def describe_type_mismatch(value: Any, wanted: Any) -> str | None:

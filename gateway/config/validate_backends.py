@@ -1,7 +1,8 @@
 """Checks that need more than the file itself: other files, certificates, packages and protocols.
 
-This is the one module of the configuration's checks that reads files, builds TLS contexts, looks
-for installed packages, compiles templates and makes protocols' adapters.
+This is the only module of the configuration's checks that reads files, builds TLS contexts and
+looks for installed packages. What it must know of protocols and templates it asks
+``gateway.config.registry``.
 """
 
 import importlib.util
@@ -24,7 +25,7 @@ from gateway.config.errors import (
     quote,
     suggest_name,
 )
-from gateway.config.registry import describe_type_mismatch
+from gateway.config.registry import describe_type_mismatch, find_template_error
 from gateway.config.schema import (
     Config,
     ListenerConfig,
@@ -118,12 +119,8 @@ def _check_template(template: str | None, path: ConfigPath, context: ValidationC
             path, "needs Jinja; install it with: pip install 'interlingua[templates]'"
         )
         return
-    from backends.chat_template import ChatTemplate  # noqa: PLC0415 - as said
-
-    try:
-        ChatTemplate(template)
-    except (ValueError, OSError) as error:
-        context.add_issue(path, str(error))
+    if error := find_template_error(template):
+        context.add_issue(path, error)
 
 
 # --- listeners -----------------------------------------------------------------------------------
