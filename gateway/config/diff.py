@@ -87,8 +87,8 @@ def diff_configs(old: Config, new: Config) -> ConfigDiff:
 def _changed_sections(old: Config, new: Config) -> Iterator[str]:
     yield from (name for name in _SECTIONS if getattr(old, name) != getattr(new, name))
     before, after = [rule.name for rule in old.routes], [rule.name for rule in new.routes]
-    kept = [name for name in after if name in before]
-    if [name for name in before if name in after] != kept:
+    common = [name for name in after if name in before]
+    if [name for name in before if name in after] != common:
         yield "routes (order)"
 
 
@@ -144,10 +144,10 @@ def moved_share(before: Mapping[str, int], after: Mapping[str, int]) -> float:
     """
     versions = before.keys() | after.keys()
     staying = 0.0
-    for kept in before.keys() & after.keys():
+    for version in before.keys() & after.keys():
         staying += 1 / sum(
-            max(before.get(one, 0) / before[kept], after.get(one, 0) / after[kept])
-            for one in versions
+            max(before.get(other, 0) / before[version], after.get(other, 0) / after[version])
+            for other in versions
         )
     return max(0.0, 1 - staying)
 
@@ -168,7 +168,7 @@ def _traffic_shift(model: str, old: ModelConfig, new: ModelConfig) -> TrafficShi
     elif before.name == after.name:
         moved = moved_share(before.weights, after.weights)
     else:  # the name salts the hash, so that where users go says nothing of where they were
-        staying = {one: part * after.parts.get(one, 0) for one, part in before.parts.items()}
+        staying = {one: share * after.parts.get(one, 0) for one, share in before.parts.items()}
         moved = 1 - sum(staying.values())
     percent = None if moved is None else round(100 * moved, 2)
     return TrafficShift(model, before.percents, after.percents, assignment, percent)
@@ -190,7 +190,7 @@ class _EffectiveSplit(Struct, frozen=True):
     @property
     def percents(self) -> Mapping[str, float]:
         """The same in percent."""
-        return {version: round(100 * part, 2) for version, part in self.parts.items()}
+        return {version: round(100 * share, 2) for version, share in self.parts.items()}
 
 
 def _effective_split(name: str, model: ModelConfig) -> _EffectiveSplit:

@@ -28,17 +28,19 @@ def read_file_state(path: str) -> FileState | None:
     """What is at a path, links followed; of a folder, what is told of the files in it."""
     digest = hashlib.sha256()
     try:
-        found = Path(path)
-        about = found.stat()
-        if found.is_file():  # what is neither may keep a reader waiting for ever
-            digest.update(found.read_bytes())
-        elif found.is_dir():
-            for one in sorted(found.iterdir()):
-                inside = one.stat()
-                digest.update(f"{one.name}\n{inside.st_size} {inside.st_mtime_ns}\n".encode())
+        location = Path(path)
+        status = location.stat()
+        if location.is_file():  # what is neither may keep a reader waiting for ever
+            digest.update(location.read_bytes())
+        elif location.is_dir():
+            for entry in sorted(location.iterdir()):
+                entry_status = entry.stat()
+                digest.update(
+                    f"{entry.name}\n{entry_status.st_size} {entry_status.st_mtime_ns}\n".encode()
+                )
     except OSError:
         return None
-    return FileState((about.st_dev, about.st_ino), digest.digest())
+    return FileState((status.st_dev, status.st_ino), digest.digest())
 
 
 class FileWatcher:
@@ -70,24 +72,26 @@ class FileWatcher:
             await asyncio.sleep(self._interval)
             self.update(await self._background_call.wait_result())
 
-    def update(self, now: FileStates) -> None:
+    def update(self, states: FileStates) -> None:
         """This is what is there now. A file that was not looked at before is as it should be."""
-        last, self._last_states = self._last_states, now
+        last_states, self._last_states = self._last_states, states
         self._accepted_states = {
-            path: self._accepted_states.get(path, one) for path, one in now.items()
+            path: self._accepted_states.get(path, state) for path, state in states.items()
         }
-        if now == self._accepted_states or any(
-            _is_being_written(last.get(path, now[path]), now[path]) for path in now
+        if states == self._accepted_states or any(
+            _is_being_written(last_states.get(path, states[path]), states[path]) for path in states
         ):
             return
-        self._accepted_states = now
+        self._accepted_states = states
         self._on_change()
 
     def _read_states(self) -> FileStates:
         return {path: read_file_state(path) for path in self._list_files()}
 
 
-def _is_being_written(last: FileState | None, now: FileState | None) -> bool:
+def _is_being_written(last: FileState | None, current: FileState | None) -> bool:
     """Whether it may not be whole yet."""
-    replaced = last is not None and now is not None and last.device_inode != now.device_inode
-    return last != now and not replaced
+    replaced = (
+        last is not None and current is not None and last.device_inode != current.device_inode
+    )
+    return last != current and not replaced

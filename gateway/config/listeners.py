@@ -29,9 +29,9 @@ def listeners_by_id(config: Config) -> Mapping[ListenerId, ListenerConfig]:
 
 def restart_required(old: Config, new: Config) -> Iterator[tuple[ConfigPath, str]]:
     """Each part of ``new`` that a gateway with ``old`` can't load without a restart, and why."""
-    before, after = old.admin and old.admin.address, new.admin and new.admin.address
-    if before != after:
-        current = f"it is at {before}" if before else "there is none"
+    old_address, new_address = old.admin and old.admin.address, new.admin and new.admin.address
+    if old_address != new_address:
+        current = f"it is at {old_address}" if old_address else "there is none"
         yield ("admin",), f"{current} for as long as the gateway runs; restart it"
     for name in ("state", "observe"):
         if getattr(old, name) != getattr(new, name):

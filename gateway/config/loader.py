@@ -42,7 +42,7 @@ SectionT = TypeVar("SectionT", Timeouts, RetrySettings)
 
 
 def apply_defaults(
-    config: Config, places: Mapping[ConfigPath, SourceLocation], protocols: ProtocolRegistry
+    config: Config, locations: Mapping[ConfigPath, SourceLocation], protocols: ProtocolRegistry
 ) -> Config:
     """Fill in ``defaults`` in each pool; without listeners, add one with every protocol."""
     backends: dict[str, BackendConfig] = {}
@@ -52,10 +52,10 @@ def apply_defaults(
             backends[name] = replace(
                 backend,
                 timeouts=_merge_defaults(
-                    backend.timeouts, config.defaults.timeouts, places, at, "timeouts"
+                    backend.timeouts, config.defaults.timeouts, locations, at, "timeouts"
                 ),
                 retries=_merge_defaults(
-                    backend.retries, config.defaults.retries, places, at, "retries"
+                    backend.retries, config.defaults.retries, locations, at, "retries"
                 ),
             )
         else:
@@ -65,15 +65,15 @@ def apply_defaults(
 
 
 def _merge_defaults(
-    own: SectionT | None,
+    section: SectionT | None,
     default: SectionT,
-    places: Mapping[ConfigPath, SourceLocation],
+    locations: Mapping[ConfigPath, SourceLocation],
     at: ConfigPath,
     key: str,
 ) -> SectionT:
     """The default, overridden by the fields that the file sets at ``key``."""
-    given = [name for name in default.__struct_fields__ if (*at, key, name) in places]
-    return replace(default, **{name: getattr(own, name) for name in given})
+    names = [name for name in default.__struct_fields__ if (*at, key, name) in locations]
+    return replace(default, **{name: getattr(section, name) for name in names})
 
 
 def build_default_listener(protocols: ProtocolRegistry) -> ListenerConfig:
@@ -108,14 +108,16 @@ class LoadedConfig(Struct, frozen=True):
     files: frozenset[str]
     locations: Mapping[ConfigPath, SourceLocation]
 
-    def build_error(self, *wrong: tuple[ConfigPath, str]) -> ConfigError:
+    def build_error(self, *issues: tuple[ConfigPath, str]) -> ConfigError:
         """The error for these issues, each a path and a message; the nearest known path counts."""
-        return ConfigError(self.filename, [self._locate_issue(*one) for one in wrong], self.files)
+        return ConfigError(self.filename, [self._locate_issue(*one) for one in issues], self.files)
 
     def _locate_issue(self, path: ConfigPath, message: str) -> ConfigIssue:
-        near = next(at for n in range(len(path), -1, -1) if (at := path[:n]) in self.locations)
-        mark = self.locations[near].value_position
-        return ConfigIssue(mark.line, mark.column, message, format_path(path))
+        nearest = next(
+            prefix for n in range(len(path), -1, -1) if (prefix := path[:n]) in self.locations
+        )
+        position = self.locations[nearest].value_position
+        return ConfigIssue(position.line, position.column, message, format_path(path))
 
 
 LoadConfig = Callable[[], LoadedConfig]
@@ -137,8 +139,8 @@ def load_bytes(
     data: bytes, filename: str, *, env: Mapping[str, str], insecure: bool = False
 ) -> LoadedConfig:
     """Parse and validate a file's bytes, and keep the locations of all values."""
-    found = _load(decode_utf8(data, filename), filename, env, insecure=insecure)
-    return replace(found, hash=hashlib.sha256(data).hexdigest()[:_HASH_LENGTH])
+    loaded = _load(decode_utf8(data, filename), filename, env, insecure=insecure)
+    return replace(loaded, hash=hashlib.sha256(data).hexdigest()[:_HASH_LENGTH])
 
 
 def _load(text: str, filename: str, env: Mapping[str, str], *, insecure: bool) -> LoadedConfig:
@@ -185,16 +187,16 @@ def load_worker_list(
     """The workers that a file lists, each by its URL. Raises ConfigError."""
     collector = IssueCollector(filename)
     reader = ConfigDecoder(collector, env)
-    found: tuple[WorkerSourceSettings, ...] = reader.decode_document(
+    workers: tuple[WorkerSourceSettings, ...] = reader.decode_document(
         compose_yaml(decode_utf8(data, filename), collector), _WORKER_LIST_TYPE
     )
-    if is_set(found):
+    if is_set(workers):
         validate.check_listed_workers(
-            found, ValidationContext(collector, reader.locations, ProtocolRegistry(PROTOCOLS))
+            workers, ValidationContext(collector, reader.locations, ProtocolRegistry(PROTOCOLS))
         )
     if collector.issues:
         raise ConfigError(filename, collector.issues)
-    return found
+    return workers
 
 
 # A configuration as plain values, with ``***`` for secrets.
@@ -265,6 +267,6 @@ class ConfigReader:
     def __call__(self) -> LoadedConfig:
         """Raises ConfigError."""
         text = self._fetch()
-        found = text.load()
+        loaded = text.load()
         self.last_text = text
-        return found
+        return loaded

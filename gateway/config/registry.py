@@ -35,13 +35,13 @@ class ProtocolRegistry:
     def load_adapter_class(self, name: str) -> type:
         """The class of a registered protocol."""
         module, _, attribute = self._references[name].partition(":")
-        found: type = getattr(importlib.import_module(module), attribute)
-        return found
+        adapter_class: type = getattr(importlib.import_module(module), attribute)
+        return adapter_class
 
     def get_profiles(self, name: str) -> tuple[str, ...]:
         """Its profiles, the default one first."""
-        found: tuple[str, ...] = self.load_adapter_class(name).profiles  # type: ignore[attr-defined]
-        return found
+        profiles: tuple[str, ...] = self.load_adapter_class(name).profiles  # type: ignore[attr-defined]
+        return profiles
 
     def serves_clients(self, name: str) -> bool:
         """Whether a listener may have it."""
@@ -56,9 +56,10 @@ class ProtocolRegistry:
         init = self.load_adapter_class(name).__init__  # type: ignore[misc]
         hints = typing.get_type_hints(init)
         return {
-            one.name: hints.get(one.name, Any)
-            for one in inspect.signature(init).parameters.values()
-            if one.name not in _RESERVED_PARAMS and one.kind is not one.VAR_KEYWORD
+            parameter.name: hints.get(parameter.name, Any)
+            for parameter in inspect.signature(init).parameters.values()
+            if parameter.name not in _RESERVED_PARAMS
+            and parameter.kind is not parameter.VAR_KEYWORD
         }
 
     def get_model_options(self, name: str) -> Mapping[str, Any] | None:
@@ -72,19 +73,19 @@ class ProtocolRegistry:
 
         Raises ValueError for settings that it refuses.
         """
-        found = set()
+        keys = set()
         for endpoint in self.create_adapter(name, profile, options).endpoints:
             steps = endpoint.path.split("/")
             path = "/".join("{}" if step.startswith("{") else step for step in steps)
-            found.add((endpoint.method, path))
-        return frozenset(found)
+            keys.add((endpoint.method, path))
+        return frozenset(keys)
 
     def create_adapter(
         self, name: str, profile: str | None, options: Mapping[str, Any]
     ) -> ClientAdapter:
         """The protocol itself."""
-        made: ClientAdapter = self.load_adapter_class(name)(profile, **options)
-        return made
+        adapter: ClientAdapter = self.load_adapter_class(name)(profile, **options)
+        return adapter
 
 
 def find_template_error(path: str) -> str | None:
@@ -98,12 +99,12 @@ def find_template_error(path: str) -> str | None:
     return None
 
 
-def describe_type_mismatch(value: Any, wanted: Any) -> str | None:
+def describe_type_mismatch(value: Any, expected: Any) -> str | None:
     """What is wrong with a protocol's setting; None when nothing is."""
     try:
-        msgspec.convert(value, wanted)
+        msgspec.convert(value, expected)
     except msgspec.ValidationError:
-        parts = (wanted,) if wanted in _TYPE_NAMES else typing.get_args(wanted)
-        words = [_TYPE_NAMES.get(one, str(one)) for one in parts if one is not type(None)]
-        return f"must be {' or '.join(words)}"
+        kinds = (expected,) if expected in _TYPE_NAMES else typing.get_args(expected)
+        names = [_TYPE_NAMES.get(kind, str(kind)) for kind in kinds if kind is not type(None)]
+        return f"must be {' or '.join(names)}"
     return None

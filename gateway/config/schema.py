@@ -9,7 +9,7 @@ defined in the backend.
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta
+from msgspec import Meta, UnsetType
 
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.settings import (
@@ -409,17 +409,16 @@ class ModelConfig(ConfigSection, frozen=True):
         return {max(numbers, key=int) if numbers else next(iter(targets)): 1}
 
 
-def map_model_names(models: Mapping[str, ModelConfig]) -> dict[str, str]:
+def map_model_names(models: Mapping[str, ModelConfig | UnsetType]) -> dict[str, str]:
     """The model of each name that a request may use: models' own names, and their aliases.
 
-    Models and aliases that could not be read are left out.
+    Models and aliases that could not be read (UNSET) are left out.
     """
     names = {name: name for name in models}
     for name, model in models.items():
-        if isinstance(model, ModelConfig) and isinstance(model.aliases, tuple):
-            for alias in model.aliases:
-                if isinstance(alias, str):
-                    names.setdefault(alias, name)
+        for alias in (model.aliases or ()) if isinstance(model, ModelConfig) else ():
+            if alias:
+                names.setdefault(alias, name)
     return names
 
 

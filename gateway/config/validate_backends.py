@@ -130,8 +130,8 @@ def _list_preferred_protocols(config: Config) -> frozenset[str]:
     """The protocols that a key or a model names, for paths that several protocols share."""
     keys = config.keys if is_set(config.keys) else ()
     models = config.models.values() if is_set(config.models) else ()
-    holders = [holder for holder in (*keys, *models) if is_set(holder)]
-    return frozenset(h.protocol for h in holders if is_set(h.protocol) and h.protocol is not None)
+    sections = [section for section in (*keys, *models) if is_set(section)]
+    return frozenset(h.protocol for h in sections if is_set(h.protocol) and h.protocol is not None)
 
 
 def _check_listener(
@@ -147,53 +147,54 @@ def _check_listener(
     if not is_set(listener.protocols):
         return
     owners: dict[tuple[str, str], str] = {}
-    for n, mount in enumerate(listener.protocols):
-        if not is_set(mount) or not is_set(mount.name):
+    for n, protocol in enumerate(listener.protocols):
+        if not is_set(protocol) or not is_set(protocol.name):
             continue
         at = (*path, "protocols", n)
-        endpoints = _check_mount(mount, at, context)
-        if not is_set(mount.prefix):
+        endpoints = _check_mount(protocol, at, context)
+        if not is_set(protocol.prefix):
             continue
-        paths = {(method, mount.prefix + where) for method, where in endpoints}
-        taken = sorted(paths & owners.keys())
-        if taken and not (listener.protocol_header is True or mount.name in preferred):
-            method, where = taken[0]
+        paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
+        shared_paths = sorted(paths & owners.keys())
+        if shared_paths and not (listener.protocol_header is True or protocol.name in preferred):
+            method, shared_path = shared_paths[0]
+            owner = owners[method, shared_path]
             context.add_issue(
                 at,
-                f"{method} {where} belongs to {owners[taken[0]]} on this listener already; "
-                f"give this one a prefix: {{name: {mount.name}, prefix: /{mount.name}}}, "
+                f"{method} {shared_path} belongs to {owner} on this listener already; "
+                f"give this one a prefix: {{name: {protocol.name}, prefix: /{protocol.name}}}, "
                 "or set it as the protocol of a key or a model",
             )
-        owners |= dict.fromkeys(paths - owners.keys(), mount.name)
+        owners |= dict.fromkeys(paths - owners.keys(), protocol.name)
 
 
 def _check_mount(
-    mount: ListenerProtocolConfig, path: ConfigPath, context: ValidationContext
+    protocol: ListenerProtocolConfig, path: ConfigPath, context: ValidationContext
 ) -> frozenset[tuple[str, str]]:
     """The endpoints of a protocol on a listener; none where something is wrong with it."""
     if not context.check_client_protocol(
-        mount.name, mount.profile, (*path, "name"), (*path, "profile")
+        protocol.name, protocol.profile, (*path, "name"), (*path, "profile")
     ):
         return frozenset()
-    takes = context.protocols.get_options(mount.name)
-    good = True
-    for key, value in mount.options.items():
+    option_types = context.protocols.get_options(protocol.name)
+    is_valid = True
+    for key, value in protocol.options.items():
         at = (*path, key)
-        if key not in takes:
-            fields = ["name", "profile", "prefix", *takes]
+        if key not in option_types:
+            fields = ["name", "profile", "prefix", *option_types]
             context.add_issue(
                 at, f"there is no {quote(key)} here; {suggest_name(key, fields)}", key=True
             )
-            good = False
+            is_valid = False
         elif not is_set(value):
-            good = False
-        elif wrong := describe_type_mismatch(value, takes[key]):
-            context.add_issue(at, wrong)
-            good = False
-    if not good:
+            is_valid = False
+        elif mismatch := describe_type_mismatch(value, option_types[key]):
+            context.add_issue(at, mismatch)
+            is_valid = False
+    if not is_valid:
         return frozenset()
     try:
-        return context.protocols.endpoints(mount.name, mount.profile, mount.options)
+        return context.protocols.endpoints(protocol.name, protocol.profile, protocol.options)
     except ValueError as error:
         context.add_issue(path, str(error))
         return frozenset()
@@ -214,15 +215,15 @@ def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: Validati
     name, profile_at = pool.protocol, (*path, "profile")
     if not context.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
         return
-    takes = context.protocols.get_options(name)
+    option_types = context.protocols.get_options(name)
     for key, value in pool.options.items() if is_set(pool.options) else ():
         at = (*path, "options", key)
-        if key not in takes:
+        if key not in option_types:
             context.add_issue(
-                at, f"there is no {quote(key)} here; {suggest_name(key, takes)}", key=True
+                at, f"there is no {quote(key)} here; {suggest_name(key, option_types)}", key=True
             )
-        elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
-            context.add_issue(at, wrong)
+        elif is_set(value) and (mismatch := describe_type_mismatch(value, option_types[key])):
+            context.add_issue(at, mismatch)
     for key, parameter in (("chat_template", "renderer"), ("fields", "fields")):
         if getattr(pool, key) is not None and not context.protocols.accepts_param(name, parameter):
             context.add_issue((*path, key), f"{name} does not use it; remove it", key=True)
@@ -273,8 +274,8 @@ def _check_unsupported_parameters(
     for n, name in enumerate(pool.unsupported_parameters):
         if is_set(name) and name not in PARAMETERS:
             at = (*path, "unsupported_parameters", n)
-            shown = quote(context.get_raw_text(at))
-            context.add_issue(at, f"{shown} is not a parameter of a request; {_suggestion(name)}")
+            text = quote(context.get_raw_text(at))
+            context.add_issue(at, f"{text} is not a parameter of a request; {_suggestion(name)}")
 
 
 def _suggestion(name: str) -> str:
@@ -328,8 +329,8 @@ def _check_issuer_url(url: str, path: ConfigPath, context: ValidationContext) ->
         )
         return
     address = parse_ip(host)
-    here = host == "localhost" if address is None else address.is_loopback
-    if parts.scheme == "http" and not here:
+    is_local = host == "localhost" if address is None else address.is_loopback
+    if parts.scheme == "http" and not is_local:
         message = "the keys could be replaced on the way; write https://"
         context.add_issue(path, message)
 
@@ -342,8 +343,8 @@ def _check_state(config: Config, context: ValidationContext) -> None:
     if importlib.util.find_spec("redis") is None:
         message = "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
         context.add_issue(path, message)
-    if is_set(state.redis) and (why := _redis_url_error(state.redis.reveal())):
-        context.add_issue(path, f"this {why}")
+    if is_set(state.redis) and (problem := _redis_url_error(state.redis.reveal())):
+        context.add_issue(path, f"this {problem}")
     _check_state_tls(state, ("state", "tls"), context)
 
 
@@ -357,10 +358,10 @@ def _redis_url_error(url: str) -> str:
     if parts.query or parts.fragment:
         return "has options, which are not taken from a URL; remove what follows ? or #"
     if parts.scheme == "unix":
-        bad = bool(parts.hostname) or len(parts.path) <= 1
+        is_wrong = bool(parts.hostname) or len(parts.path) <= 1
     else:
-        bad = parts.scheme not in ("redis", "rediss") or port == 0 or not _has_database(parts)
-    return f"is not the URL of a Redis; {_REDIS_URLS}" if bad else ""
+        is_wrong = parts.scheme not in ("redis", "rediss") or port == 0 or not _has_database(parts)
+    return f"is not the URL of a Redis; {_REDIS_URLS}" if is_wrong else ""
 
 
 def _has_database(parts: SplitResult) -> bool:
@@ -411,8 +412,10 @@ def _check_usage(config: Config, context: ValidationContext) -> None:
     elif usage.postgres is not None:
         at = (*path, "postgres")
         if importlib.util.find_spec("asyncpg") is None:
-            what = "needs the client of PostgreSQL"
-            context.add_issue(at, f"{what}; install it with: pip install 'interlingua[postgres]'")
+            message = "needs the client of PostgreSQL"
+            context.add_issue(
+                at, f"{message}; install it with: pip install 'interlingua[postgres]'"
+            )
         if not _is_postgres_url(usage.postgres.reveal()):
             context.add_issue(at, f"this is not the URL of a database; {_POSTGRES_URL}")
 

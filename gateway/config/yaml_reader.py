@@ -79,29 +79,35 @@ def decode_utf8(data: bytes, filename: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8-sig", "replace")
+        valid_text = data[: error.start].decode("utf-8-sig", "replace")
         message = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
         raise IssueCollector(filename).build_error(
-            locate_index(before, len(before)), message
+            locate_index(valid_text, len(valid_text)), message
         ) from None
 
 
 def _describe_syntax_error(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or "this is not YAML"
-    mark = getattr(error, "context_mark", None)
-    start = f" that starts on line {mark.line + 1}" if mark else ""
-    where = f" {getattr(error, 'context', None) or ''}{start}"
-    said = problem + where if where.startswith(" while") else f"{where}, {problem}".lstrip(" ,")
-    mend = next((mend for sign, mend in _SYNTAX_HINTS.items() if sign in said), None)
-    return f"{said}; {mend}" if mend else said
+    start_mark = getattr(error, "context_mark", None)
+    start = f" that starts on line {start_mark.line + 1}" if start_mark else ""
+    location = f" {getattr(error, 'context', None) or ''}{start}"
+    description = (
+        problem + location
+        if location.startswith(" while")
+        else f"{location}, {problem}".lstrip(" ,")
+    )
+    hint = next(
+        (hint for character, hint in _SYNTAX_HINTS.items() if character in description), None
+    )
+    return f"{description}; {hint}" if hint else description
 
 
 def _check_characters(text: str, issues: IssueCollector) -> None:
-    bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
-    if bad:
+    match = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if match:
         raise issues.build_error(
-            locate_index(text, bad.start()),
-            f"the character U+{ord(bad[0]):04X} is not allowed in a configuration; remove it",
+            locate_index(text, match.start()),
+            f"the character U+{ord(match[0]):04X} is not allowed in a configuration; remove it",
         )
 
 
@@ -114,11 +120,11 @@ def _check_bounds(text: str, issues: IssueCollector) -> None:
             case yaml.ScalarEvent() | yaml.CollectionStartEvent():
                 if event.tag is not None:
                     issues.add(get_position(event.start_mark), _describe_tag(event.tag))
-                opened = _OpenNode(get_position(event.start_mark), event.anchor)
+                open_nodes = _OpenNode(get_position(event.start_mark), event.anchor)
                 if isinstance(event, yaml.ScalarEvent):
-                    _close_node(opened, stack, anchors)
+                    _close_node(open_nodes, stack, anchors)
                 else:
-                    stack.append(opened)
+                    stack.append(open_nodes)
             case yaml.CollectionEndEvent():
                 _close_node(stack.pop(), stack, anchors)
             case yaml.AliasEvent():
@@ -135,14 +141,14 @@ def _check_bounds(text: str, issues: IssueCollector) -> None:
 
 
 def _close_node(
-    done: _OpenNode, stack: list[_OpenNode], anchors: dict[str, tuple[int, int]]
+    closed: _OpenNode, stack: list[_OpenNode], anchors: dict[str, tuple[int, int]]
 ) -> None:
     """Count a complete value into the one around it."""
-    if done.anchor is not None:
-        anchors[done.anchor] = done.size, done.height
+    if closed.anchor is not None:
+        anchors[closed.anchor] = closed.size, closed.height
     around = stack[-1]
-    around.size += done.size
-    around.height = max(around.height, done.height + 1)
+    around.size += closed.size
+    around.height = max(around.height, closed.height + 1)
 
 
 def _check_size(stack: list[_OpenNode], issues: IssueCollector) -> None:
@@ -261,22 +267,22 @@ def expand_env(text: str, env: Mapping[str, str]) -> str:
     return _ENV_REFERENCE.sub(lambda match: _expand_reference(match[0], match[1], env), text)
 
 
-def _expand_reference(whole: str, inner: str | None, env: Mapping[str, str]) -> str:
-    if whole == "$$":
+def _expand_reference(reference: str, inner: str | None, env: Mapping[str, str]) -> str:
+    if reference == "$$":
         return "$"
     named = _ENV_NAME.fullmatch(inner or "")
     if named is None:
-        raise ValueError(f"{quote(whole)} is not an environment variable; {_ENV_HINT}")
-    name, sign, rest = named.groups()
-    found = env.get(name)
-    if sign is None and found is not None:
-        return found
-    if found:
-        return found
+        raise ValueError(f"{quote(reference)} is not an environment variable; {_ENV_HINT}")
+    name, sign, default = named.groups()
+    value = env.get(name)
+    if sign is None and value is not None:
+        return value
+    if value:
+        return value
     if sign == "-":
-        return str(rest)
+        return str(default)
     if sign == "?":
-        raise ValueError(f"{name} is not set in the environment: {rest or 'set it'}")
+        raise ValueError(f"{name} is not set in the environment: {default or 'set it'}")
     raise ValueError(f"{name} is not set in the environment; set it, or write ${{{name}:-default}}")
 
 
@@ -289,15 +295,15 @@ _MERGE_KEY = "<<"
 
 
 def read_mapping(
-    node: yaml.Node, wanted: str, issues: IssueCollector, path: ConfigPath
+    node: yaml.Node, expected: str, issues: IssueCollector, path: ConfigPath
 ) -> KeyNodes | None:
     """The mapping's own keys, then those merged into it. None where it is no mapping."""
     if not isinstance(node, yaml.MappingNode):
         issues.add(
-            get_position(node.start_mark), f"must be {wanted}, not {describe_node(node)}", path
+            get_position(node.start_mark), f"must be {expected}, not {describe_node(node)}", path
         )
         return None
-    own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     merged: list[KeyNodes] = []
     for key, value in node.value:
         mark = get_position(key.start_mark)
@@ -305,15 +311,15 @@ def read_mapping(
             issues.add(mark, "a key must be a plain name", path)
         elif key.value == _MERGE_KEY and not key.style:
             merged += _read_merged_mappings(value, issues, (*path, _MERGE_KEY))
-        elif key.value in own:
-            line = own[key.value][0].start_mark.line + 1
+        elif key.value in entries:
+            line = entries[key.value][0].start_mark.line + 1
             message = f"{quote(key.value)} was already given on line {line}; keep one of the two"
             issues.add(mark, message, (*path, key.value))
         else:
-            own[key.value] = key, value
+            entries[key.value] = key, value
     for more in merged:
-        own |= {key: value for key, value in more.items() if key not in own}
-    return own
+        entries |= {key: value for key, value in more.items() if key not in entries}
+    return entries
 
 
 def _read_merged_mappings(
@@ -321,9 +327,9 @@ def _read_merged_mappings(
 ) -> Iterator[KeyNodes]:
     """In the order of their weight: of two that give one key, the first counts."""
     for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-        found = read_mapping(one, "a mapping, or a list of mappings, to merge", issues, path)
-        if found is not None:
-            yield found
+        entries = read_mapping(one, "a mapping, or a list of mappings, to merge", issues, path)
+        if entries is not None:
+            yield entries
 
 
 def describe_node(node: yaml.Node) -> str:

@@ -148,7 +148,8 @@ class Router:
             name: model for model in self._models for name in (model.info.name, *model.info.aliases)
         }
         self._fixed_routes = {
-            name: Route(one, one.targets[only]) for name, one, only in self._list_fixed_models()
+            name: Route(one, one.targets[version])
+            for name, one, version in self._list_fixed_models()
         }
         """The routes of models with one version and neither rules nor sticky sources."""
         self._draw = draw
@@ -158,7 +159,7 @@ class Router:
         self,
         name: str,
         version: str | None = None,
-        ask: AttributesLoader = RequestAttributes,
+        load_attributes: AttributesLoader = RequestAttributes,
         observer: RouteObserver | None = None,
     ) -> Route:
         """The route for ``name``, which may pin a version as ``name@version``.
@@ -172,13 +173,13 @@ class Router:
         if pinned is not None:
             return Route(model, model.targets[pinned], pinned=True)
         if model.rules or model.sticky:
-            return self._apply_rules(model, ask(), observer)
+            return self._apply_rules(model, load_attributes(), observer)
         split = model.split
         number = self._draw() if observer is None else observer.draw()
         return Route(model, model.targets[split.pick_version(number)], split=split.reported_name)
 
     def list_fallbacks(
-        self, route: Route, ask: AttributesLoader = RequestAttributes
+        self, route: Route, load_attributes: AttributesLoader = RequestAttributes
     ) -> Iterator[Route]:
         """The fallbacks of a route, each target once. A pinned version has none.
 
@@ -186,22 +187,27 @@ class Router:
         """
         if route.pinned:
             return
-        seen = {route.target_name}
-        why = RouteReason(route.reason.rule)
+        target_names = {route.target_name}
+        reason = RouteReason(route.reason.rule)
         for name in route.model.fallbacks:
             target = route.model.targets.get(name)
             if target is None:
                 model = self._by_name[name]
-                traits = ask() if model.sticky else RequestAttributes()
-                found = self._apply_split(model, traits, why, self._draw, route.requested_model)
+                attributes = load_attributes() if model.sticky else RequestAttributes()
+                fallback = self._apply_split(
+                    model, attributes, reason, self._draw, route.requested_model
+                )
             else:
-                found = replace(route, target=target, reason=why)
-            if found.target_name not in seen:
-                seen.add(found.target_name)
-                yield found
+                fallback = replace(route, target=target, reason=reason)
+            if fallback.target_name not in target_names:
+                target_names.add(fallback.target_name)
+                yield fallback
 
     def route_shadow(
-        self, route: Route, shadow: ShadowRule, ask: AttributesLoader = RequestAttributes
+        self,
+        route: Route,
+        shadow: ShadowRule,
+        load_attributes: AttributesLoader = RequestAttributes,
     ) -> Route | None:
         """The target of a request's shadow, if the request is drawn for one.
 
@@ -212,15 +218,15 @@ class Router:
         target = route.model.targets.get(shadow.config.to)
         if target is None:
             model = self._by_name[shadow.config.to]
-            found = self._apply_split(
+            shadow_route = self._apply_split(
                 model,
-                ask() if model.sticky else RequestAttributes(),
+                load_attributes() if model.sticky else RequestAttributes(),
                 _RANDOM_CHOICE,
                 self._draw,
             )
         else:
-            found = Route(route.model, target)
-        return None if found.target_name == route.target_name else found
+            shadow_route = Route(route.model, target)
+        return None if shadow_route.target_name == route.target_name else shadow_route
 
     def find_protocol(self, name: str) -> str | None:
         """The protocol of a model's clients, if the configuration sets it."""
@@ -237,23 +243,23 @@ class Router:
 
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
-        found, _ = self._resolve_name(model, version)
-        return self._read_current_info(found)
+        resolved, _ = self._resolve_name(model, version)
+        return self._read_current_info(resolved)
 
     def _list_fixed_models(self) -> Iterator[tuple[str, Model, str]]:
         """Each model with one version and neither rules nor sticky sources, and that version."""
         for name, model in self._by_name.items():
-            only = model.split.only_version
-            if only is not None and not model.rules and not model.sticky:
-                yield name, model, only
+            version = model.split.only_version
+            if version is not None and not model.rules and not model.sticky:
+                yield name, model, version
 
     def _resolve_name(self, name: str, version: str | None) -> tuple[Model, str | None]:
         """The model of a name, and the pinned version."""
         model = self._by_name.get(name)
         if model is None and version is None and "@" in name:
-            plain, _, pinned = name.rpartition("@")
-            if plain in self._by_name:
-                return self._resolve_name(plain, pinned)
+            model_name, _, pinned = name.rpartition("@")
+            if model_name in self._by_name:
+                return self._resolve_name(model_name, pinned)
         if model is None:
             return self._resolve_catch_all(name), None
         if version is not None and version not in model.targets:
@@ -274,43 +280,45 @@ class Router:
         return replace(model, info=replace(model.info, name=name), targets=targets)
 
     def _apply_rules(
-        self, model: Model, traits: RequestAttributes, observer: RouteObserver | None
+        self, model: Model, attributes: RequestAttributes, observer: RouteObserver | None
     ) -> Route:
         """By the first rule that matches, or else by the traffic split."""
         draw, on_rule = (
             (self._draw, None) if observer is None else (observer.draw, observer.on_rule)
         )
-        match = find_matching_rule(model.rules, traits, model.sticky, draw, on_rule)
+        match = find_matching_rule(model.rules, attributes, model.sticky, draw, on_rule)
         if match is None:
-            return self._apply_split(model, traits, _RANDOM_CHOICE, draw)
+            return self._apply_split(model, attributes, _RANDOM_CHOICE, draw)
         rule = match.rule
         to = rule.config.to
         target_model = model if to.model is None else self._by_name[to.model]
-        original = "" if target_model is model else model.info.name
+        original_model = "" if target_model is model else model.info.name
         if to.version is None:
-            return self._apply_split(target_model, traits, RouteReason(rule.name), draw, original)
+            return self._apply_split(
+                target_model, attributes, RouteReason(rule.name), draw, original_model
+            )
         reason = RouteReason(rule.name, match.sticky, match.bucket)
         target = target_model.targets[to.version]
-        return Route(target_model, target, reason=reason, original_model=original)
+        return Route(target_model, target, reason=reason, original_model=original_model)
 
     @staticmethod
     def _apply_split(
         model: Model,
-        traits: RequestAttributes,
-        why: RouteReason,
+        attributes: RequestAttributes,
+        reason: RouteReason,
         draw: Callable[[], float],
-        original: str = "",
+        original_model: str = "",
     ) -> Route:
-        source, user = traits.find_first_source(model.sticky)
+        source, user = attributes.find_first_source(model.sticky)
         if not source:
             version = model.split.pick_version(draw())
         else:
             assignment = model.split.assign_version(user)
             version = assignment.version
-            why = RouteReason(why.rule, source, assignment.bucket)
+            reason = RouteReason(reason.rule, source, assignment.bucket)
         split = model.split.reported_name
         return Route(
-            model, model.targets[version], reason=why, original_model=original, split=split
+            model, model.targets[version], reason=reason, original_model=original_model, split=split
         )
 
     @staticmethod

@@ -58,10 +58,10 @@ def build_adapter(name: str, profile: str | None, options: Mapping[str, Any]) ->
     return cast("ClientAdapter", load_symbol(PROTOCOLS[name])(profile, **options))
 
 
-def build_mount(dialect: schema.ListenerProtocolConfig) -> AdapterMount:
+def build_mount(protocol: schema.ListenerProtocolConfig) -> AdapterMount:
     """Create the adapter of a listener's protocol, with its path prefix."""
     return AdapterMount(
-        build_adapter(dialect.name, dialect.profile, dialect.options), dialect.prefix
+        build_adapter(protocol.name, protocol.profile, protocol.options), protocol.prefix
     )
 
 
@@ -119,7 +119,11 @@ def list_backend_models(backend: str, config: schema.Config) -> list[str]:
         for name, model in config.models.items()
         for target in model.resolve_targets().values()
     ]
-    named = (model for asked, model in targets if asked == backend and model != CATCH_ALL_MODEL)
+    named = (
+        model
+        for backend_name, model in targets
+        if backend_name == backend and model != CATCH_ALL_MODEL
+    )
     return list(dict.fromkeys(named))
 
 
@@ -219,7 +223,7 @@ def build_jwks_client(config: schema.Config, clock: Callable[[], float]) -> "Jwk
 
 
 def build_jwt_verifier(
-    config: schema.Config, issuer: "JwksClient | None", now: Callable[[], float]
+    config: schema.Config, issuer: "JwksClient | None", wall_clock: Callable[[], float]
 ) -> "JwtVerifier | None":
     """Create the JWT verifier; None without JWT authentication."""
     if config.identity is None or issuer is None:
@@ -227,7 +231,7 @@ def build_jwt_verifier(
     from gateway.auth.jwt import JwtPolicy, JwtVerifier  # noqa: PLC0415 - as above
 
     policy = JwtPolicy(config.identity, schema.map_model_names(config.models))
-    return JwtVerifier(policy, issuer, now)
+    return JwtVerifier(policy, issuer, wall_clock)
 
 
 def build_connection_limits(limits: schema.ServerLimitsConfig) -> ConnectionLimits:

@@ -86,8 +86,8 @@ class ConfigSnapshot:
 
     def has_any_backend(self, backends: Iterable[Backend]) -> bool:
         """Whether the snapshot uses one of these backends."""
-        own = {id(one) for one in self.backends.values()}
-        return any(id(one) in own for one in backends)
+        own_ids = {id(backend) for backend in self.backends.values()}
+        return any(id(backend) in own_ids for backend in backends)
 
     async def wait_idle(self) -> None:
         """Wait until no request runs."""
@@ -124,8 +124,8 @@ class ConfigSnapshot:
     def _build_created_times(
         self, now: int, previous: "ConfigSnapshot | None"
     ) -> Mapping[str, int]:
-        known = {} if previous is None else previous.model_created
-        return {name: known.get(name, now) for name in self.config.models}
+        created = {} if previous is None else previous.model_created
+        return {name: created.get(name, now) for name in self.config.models}
 
     def _build_jwks_client(
         self, services: GatewayServices, previous: "ConfigSnapshot | None"
@@ -156,10 +156,10 @@ class ConfigSnapshot:
         settings = HandlerSettings(
             config.limits.body, config.defaults.timeouts, config_hash=config_hash
         )
-        servers = {}
+        handlers = {}
         for listener_id, listener in listeners.listeners_by_id(config).items():
-            mounts = [build.build_mount(one) for one in listener.protocols]
-            servers[listener_id] = RequestHandler(
+            mounts = [build.build_mount(protocol) for protocol in listener.protocols]
+            handlers[listener_id] = RequestHandler(
                 PathRouter(mounts),
                 self.router,
                 keyring,
@@ -172,7 +172,7 @@ class ConfigSnapshot:
                 pages=build.build_static_pages(mounts, self._is_ready, keyed=keyed),
                 limiter=self.rate_limiter,
             )
-        return servers
+        return handlers
 
 
 def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
