@@ -1,7 +1,7 @@
-"""Nodes to the values of Structs, by walking the tree and the types side by side.
+"""Decodes the YAML tree into the Structs of the schema.
 
-Nothing stops at the first issue: what can't be read is left UNSET, and the reading goes on. A
-result that came with issues is good for nothing but finding more of them.
+Decoding does not stop at the first issue: a value that can't be read becomes UNSET. A result with
+issues is used only to find further issues.
 """
 
 import os.path
@@ -66,7 +66,7 @@ RENAMED_KEYS: Final[Mapping[str, Sequence[str]]] = {
 }
 """Keys of earlier versions, and their names now: the one that the section has."""
 
-# Scalar nodes to values: texts, numbers, words, units and secrets.
+# Scalars: strings, numbers, enumerations, scalar types and secrets.
 
 _NO_VALUE_MESSAGE = "has no value; give it one or remove the key"
 _EXTERNAL_HINT = "a secret is a string, {env: NAME} or {file: PATH}"
@@ -75,7 +75,7 @@ _KIND_NAMES = {"int": "a number", "float": "a number", "bool": "true or false"}
 
 
 class ScalarDecoder:
-    """Reads what has no parts. Whatever can't be read is UNSET, after a issue."""
+    """Decodes scalars. A value that can't be read is reported and becomes UNSET."""
 
     def __init__(self, issues: IssueCollector, env: Mapping[str, str]) -> None:
         self._issues = issues
@@ -84,10 +84,10 @@ class ScalarDecoder:
         if self._folder and not os.path.isabs(self._folder):  # noqa: PTH117
             self._folder = os.path.join(".", self._folder)  # noqa: PTH118 - plainly no hub's name
         self.files: dict[ConfigPath, str] = {}
-        """The files that are named, by where."""
+        """The files that the document names, by path of the value."""
 
     def decode_plain(self, node: yaml.Node, kind: types.Type, path: ConfigPath) -> Any:
-        """A text, a whole number, or one of several words."""
+        """Decode a string, a number, a boolean or an enumeration."""
         scalar = self._read_scalar(node, _describe_type(kind), path)
         if scalar is None:
             return UNSET
@@ -97,7 +97,7 @@ class ScalarDecoder:
             return self._add_issue(node, str(error), path)
 
     def decode_option(self, node: yaml.Node, path: ConfigPath) -> Any:
-        """A text, a number or a truth: whichever it says."""
+        """Decode a protocol's option: a string, a number or a boolean."""
         scalar = self._read_scalar(node, "a string, a number, true or false", path)
         if scalar is None:
             return UNSET
@@ -109,7 +109,7 @@ class ScalarDecoder:
             return self._add_issue(node, f"{scalar.quoted_raw} {error}", path)
 
     def decode_scalar(self, node: yaml.Node, unit: ScalarType, path: ConfigPath) -> Any:
-        """A value with a form of its own."""
+        """Decode a value of a scalar type."""
         scalar = self._read_scalar(node, "a string or a number", path)
         if scalar is None:
             return UNSET
@@ -127,12 +127,12 @@ class ScalarDecoder:
         return value
 
     def former_file(self, node: yaml.Node, path: ConfigPath) -> None:
-        """Note the file that a former key names, whether or not there is one."""
+        """Record the file that a former key names, whether or not it exists."""
         if isinstance(node, yaml.ScalarNode) and node.value:
             self.files[path] = self._resolve_path(node.value)
 
     def decode_secret(self, node: yaml.Node, path: ConfigPath) -> Any:
-        """A text, ``{env: NAME}`` or ``{file: PATH}``. No issue shows it."""
+        """Decode a string, ``{env: NAME}`` or ``{file: PATH}``. No issue shows the secret."""
         if isinstance(node, yaml.ScalarNode):
             scalar = self._read_scalar(node, "a string", path)
             text, source = None if scalar is None else scalar.text, "this secret"
@@ -146,7 +146,7 @@ class ScalarDecoder:
             return self._add_issue(node, f"{source} {error}", path)
 
     def _read_external_secret(self, node: yaml.Node, path: ConfigPath) -> tuple[str | None, str]:
-        """A secret that is kept elsewhere, and where."""
+        """Read a secret from the environment or a file; returns it and the name of its source."""
         entries = read_mapping(node, "a string, {env: NAME} or {file: PATH}", self._issues, path)
         if entries is None:
             return None, ""
@@ -173,11 +173,11 @@ class ScalarDecoder:
         return None, ""
 
     def _resolve_path(self, path: str) -> str:
-        """A path as seen from where the configuration lies."""
+        """A path relative to the configuration's folder."""
         return os.path.join(self._folder, os.path.expanduser(path))  # noqa: PTH111, PTH118
 
     def _read_scalar(self, node: yaml.Node, expected: str, path: ConfigPath) -> YamlScalar | None:
-        """A scalar with the environment put in. None after a issue, and for null."""
+        """A scalar with environment variables expanded. None after an issue, and for null."""
         if not isinstance(node, yaml.ScalarNode):
             self._add_issue(node, f"must be {expected}, not {describe_node(node)}", path)
             return None
@@ -230,7 +230,7 @@ def _describe_type(kind: types.Type) -> str:
 
 
 def _convert_scalar(scalar: YamlScalar, kind: types.Type) -> Any:
-    """The value. Raises ValueError with the whole issue."""
+    """The value of a scalar. Raises ValueError with the complete message."""
     match kind:
         case types.StrType():
             return _convert_str(scalar, kind)
@@ -276,7 +276,7 @@ def _convert_float(scalar: YamlScalar, kind: types.FloatType) -> float:
         raise ValueError(f"must be a number, not the string {scalar.quoted_raw}; remove the quotes")
     number = yaml_reader.parse_scalar(scalar.text)
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - a issue
+        raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - an issue
     if number < (kind.ge or 0) or number > (kind.le or number) or number == kind.gt:
         low = f"from {kind.ge:g}" if kind.gt is None else f"more than {kind.gt:g}, up"
         raise ValueError(f"must be {low} to {kind.le:g}, not {scalar.quoted_raw}")
@@ -308,7 +308,7 @@ StructTypes = Sequence[types.StructType]
 
 
 class SourceLocation(Struct, frozen=True):
-    """Where a value stands, and its key; ``text`` is a scalar's as it is written."""
+    """The positions of a value and its key; ``raw_text`` is the text of a scalar as written."""
 
     value_position: SourcePosition
     key_position: SourcePosition | None = None
@@ -316,9 +316,9 @@ class SourceLocation(Struct, frozen=True):
 
 
 class ConfigDecoder:
-    """Reads one document. ``places`` tells afterwards where everything was.
+    """Decodes one document, and collects the locations of its values.
 
-    ``files`` are those that the document names, by where it does.
+    ``files`` are the files that the document names, by path of the value.
     """
 
     def __init__(self, issues: IssueCollector, env: Mapping[str, str]) -> None:
@@ -328,7 +328,7 @@ class ConfigDecoder:
         self.files: Mapping[ConfigPath, str] = self._scalars.files
 
     def decode_document(self, root: yaml.Node, kind: types.Type) -> Any:
-        """The value of the whole document."""
+        """Decode the document."""
         self.locations[()] = SourceLocation(DOCUMENT_START)
         return self._decode_node(root, kind, ())
 
@@ -417,7 +417,7 @@ class ConfigDecoder:
         return UNSET if entries is None else self._decode_fields(node, kind, entries, path)
 
     def _decode_tagged(self, node: yaml.Node, kinds: StructTypes, path: ConfigPath) -> Any:
-        """One of several Structs: told by its tag, or by a key that implies it."""
+        """Decode one of several Structs, selected by its tag or by a key that implies it."""
         entries = read_mapping(node, "a mapping", self._issues, path)
         if entries is None:
             return UNSET
@@ -479,14 +479,14 @@ class ConfigDecoder:
 
 
 def list_keys(kind: types.StructType) -> list[str]:
-    """What may stand in a Struct's mapping."""
+    """The keys that a Struct's mapping may have."""
     extra_field = getattr(kind.cls, "extra_field", None)
     names = [one.name for one in kind.fields if one.name != extra_field]
     return [*names, *sorted(getattr(kind.cls, "extra_keys", ()))]
 
 
 def find_new_key(key: str, kind: types.StructType) -> str | None:
-    """The name now of a key that was renamed; None where the section has no such key."""
+    """The new name of a renamed key; None if the section has no such key."""
     names = list_keys(kind)
     return next((name for name in RENAMED_KEYS.get(key, ()) if name in names), None)
 
@@ -513,7 +513,7 @@ def _describe_missing_tag(
 
 
 def _describe_unknown_key(key: str, kind: types.StructType, alternatives: StructTypes) -> str:
-    """The message for an unknown key: perhaps it was renamed, or is another kind's."""
+    """The message for an unknown key: it may be renamed, or belong to another kind of backend."""
     if renamed := find_new_key(key, kind):
         return f"{quote(key)} is now {quote(renamed)}; rename it"
     owners = [str(alternative.tag) for alternative in alternatives if key in list_keys(alternative)]

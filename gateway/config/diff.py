@@ -1,4 +1,4 @@
-"""What differs between two configurations: names, what needs a restart, and users who move. Pure.
+"""The difference of two configurations: names, required restarts, users who move. Pure.
 
 The share of users who move follows from the weights alone. Weighted rendezvous hashing gives each
 user and version an exponential variate with the version's weight as its rate, and the user goes to
@@ -40,8 +40,8 @@ class TrafficShift(Struct, frozen=True):
     """How the traffic of a model is split, in percent by version, and what part of it moves.
 
     ``assignment`` of users to versions is ``sticky``: they keep theirs but for ``moved`` percent;
-    ``random``: each request is sent by chance; or ``reassigned``: they are told apart by something
-    else, so that how many move is unknown. Only ``sticky`` has ``moved``.
+    ``random``: each request is sent at random; or ``reassigned``: the sticky sources differ, so the
+    share of users who move is unknown. Only ``sticky`` has ``moved``.
     """
 
     model: str
@@ -52,7 +52,7 @@ class TrafficShift(Struct, frozen=True):
 
 
 class ConfigDiff(Struct, frozen=True):
-    """All that differs. ``restart_required`` is what can't change while a gateway runs, and why."""
+    """The difference. ``restart_required``: what can't change while a gateway runs, and why."""
 
     sections: tuple[str, ...]
     names: Mapping[str, NameChanges]
@@ -68,7 +68,7 @@ class ConfigDiff(Struct, frozen=True):
 
 
 def diff_configs(old: Config, new: Config) -> ConfigDiff:
-    """What differs between these two."""
+    """The difference of two configurations."""
     before, after = _names(old), _names(new)
     names = {kind: _name_changes(before[kind], after[kind]) for kind in before}
     models = [name for name in new.models if name in old.models]
@@ -93,7 +93,7 @@ def _changed_sections(old: Config, new: Config) -> Iterator[str]:
 
 
 def _names(config: Config) -> Mapping[str, Mapping[str, Any]]:
-    """Everything that has a name, by its kind. What is a kind of its own is left out elsewhere."""
+    """All named sections by kind. A section that is a kind of its own is left out of the others."""
     return {
         "listeners": {
             f"{address} #{number + 1}" if number else address: listener
@@ -153,7 +153,7 @@ def moved_share(before: Mapping[str, int], after: Mapping[str, int]) -> float:
 
 
 def _traffic_shift(model: str, old: ModelConfig, new: ModelConfig) -> TrafficShift | None:
-    """How the users of a model move between its versions; None where they stay."""
+    """How the users of a model move between its versions; None if they stay."""
     before, after = _effective_split(model, old), _effective_split(model, new)
     if before == after:
         return None
@@ -167,7 +167,7 @@ def _traffic_shift(model: str, old: ModelConfig, new: ModelConfig) -> TrafficShi
         assignment = "random"
     elif before.name == after.name:
         moved = moved_share(before.weights, after.weights)
-    else:  # the name salts the hash, so that where users go says nothing of where they were
+    else:  # the name salts the hash, so the new assignment does not depend on the old one
         staying = {one: share * after.parts.get(one, 0) for one, share in before.parts.items()}
         moved = 1 - sum(staying.values())
     percent = None if moved is None else round(100 * moved, 2)

@@ -1,4 +1,4 @@
-"""The configuration as JSON Schema, from the Structs: for editors, and for whoever asks."""
+"""The JSON Schema of the configuration, built from the Structs, for editors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ _SECRET_SCHEMA = {
 }
 _ENVIRONMENT_SCHEMA = {
     "title": "Environment",
-    "description": "What the environment holds: checked once it is put in.",
+    "description": "The value of an environment variable, which is checked when it is expanded.",
     "type": "string",
     "pattern": r"\$\{.+\}",
 }
@@ -46,7 +46,7 @@ def build_schema() -> dict[str, Any]:
 
 
 def schema_hook(kind: type) -> dict[str, Any]:
-    """The schema of a type of ours."""
+    """The schema of ``Secret``, which msgspec does not know."""
     if kind is Secret:
         return dict(_SECRET_SCHEMA)
     raise NotImplementedError
@@ -73,7 +73,7 @@ def _collect_structs(kind: Any) -> list[types.StructType]:
 
 
 def _describe_input_forms(definition: dict[str, Any], kind: types.StructType) -> dict[str, Any]:
-    """A Struct as it may be written: with a short form, with keys that are no field's."""
+    """The schema of a Struct as it may be written: with its shorthand and extra keys."""
     properties = definition["properties"]
     if extra_field := getattr(kind.cls, "extra_field", None):
         values = properties.pop(extra_field)["additionalProperties"]
@@ -91,7 +91,7 @@ def _describe_input_forms(definition: dict[str, Any], kind: types.StructType) ->
 
 
 def _expand_scalar_types(schema_part: Any) -> Any:
-    """Units, and references to the environment, in place of what they are read into."""
+    """Replace the types of decoded values by the forms in which they are written."""
     match schema_part:
         case {"x-unit": str(name), **more}:
             unit = SCALAR_TYPES[name]

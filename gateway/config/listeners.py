@@ -1,4 +1,4 @@
-"""What identifies a listener from one configuration to the next, and what needs a restart."""
+"""The identity of a listener across configurations, and changes that need a restart."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ may each use any free port."""
 
 
 def listener_name(listener: ListenerId) -> str:
-    """A listener's address; for a further listener at one address, with its number behind."""
+    """A listener's address, followed by its number if several listeners have this address."""
     address, number = listener
     return f"{address} ({number + 1})" if number else address
 

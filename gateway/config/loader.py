@@ -1,4 +1,4 @@
-"""A configuration from its text: parsed, read, checked and completed."""
+"""Loads a configuration: parses, decodes and validates its text, and fills in defaults."""
 
 import hashlib
 import os

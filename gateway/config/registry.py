@@ -15,7 +15,7 @@ import msgspec
 from protocols.core.interfaces import ClientAdapter
 
 _RESERVED_PARAMS = frozenset({"self", "profile", "prefix", "renderer", "fields"})
-"""Parameters that are no setting of a protocol's own: the gateway has its own words for them."""
+"""Parameters of adapters that are not options, since the configuration has keys for them."""
 
 _TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
@@ -26,7 +26,7 @@ _TYPE_NAMES: Mapping[Any, str] = {
 
 
 class ProtocolRegistry:
-    """A view of a registry of ``module:class`` by name."""
+    """The registered protocols, as ``module:class`` by name."""
 
     def __init__(self, registry: Mapping[str, str]) -> None:
         self.names = tuple(registry)
@@ -39,20 +39,20 @@ class ProtocolRegistry:
         return adapter_class
 
     def get_profiles(self, name: str) -> tuple[str, ...]:
-        """Its profiles, the default one first."""
+        """A protocol's profiles, the default one first."""
         profiles: tuple[str, ...] = self.load_adapter_class(name).profiles  # type: ignore[attr-defined]
         return profiles
 
     def serves_clients(self, name: str) -> bool:
-        """Whether a listener may have it."""
+        """Whether a listener can serve it."""
         return hasattr(self.load_adapter_class(name), "read_routing_info")
 
     def accepts_param(self, name: str, parameter: str) -> bool:
-        """Whether its class takes a parameter."""
+        """Whether the constructor of its adapter has this parameter."""
         return parameter in inspect.signature(self.load_adapter_class(name)).parameters
 
     def get_options(self, name: str) -> Mapping[str, Any]:
-        """The types of its own settings, by name: what its class takes beside a profile."""
+        """The types of a protocol's own options, by name: the other parameters of its adapter."""
         init = self.load_adapter_class(name).__init__  # type: ignore[misc]
         hints = typing.get_type_hints(init)
         return {
@@ -63,15 +63,15 @@ class ProtocolRegistry:
         }
 
     def get_model_options(self, name: str) -> Mapping[str, Any] | None:
-        """The types of what it asks of a model, by name; None where it does not say."""
+        """The types of a protocol's model options, by name; None if it does not declare them."""
         return getattr(self.load_adapter_class(name), "model_options", None)
 
     def endpoints(
         self, name: str, profile: str | None, options: Mapping[str, Any]
     ) -> frozenset[tuple[str, str]]:
-        """Method and path of each of its endpoints, with {} in the place of any placeholder.
+        """The method and path of each of its endpoints, with {} for every path parameter.
 
-        Raises ValueError for settings that it refuses.
+        Raises ValueError for options that the adapter rejects.
         """
         keys = set()
         for endpoint in self.create_adapter(name, profile, options).endpoints:
@@ -83,7 +83,7 @@ class ProtocolRegistry:
     def create_adapter(
         self, name: str, profile: str | None, options: Mapping[str, Any]
     ) -> ClientAdapter:
-        """The protocol itself."""
+        """Create the adapter of a protocol."""
         adapter: ClientAdapter = self.load_adapter_class(name)(profile, **options)
         return adapter
 
@@ -100,7 +100,7 @@ def find_template_error(path: str) -> str | None:
 
 
 def describe_type_mismatch(value: Any, expected: Any) -> str | None:
-    """What is wrong with a protocol's setting; None when nothing is."""
+    """Why the value of a protocol's option has the wrong type; None if it has the right one."""
     try:
         msgspec.convert(value, expected)
     except msgspec.ValidationError:

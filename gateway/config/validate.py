@@ -1,4 +1,4 @@
-"""Whether a configuration makes sense: names that lead somewhere, and traffic that gets there."""
+"""Validates a configuration as a whole: references, and routes and fallbacks that never apply."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -21,13 +21,13 @@ from gateway.config.schema import (
 from gateway.config.validation_context import ValidationContext, is_set
 from protocols.core.units import parse_ip, split_address
 
-# Whether the addresses of the listeners make sense.
+# Listeners.
 
 _WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
 
 
 def check_listeners(config: Config, context: ValidationContext, *, insecure: bool) -> None:
-    """Report the listeners."""
+    """Report addresses that conflict, or that are reachable without authentication."""
     addresses: list[tuple[str, int]] = []
     if is_set(config.admin) and config.admin is not None and is_set(config.admin.address):
         address, address_path = config.admin.address, ("admin", "address")
@@ -55,7 +55,7 @@ def check_listeners(config: Config, context: ValidationContext, *, insecure: boo
 
 
 def _has_no_auth(config: Config) -> bool:
-    """Whether nobody needs a key."""
+    """Whether neither API keys nor tokens are configured."""
     return config.keys == () and config.identity is None
 
 
@@ -81,13 +81,13 @@ def is_loopback(address: str) -> bool:
     return ip.is_loopback if ip is not None else host == "localhost"
 
 
-# Whether those who answer in a model's stead are there, do its work, and go in no circle.
+# Fallbacks.
 
 
 def check_fallbacks(
     models: Mapping[str, ModelConfig], names: Mapping[str, str], context: ValidationContext
 ) -> None:
-    """Report fallbacks that lead nowhere, or back."""
+    """Report fallbacks that do not exist, have another task or form a cycle."""
     for name, model in models.items():
         if not is_set(model) or not is_set(model.fallback) or not model.fallback:
             continue
@@ -113,7 +113,7 @@ def check_fallbacks(
 def check_task(
     model: ModelConfig, other: ModelConfig, path: ConfigPath, context: ValidationContext
 ) -> None:
-    """Report an ``other``, named at ``path``, that has another task than a model."""
+    """Report the model ``other``, named at ``path``, if its task is not that of ``model``."""
     if not is_set(other) or not is_set(model.task) or not is_set(other.task):
         return
     if model.task != other.task:
@@ -133,7 +133,7 @@ def _has_targets(model: ModelConfig) -> bool:
 def _find_cycle(
     start: str, goal: str, models: Mapping[str, ModelConfig], names: Mapping[str, str]
 ) -> list[str] | None:
-    """The way from ``start`` back to ``goal``, by fallbacks; None where there is none."""
+    """The chain of fallbacks from ``start`` to ``goal``; None if there is none."""
     chains, visited = [[start]], {start}
     while chains:
         chain = chains.pop()
@@ -150,11 +150,11 @@ def _find_cycle(
 
 
 def list_versions(model: ModelConfig) -> list[str]:
-    """The names of a model's versions, where they could be read."""
+    """The names of a model's versions, if they could be read."""
     return list(model.resolve_targets()) if _has_targets(model) else []
 
 
-# Whether what clients may take makes sense: limits of models that there are, each once.
+# Rate limits.
 
 
 def check_rate_limits(
@@ -199,13 +199,13 @@ def _check_model_limits(
     return list(names_by_owner.values())
 
 
-# Whether the rules make sense: names that lead somewhere, and none that is never followed.
+# Routes.
 
 _WILDCARD_MODEL = "*"
 
 
 def check_routes(config: Config, context: ValidationContext) -> None:
-    """Report the rules."""
+    """Report routes with unknown names, and routes that never match."""
     if not is_set(config.routes):
         return
     numbers_by_name: dict[str, int] = {}
@@ -228,7 +228,7 @@ def check_routes(config: Config, context: ValidationContext) -> None:
 
 
 class _RouteValidator:
-    """What the rules may name. What could not be read is None, and stays silent."""
+    """Validates routes. Names that could not be read are None and are not reported again."""
 
     def __init__(self, config: Config, context: ValidationContext) -> None:
         self._context = context
@@ -238,7 +238,7 @@ class _RouteValidator:
         self._listener_protocols = _list_listener_protocols(config)
 
     def check_target(self, rule: RouteConfig, path: ConfigPath) -> None:
-        """Report where it leads to."""
+        """Report a target that does not exist."""
         target = rule.to
         if not is_set(target):
             return
@@ -255,7 +255,7 @@ class _RouteValidator:
                 self._check_version(target.version, target.model or model_name, (*path, "version"))
 
     def check_match(self, when: RouteMatchConfig, path: ConfigPath) -> bool:
-        """Report what can't hold. Returns False if an issue was reported."""
+        """Report conditions that can't be met. Returns False if an issue was reported."""
         results = [
             self._check_name(when.model, self._owners, "there is no model", (*path, "model")),
             self._check_name(when.key, self._keys, "there is no key", (*path, "key")),
@@ -275,7 +275,7 @@ class _RouteValidator:
         earlier: list[tuple[int, RouteMatchConfig]],
         path: ConfigPath,
     ) -> None:
-        """Report a rule for which those before leave no request over."""
+        """Report a route whose requests are all matched by earlier routes."""
         models = [conditions.model] if conditions.model is not None else list(self._models or ())
         rule_numbers: set[int] = set()
         for model in models:
@@ -288,7 +288,7 @@ class _RouteValidator:
             if rule_number is None:
                 return
             rule_numbers.add(rule_number)
-        if not rule_numbers:  # of models that could not be read
+        if not rule_numbers:  # the models could not be read
             return
         names = " and ".join(f"routes[{n}]" for n in sorted(rule_numbers))
         self._context.add_issue(
@@ -306,7 +306,7 @@ class _RouteValidator:
         message_start: str,
         path: ConfigPath,
     ) -> bool:
-        """Whether a name is one of these, if it is given. Reports it otherwise."""
+        """Whether a name that is set is one of ``names``; reports it if not."""
         if name is None or names is None or not is_set(name):
             return name is None
         if name not in names:
@@ -354,7 +354,7 @@ class _RouteValidator:
         return len(spellings) == len(headers) and all(map(is_set, headers.values()))
 
     def _check_key_match(self, when: RouteMatchConfig, path: ConfigPath) -> bool:
-        """Whether there is a key that all of it can hold for."""
+        """Whether the key can meet the other conditions; reports it if not."""
         key = (self._keys or {}).get(when.key or "")
         if key is None or self._owners is None:
             return True
@@ -373,14 +373,14 @@ class _RouteValidator:
             return False
         return True
 
-    # --- what takes what --------------------------------------------------------------------------
+    # --- unreachable routes -----------------------------------------------------------------------
 
     def _applies_to(self, when: RouteMatchConfig, model: str) -> bool:
         owners = self._owners or {}
         return when.model is None or owners[when.model] == owners[model]
 
     def _covers(self, wide: RouteMatchConfig, narrow: RouteMatchConfig) -> bool:
-        """Whether one holds wherever the other does, models and shares left aside."""
+        """Whether ``wide`` matches whenever ``narrow`` does, models and shares aside."""
         anybody = wide.key is None and wide.tag is None
         keyed = narrow.key is not None or narrow.tag is not None
         headers = {name.lower(): text for name, text in narrow.header.items()}
@@ -395,7 +395,7 @@ class _RouteValidator:
         )
 
     def _find_matching_keys(self, when: RouteMatchConfig) -> set[str]:
-        """The keys that a rule can hold for."""
+        """The keys whose requests the conditions can match."""
         return {
             name
             for name, key in (self._keys or {}).items()
@@ -443,15 +443,15 @@ def _list_listener_protocols(config: Config) -> list[str] | None:
 
 
 def _is_equal_scalar(first: object, second: object) -> bool:
-    """Whether two scalars are one: 1 is 1.0, and is not true."""
+    """Whether two scalars are equal: 1 is 1.0, but not true."""
     return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
-# Whether the targets of shadows are there, do the same work, and are not the originals'.
+# Shadow traffic.
 
 
 def check_shadows(config: Config, names: Mapping[str, str], context: ValidationContext) -> None:
-    """Report shadows that are sent nowhere, or where their originals go."""
+    """Report shadow targets that do not exist, or that serve the original requests."""
     models = config.models
     for name, model in models.items():
         if not is_set(model) or not is_set(model.shadow) or model.shadow is None:
@@ -479,7 +479,7 @@ def check_shadows(config: Config, names: Mapping[str, str], context: ValidationC
 def _check_shadow_version(
     to: str, model: ModelConfig, config: Config, path: ConfigPath, context: ValidationContext
 ) -> None:
-    """Report a version that takes all of the traffic, if no rule could send some elsewhere."""
+    """Report a version that gets all of the traffic, if no route could send some elsewhere."""
     split = model.split
     if not is_set(split) or (len(model.resolve_targets()) > 1 and config.routes != ()):
         return
@@ -499,7 +499,7 @@ _DEFAULT_WORKER: Final = WorkerSourceSettings()
 
 
 def validate_config(config: Config, context: ValidationContext, *, insecure: bool) -> None:
-    """Report every inconsistency of what could be read."""
+    """Report all issues of what could be read."""
     check_listeners(config, context, insecure=insecure)
     validate_backends.check(config, context)
     if is_set(config.backends):
@@ -568,7 +568,7 @@ def _check_workers(
 def check_listed_workers(
     workers: Sequence[WorkerSourceSettings], context: ValidationContext
 ) -> None:
-    """Report on workers in a file of their own, where each must have a URL."""
+    """Report issues of the workers in a worker list file, where each must have a URL."""
     _check_workers(workers, (), context)
     for n, worker in enumerate(workers):
         if is_set(worker) and worker.url is None:
@@ -699,7 +699,7 @@ def _check_weights(
 def _check_model_options(
     options: Mapping[str, Any], path: ConfigPath, context: ValidationContext
 ) -> None:
-    """What only one protocol asks of a model."""
+    """Report unknown model options of protocols, and wrong values."""
     for name, values in options.items():
         if not is_set(values) or not context.check_protocol(name, None, (*path, name)):
             continue

@@ -1,8 +1,8 @@
 """Checks that need more than the file itself: other files, certificates, packages and protocols.
 
 This is the only module of the configuration's checks that reads files, builds TLS contexts and
-looks for installed packages. What it must know of protocols and templates it asks
-``gateway.config.registry``.
+looks for installed packages. ``gateway.config.registry`` answers its questions about protocols and
+chat templates.
 """
 
 import importlib.util
@@ -74,26 +74,26 @@ def _check_installed(
     """Report ``message`` on the key at ``path`` unless all of these modules can be imported."""
     try:
         installed = all(importlib.util.find_spec(module) is not None for module in modules)
-    except ModuleNotFoundError:  # not even the package around it
+    except ModuleNotFoundError:  # its parent package is missing
         installed = False
     if not installed:
         context.add_issue(path, message, key=True)
 
 
 def _check_key_pair(tls: TlsConfig, path: ConfigPath, context: ValidationContext) -> None:
-    """A file may be half-written, or another certificate's key."""
+    """Report a certificate and key that can't be used, or that don't belong together."""
     try:
         tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls_context.load_cert_chain(
             tls.cert, tls.key, password=str
-        )  # or it would ask at the terminal
+        )  # otherwise OpenSSL asks on the terminal
     except OSError as error:
         hint = "give a certificate chain in PEM and its key, without a password"
         context.add_issue(path, f"can't be used: {_tls_error(error)}; {hint}")
 
 
 def _check_ca(trust: ClientTlsSettings, path: ConfigPath, context: ValidationContext) -> None:
-    """The certificates of a ``tls`` section at ``path`` must be some."""
+    """Report CA certificates of the ``tls`` section at ``path`` that can't be used."""
     if not is_set(trust.ca):
         return
     try:
@@ -104,14 +104,14 @@ def _check_ca(trust: ClientTlsSettings, path: ConfigPath, context: ValidationCon
 
 
 def _tls_error(error: OSError) -> str:
-    """What the system says; what OpenSSL says, which is in capitals or nothing, in words."""
+    """The system's error message, or OpenSSL's reason in lower case."""
     if not isinstance(error, ssl.SSLError):
         return error.strerror or str(error)
     return error.reason.replace("_", " ").lower() if error.reason else "it is not in PEM"
 
 
 def _check_template(template: str | None, path: ConfigPath, context: ValidationContext) -> None:
-    """A chat template must be one, and its library installed."""
+    """Report a chat template that can't be compiled, or a missing library."""
     if not is_set(template) or template is None:
         return
     if importlib.util.find_spec("jinja2") is None:
@@ -151,7 +151,7 @@ def _check_listener(
         if not is_set(protocol) or not is_set(protocol.name):
             continue
         at = (*path, "protocols", n)
-        endpoints = _check_mount(protocol, at, context)
+        endpoints = _check_listener_protocol(protocol, at, context)
         if not is_set(protocol.prefix):
             continue
         paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
@@ -168,10 +168,10 @@ def _check_listener(
         owners |= dict.fromkeys(paths - owners.keys(), protocol.name)
 
 
-def _check_mount(
+def _check_listener_protocol(
     protocol: ListenerProtocolConfig, path: ConfigPath, context: ValidationContext
 ) -> frozenset[tuple[str, str]]:
-    """The endpoints of a protocol on a listener; none where something is wrong with it."""
+    """The endpoints of a protocol on a listener; none if it has an issue, which is reported."""
     if not context.check_client_protocol(
         protocol.name, protocol.profile, (*path, "name"), (*path, "profile")
     ):
@@ -230,11 +230,11 @@ def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: Validati
         elif key == "chat_template":
             _check_template(pool.chat_template, (*path, key), context)
     if is_set(pool.workers):
-        _check_roots(pool, (*path, "workers"), context)
+        _check_worker_paths(pool, (*path, "workers"), context)
 
 
-def _check_roots(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
-    """A worker's URL is its base: the protocol's own path comes behind it."""
+def _check_worker_paths(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
+    """Report worker URLs that include the protocol's own path."""
     roots = context.protocols.create_adapter(pool.protocol, pool.profile, {}).path_prefixes
     for n, worker in enumerate(pool.workers):
         if not is_set(worker) or not is_set(worker.url) or worker.url is None:
@@ -250,7 +250,7 @@ def _check_roots(pool: PoolSettings, path: ConfigPath, context: ValidationContex
 
 
 class _CapabilitiesFile(ConfigSection, frozen=True):
-    """A file that listed these parameters before the pool did."""
+    """A capabilities file: the former place of ``unsupported_parameters``."""
 
     fields: tuple[NonEmptyStr, ...]
 
@@ -263,7 +263,7 @@ def _check_unsupported_parameters(
 ) -> None:
     former_at = (*path, "capabilities")
     if context.is_present(former_at):
-        names = _former_parameters(context.file(former_at))
+        names = _read_former_parameters(context.file(former_at))
         hint = f"write unsupported_parameters: [{join_names(names or ('NAME', '…'))}]"
         message = (
             f"there is no 'capabilities' here any more; {hint if names != () else 'remove it'}"
@@ -275,17 +275,19 @@ def _check_unsupported_parameters(
         if is_set(name) and name not in PARAMETERS:
             at = (*path, "unsupported_parameters", n)
             text = quote(context.get_raw_text(at))
-            context.add_issue(at, f"{text} is not a parameter of a request; {_suggestion(name)}")
+            context.add_issue(
+                at, f"{text} is not a parameter of a request; {_suggest_parameter(name)}"
+            )
 
 
-def _suggestion(name: str) -> str:
-    """The parameter that was perhaps meant: its section may have been left out."""
+def _suggest_parameter(name: str) -> str:
+    """A suggestion for an unknown parameter, whose section may be missing."""
     same_name = [one for one in sorted(PARAMETERS) if one.rpartition(".")[2] == name]
     return suggest_name(same_name[0] if same_name else name, sorted(PARAMETERS))
 
 
-def _former_parameters(file: str | None) -> Sequence[str] | None:
-    """The parameters that a capabilities file lists; None where there is no such file."""
+def _read_former_parameters(file: str | None) -> Sequence[str] | None:
+    """The parameters that a capabilities file lists; None without such a file."""
     if file is None:
         return None
     issues = IssueCollector(file)
@@ -303,13 +305,13 @@ def _former_parameters(file: str | None) -> Sequence[str] | None:
 
 
 def _check_identity(config: Config, context: ValidationContext) -> None:
-    """An issuer's keys must be reachable, and not be anybody's."""
+    """Report missing libraries, and an issuer whose keys can't be fetched securely."""
     identity, path = config.identity, ("identity",)
     if not is_set(identity) or identity is None:
         return
     message = "tokens need a library; install it with: pip install 'interlingua[jwt]'"
     _check_installed(("jwt", "cryptography"), message, path, context)
-    name = "issuer" if identity.jwks is None else "jwks"  # who tells where the keys are
+    name = "issuer" if identity.jwks is None else "jwks"  # the field that leads to the keys
     url = getattr(identity, name)
     if is_set(url):
         _check_issuer_url(url, (*path, name), context)
@@ -336,7 +338,7 @@ def _check_issuer_url(url: str, path: ConfigPath, context: ValidationContext) ->
 
 
 def _check_state(config: Config, context: ValidationContext) -> None:
-    """The URL of a Redis is not shown: it is a secret."""
+    """Report an unusable Redis URL, without showing it: it may contain a password."""
     state, path = config.state, ("state", "redis")
     if not is_set(state) or state is None:
         return
@@ -349,7 +351,7 @@ def _check_state(config: Config, context: ValidationContext) -> None:
 
 
 def _redis_url_error(url: str) -> str:
-    """What is wrong with a URL, or ""."""
+    """Why the URL can't be used; "" if it can."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -365,7 +367,7 @@ def _redis_url_error(url: str) -> str:
 
 
 def _has_database(parts: SplitResult) -> bool:
-    """Whether it names a host, and a database by its number or none."""
+    """Whether it names a host, and either no database or one by its number."""
     database = parts.path.removeprefix("/")
     return bool(parts.hostname) and (not database or database.isdigit())
 
@@ -382,7 +384,7 @@ def _check_state_tls(
 
 
 def _check_telemetry(config: Config, context: ValidationContext) -> None:
-    """Traces and metrics need a client to be sent by; metrics that are read, a listener."""
+    """Report missing libraries, and vLLM's metrics without an admin listener."""
     observe = config.observe
     if not is_set(observe):
         return
@@ -400,7 +402,7 @@ def _check_telemetry(config: Config, context: ValidationContext) -> None:
 
 
 def _check_usage(config: Config, context: ValidationContext) -> None:
-    """Rows of usage are kept in one place, which can be one. No URL is shown."""
+    """Report zero or two usage stores, or an unusable one. The URL is not shown."""
     usage = config.observe.usage if is_set(config.observe) else None
     if not is_set(usage) or usage is None:
         return

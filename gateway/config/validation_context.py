@@ -1,4 +1,4 @@
-"""What all validation needs: locations of values, registered protocols, and a place for issues.
+"""The context of all checks: locations of values, registered protocols, and the issues found.
 
 Values that could not be read are UNSET; validation skips them.
 """
@@ -34,7 +34,7 @@ class ValidationContext:
         self.protocols = protocols
 
     def add_issue(self, path: ConfigPath, message: str, *, key: bool = False) -> None:
-        """Report the value at a path, or of its key. The nearest known path counts."""
+        """Report an issue of the value at a path, or of its key; the nearest known path counts."""
         location = self._locations.get(path)
         prefix = path
         while location is None:
@@ -57,7 +57,7 @@ class ValidationContext:
     def check_protocol(
         self, name: str, profile: str | None, path: ConfigPath, profile_path: ConfigPath = ()
     ) -> bool:
-        """Report an unknown protocol, named at ``path``, or profile. False if there is none."""
+        """Whether the protocol named at ``path`` and its profile are known; reports it if not."""
         names = self.protocols.names
         if name not in names:
             self.add_issue(
