@@ -1,7 +1,7 @@
 """Limits shared by several gateways: each process leases parts of them from a store in Redis.
 
-A request is admitted by what this process has leased, and waits for nobody. A task beside all
-requests renews leases before they are used up, at most every 250 ms. A limit that was not used for
+A request is admitted within the leases of this process, without waiting. A background task renews
+leases before they are used up, at most every 250 ms. A limit that was not used for
 a while is not leased; the first request after that may use up to one lease, which is requested at
 once.
 
@@ -55,8 +55,9 @@ class LeaseRequest(Struct, frozen=True):
     For ``rate`` and ``day``: ``requested`` is the most it wants in addition. ``retained`` is what
     it keeps, unused, of earlier leases. ``used`` is what it used since the last grant; a request's
     tokens are known at its end, so that this may be negative, or more than was leased. The store
-    takes back what was leased and is in neither: so a process gives back by retaining less, a lost
-    reply costs nothing, and after a failure the first request (retained 0) sets everything right.
+    reclaims leased amounts that are neither retained nor used. So a process returns an amount by
+    retaining less, a lost reply costs nothing, and the first request after a failure (retained 0)
+    restores the correct state.
 
     For ``slots``: ``requested`` is how many this process is to have in all, never fewer than it
     uses; ``retained`` is how many it uses, ``used`` is 0.

@@ -34,7 +34,7 @@ class RateValue(NamedTuple):
 
 
 def parse_rate(text: str) -> RateValue:
-    """So many in a second, minute, hour or day: 10/s, 600/min, 200k/min, 5M/day."""
+    """An amount per second, minute, hour or day: 10/s, 600/min, 200k/min, 5M/day."""
     match = RATE_PATTERN.fullmatch(text)
     if match is None:
         raise ValueError("is not a rate; write a number and a period: 10/s, 600/min, 200k/h")
@@ -42,13 +42,13 @@ def parse_rate(text: str) -> RateValue:
 
 
 def format_rate(rate: RateValue) -> str:
-    """The shortest way to say it."""
+    """The shortest text with this value."""
     unit = next(name for name, seconds in _SECONDS_PER_PERIOD.items() if seconds == rate.period)
     return f"{_format_amount(rate.amount)}/{unit}"
 
 
 def parse_budget(text: str) -> int:
-    """So many tokens from 00:00 UTC to the next: 500k/day, 5M/day."""
+    """Tokens per day, from 00:00 UTC: 500k/day, 5M/day."""
     match = BUDGET_PATTERN.fullmatch(text)
     if match is None:
         raise ValueError("is not a budget; write the tokens per day: 500k/day or 5M/day")
@@ -56,7 +56,7 @@ def parse_budget(text: str) -> int:
 
 
 def format_budget(amount: int) -> str:
-    """The shortest way to say it."""
+    """The shortest text with this value."""
     return f"{_format_amount(amount)}/day"
 
 
@@ -75,25 +75,25 @@ def _format_amount(amount: int) -> str:
     return f"{amount // _MULTIPLIERS[suffix]}{suffix}"
 
 
-# Where to listen, and where workers are: addresses and URLs, checked before anyone goes there.
+# Addresses and URLs.
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PRINTABLE_ASCII = re.compile(r"[\x21-\x7e]+")
-"""What a URL is made of, and a key in a header."""
+"""The characters of URLs and of API keys."""
 _HOSTNAME = re.compile(r"(?=.{1,253}\Z)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+")
 _NUMERIC_HOST = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
 _MAX_PORT = 65535
 
 
 def parse_address(text: str) -> str:
-    """Where to listen, as ``host:port`` or ``[host]:port``."""
+    """An address to listen on: ``host:port`` or ``[host]:port``."""
     host, port = split_address(text)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host, without brackets, and port."""
+    """The host, without brackets, and the port."""
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > _MAX_PORT:
         raise ValueError("is not an address; write host:port, such as 127.0.0.1:8000")
@@ -117,12 +117,12 @@ def parse_ip(host: str) -> IpAddress | None:
 
 
 def is_hostname(host: str) -> bool:
-    """Whether it is a name; ``2130706433`` and ``0x7f.1`` are addresses in disguise."""
+    """Whether it is a host name; ``2130706433`` and ``0x7f.1`` are IP addresses."""
     return bool(_HOSTNAME.fullmatch(host)) and not _NUMERIC_HOST.fullmatch(host)
 
 
 def parse_host_port(text: str) -> str:
-    """A name that DNS has addresses for, and the port there."""
+    """A host name with addresses in DNS, and a port: ``host:port``."""
     host, _, port = text.rpartition(":")
     if (
         not is_hostname(host)
@@ -134,14 +134,14 @@ def parse_host_port(text: str) -> str:
 
 
 def parse_srv_name(text: str) -> str:
-    """The whole name of a service, which DNS has places for."""
+    """The full name of a service with SRV records in DNS."""
     if not is_hostname(text):
         raise ValueError("is not the name of a service; write it as _http._tcp.workers.models.svc")
     return text
 
 
 def parse_nameserver(text: str) -> str:
-    """The address of a nameserver, and its port where that is not 53."""
+    """The IP address of a nameserver, with its port if that is not 53."""
     bare = parse_ip(text) is None
     try:
         host = split_address(text)[0] if bare else text
@@ -162,7 +162,7 @@ def parse_worker_url(text: str) -> str:
 
 
 def parse_collector_url(text: str) -> str:
-    """The base URL of what collects traces and figures, without a slash at its end."""
+    """The base URL of a collector of traces and metrics, without a slash at its end."""
     hint = "write a base URL, such as http://127.0.0.1:4318"
     if "@" in text:
         raise ValueError(
@@ -175,7 +175,7 @@ def parse_collector_url(text: str) -> str:
 
 
 def _parse_base_url(text: str) -> str:
-    """A base URL, without a slash at its end. Raises ValueError with why it is none."""
+    """A base URL, without a slash at its end. Raises ValueError if it is none."""
     if not PRINTABLE_ASCII.fullmatch(text) or "\\" in text:
         _reject_url("contains spaces, backslashes or characters that no URL may have")
     try:
@@ -243,7 +243,7 @@ def _mask(*_: object) -> str:
 
 
 class Secret(str):
-    """A text that is shown as ``***``. ``reveal`` gives what it holds."""
+    """A string that is shown as ``***``; ``reveal`` returns the text."""
 
     __slots__ = ()
 
@@ -274,11 +274,11 @@ class ScalarType(Struct, frozen=True):
     is_secret: bool = False
     """An error must not show the text, which may be the secret itself."""
     description: str = ""
-    """What it means, if the docstring of ``parse`` does not say it."""
+    """Its meaning, unless the docstring of ``parse`` says it."""
 
 
 def parse_duration(text: str) -> float:
-    """Seconds."""
+    """A duration, in seconds: 500ms, 2s, 10m or 1h."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError("is not a duration; write a number and its unit: 500ms, 2s, 10m or 1h")
@@ -289,7 +289,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_timeout(text: str) -> float:
-    """Seconds, more than none."""
+    """A duration of more than 0 seconds."""
     seconds = parse_duration(text)
     if seconds == 0:
         raise ValueError("must be more than 0s")
@@ -297,7 +297,7 @@ def parse_timeout(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest way to say it."""
+    """The shortest text with this value."""
     for unit in ("h", "m"):
         if seconds and seconds % _SECONDS_PER_UNIT[unit] == 0:
             return f"{seconds // _SECONDS_PER_UNIT[unit]:.0f}{unit}"
@@ -305,7 +305,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_retention(text: str) -> int:
-    """Seconds: for how long something is kept."""
+    """A retention time, in hours or days: 36h or 90d."""
     match = _RETENTION.fullmatch(text)
     if match is None or int(match[1]) == 0:
         raise ValueError("is not a retention time; write hours or days: 36h or 90d")
@@ -313,13 +313,13 @@ def parse_retention(text: str) -> int:
 
 
 def format_retention(seconds: int) -> str:
-    """In days, where these are whole."""
+    """In days, if the number of days is whole."""
     days, rest = divmod(seconds, _SECONDS_PER_DAY)
     return f"{seconds * 24 // _SECONDS_PER_DAY}h" if rest else f"{days}d"
 
 
 def parse_size(text: str) -> int:
-    """Bytes."""
+    """A size, in bytes: 512B, 16KiB, 8MiB or 1GB."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError("is not a size; write a number and its unit: 512B, 16KiB, 8MiB or 1GB")
@@ -331,7 +331,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(count: int) -> str:
-    """The shortest way to say it."""
+    """The shortest text with this value."""
     unit = max(
         (unit for unit in _BYTES_PER_UNIT if count % _BYTES_PER_UNIT[unit] == 0),
         key=_BYTES_PER_UNIT.__getitem__,
@@ -340,7 +340,7 @@ def format_size(count: int) -> str:
 
 
 def parse_weight(text: str) -> int:
-    """A share of the whole: a number, or a percentage."""
+    """A weight: a whole number or a percentage."""
     match = _WEIGHT.fullmatch(text)
     limit = 100 if match and match[2] else _MAX_WEIGHT
     if match is None or int(match[1]) > limit:
@@ -351,7 +351,7 @@ def parse_weight(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """A part of the whole, from 0 to 1: a percentage, or a number."""
+    """A share: a percentage, or a number from 0 to 1."""
     match = _SHARE.fullmatch(text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 2.0
     if share > 1:
@@ -365,12 +365,12 @@ def format_share(share: float) -> str:
 
 
 def parse_name(text: str) -> str:
-    """The name of a backend, a version, a split, a rule, a key or a tag."""
+    """The name of a backend, version, split, route, key or tag."""
     return _check_pattern(_NAME, text, "letters, digits, '.', '_' and '-', at most 100")
 
 
 def parse_alias(text: str) -> str:
-    """A further name of a model."""
+    """An alias: another name of a model."""
     checked = _check_pattern(_MODEL_NAME, text, "letters, digits and ._:/-, at most 200")
     if ".." in checked:
         raise ValueError("holds '..', which means the parent folder; write another name")
@@ -378,7 +378,7 @@ def parse_alias(text: str) -> str:
 
 
 def parse_model_name(text: str) -> str:
-    """The public name of a model; ``*`` stands for every name that no other model has."""
+    """The public name of a model; ``*`` is every name that no other model has."""
     return text if text == "*" else parse_alias(text)
 
 
@@ -396,14 +396,14 @@ def parse_header_name(text: str) -> str:
 
 
 def parse_sticky_source(text: str) -> str:
-    """What tells who asks: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
+    """A source of the user's identity: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
     if not _STICKY_SOURCE.fullmatch(text):
         raise ValueError("is not a sticky source; write header:NAME, body:FIELD, key or address")
     return text.lower() if text.startswith("header:") else text
 
 
 def parse_sha256(text: str) -> str:
-    """A SHA-256 in lower case."""
+    """A SHA-256 digest, in hexadecimal digits."""
     if not _SHA256.fullmatch(text):
         raise ValueError(
             "is not a SHA-256, which has 64 digits from 0 to f; "
@@ -420,14 +420,14 @@ def parse_path_prefix(text: str) -> str:
 
 
 def parse_device(text: str) -> str:
-    """Where a local model computes."""
+    """The device of a local model: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``."""
     if not _DEVICE.fullmatch(text):
         raise ValueError("is not a device; write auto, cpu, cuda or cuda:1")
     return text
 
 
 def parse_bearer_token(text: str) -> Secret:
-    """What a header may carry."""
+    """A token that a header may contain."""
     if not PRINTABLE_ASCII.fullmatch(text):
         raise ValueError("is empty, or contains spaces or characters that no header may have")
     return Secret(text)
@@ -440,7 +440,7 @@ def parse_weights_path(text: str) -> str:
     return text
 
 
-# --- the registry of them ------------------------------------------------------------------------
+# --- registry ------------------------------------------------------------------------------------
 
 
 def _build_string_schema(pattern: re.Pattern[str] | None = None) -> dict[str, Any]:
@@ -488,19 +488,19 @@ SCALAR_TYPES: Final[Mapping[str, ScalarType]] = {
     "worker": ScalarType(parse_worker_url, _build_string_schema(re.compile(r"https?://.+"))),
     "collector": ScalarType(parse_collector_url, _build_string_schema(re.compile(r"https?://.+"))),
     "file": ScalarType(
-        str, _build_string_schema(), path_kind="file", description="A file that exists."
+        str, _build_string_schema(), path_kind="file", description="An existing file."
     ),
     "written": ScalarType(
         str,
         _build_string_schema(),
         path_kind="output",
-        description="A file that need not be there yet; its folder must be.",
+        description="A file in an existing folder.",
     ),
     "template": ScalarType(
         str,
         _build_string_schema(),
         path_kind="template",
-        description="A tokenizer's folder, or a file that is a template.",
+        description="A tokenizer's folder, or a template file.",
     ),
     "weights": ScalarType(parse_weights_path, _build_string_schema(), path_kind="weights"),
 }
