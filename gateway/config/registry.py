@@ -25,6 +25,12 @@ _TYPE_NAMES: Mapping[Any, str] = {
 }
 
 
+def load_symbol(reference: str) -> Any:
+    """Import the object named ``module:name``."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class ProtocolRegistry:
     """The registered protocols, as ``module:class`` by name."""
 
@@ -34,8 +40,7 @@ class ProtocolRegistry:
 
     def load_adapter_class(self, name: str) -> type:
         """The class of a registered protocol."""
-        module, _, attribute = self._references[name].partition(":")
-        adapter_class: type = getattr(importlib.import_module(module), attribute)
+        adapter_class: type = load_symbol(self._references[name])
         return adapter_class
 
     def get_profiles(self, name: str) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Builds runtime objects from configuration sections."""
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +13,7 @@ from backends.pool.settings import PoolContext, PoolSettings, WorkerSourceSettin
 from gateway import __version__
 from gateway.auth.api_keys import Principal
 from gateway.config import loader, schema
+from gateway.config.registry import load_symbol
 from gateway.http_server import openapi
 from gateway.http_server.connection import ConnectionLimits
 from gateway.pipeline.handler import GatewayServices
@@ -45,12 +45,6 @@ from protocols.core.restricted import RestrictedAdapter
 if TYPE_CHECKING:
     from gateway.auth.jwks import JwksClient
     from gateway.auth.jwt import JwtVerifier
-
-
-def load_symbol(reference: str) -> Any:
-    """Import the object named ``module:name``."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def build_adapter(name: str, profile: str | None, options: Mapping[str, Any]) -> ClientAdapter:

@@ -18,6 +18,7 @@ from backends.interfaces import Backend, SupportsWarmup
 from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason
 from gateway.admin.status import RecentStats, StatusReporter
 from gateway.config import listeners, loader, schema
+from gateway.config.registry import load_symbol
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplanationStore
 from gateway.http_server.listener import LISTENER_CLASSES, Listener
@@ -28,7 +29,7 @@ from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
-from gateway.runtime.build import build_connection_limits, load_symbol
+from gateway.runtime.build import build_connection_limits
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
 from gateway.runtime.shutdown import drain_listeners, drain_snapshots
 from gateway.runtime.snapshot import ConfigSnapshot
