@@ -33,13 +33,6 @@ _DECODE_OPTIONS: Final[Any] = {
 }
 
 
-class JwtPolicy(Struct, frozen=True):
-    """The rules for tokens. ``model_names`` is the model of each name and alias."""
-
-    settings: JwtConfig
-    model_names: Mapping[str, str]
-
-
 class _CachedToken(Struct, frozen=True):
     """A verified token."""
 
@@ -48,12 +41,18 @@ class _CachedToken(Struct, frozen=True):
 
 
 class JwtVerifier:
-    """Verifies tokens. ``now`` returns Unix seconds."""
+    """Verifies tokens."""
 
     def __init__(
-        self, policy: JwtPolicy, jwks: JwksClient, wall_clock: Callable[[], float]
+        self,
+        settings: JwtConfig,
+        model_names: Mapping[str, str],
+        jwks: JwksClient,
+        wall_clock: Callable[[], float],
     ) -> None:
-        self._policy = policy
+        """``model_names`` is the model of each name and alias. The clock returns Unix seconds."""
+        self._settings = settings
+        self._model_names = model_names
         self._jwks = jwks
         self._now = wall_clock
         self._cache: dict[str, _CachedToken] = {}
@@ -81,7 +80,7 @@ class JwtVerifier:
         await self._jwks.wait_refresh()
 
     def _verify_token(self, token: str, digest: str) -> Principal:
-        settings = self._policy.settings
+        settings = self._settings
         try:
             header = jwt.get_unverified_header(token)
         except (PyJWTError, RecursionError):
@@ -114,7 +113,7 @@ class JwtVerifier:
 
     def _get_expiry(self, claims: Mapping[str, Any]) -> float:
         """When the token expires. Raises Unauthorized if it is not valid now."""
-        leeway, now = self._policy.settings.leeway, self._now()
+        leeway, now = self._settings.leeway, self._now()
         expires_at, not_before = claims["exp"], claims.get("nbf", 0)
         if not _is_timestamp(expires_at) or not _is_timestamp(not_before):
             raise Unauthorized("the token has an invalid exp or nbf claim", missing=False)
@@ -125,14 +124,14 @@ class JwtVerifier:
         return float(expires_at + leeway)
 
     def _build_principal(self, claims: Mapping[str, Any]) -> Principal:
-        claim_names = self._policy.settings.claims
+        claim_names = self._settings.claims
         name = _get_claim(claims, claim_names.name)
         if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
             raise Unauthorized("the token has no valid name claim", missing=False)
         models = None
         if claim_names.models is not None:
             listed = _parse_texts(_get_claim(claims, claim_names.models))
-            names = self._policy.model_names
+            names = self._model_names
             models = None if "*" in listed else frozenset(names.get(one, one) for one in listed)
         tags = (
             () if claim_names.tags is None else _parse_texts(_get_claim(claims, claim_names.tags))

@@ -168,12 +168,7 @@ def load_config(path: str, *, env: Mapping[str, str], insecure: bool = False) ->
 
 def load_file(path: str, *, env: Mapping[str, str], insecure: bool = False) -> LoadedConfig:
     """Load a file, with the locations of values. Raises ConfigError, also if it can't be read."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        message = f"the file can't be read: {error.strerror}"
-        raise IssueCollector(path).build_error(DOCUMENT_START, message) from None
-    return load_bytes(data, path, env=env, insecure=insecure)
+    return load_bytes(fetch_file(path).data, path, env=env, insecure=insecure)
 
 
 def _is_worker_list(path: ConfigPath) -> bool:
@@ -246,10 +241,11 @@ ConfigFetcher = Callable[[], ConfigText]
 
 def make_file_fetcher(path: str, *, insecure: bool) -> ConfigFetcher:
     """A fetcher that reads a file."""
-    return partial(_fetch_file, path, insecure=insecure)
+    return partial(fetch_file, path, insecure=insecure)
 
 
-def _fetch_file(path: str, *, insecure: bool) -> ConfigText:
+def fetch_file(path: str, *, insecure: bool = False) -> ConfigText:
+    """Read a configuration file. Raises ConfigError if it can't be read."""
     try:
         return ConfigText(Path(path).read_bytes(), path, insecure=insecure)
     except OSError as error:

@@ -222,10 +222,10 @@ def build_jwt_verifier(
     """Create the JWT verifier; None without JWT authentication."""
     if config.identity is None or issuer is None:
         return None
-    from gateway.auth.jwt import JwtPolicy, JwtVerifier  # noqa: PLC0415 - as above
+    from gateway.auth.jwt import JwtVerifier  # noqa: PLC0415 - as above
 
-    policy = JwtPolicy(config.identity, schema.map_model_names(config.models))
-    return JwtVerifier(policy, issuer, wall_clock)
+    names = schema.map_model_names(config.models)
+    return JwtVerifier(config.identity, names, issuer, wall_clock)
 
 
 def build_connection_limits(limits: schema.ServerLimitsConfig) -> ConnectionLimits:

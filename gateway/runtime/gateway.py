@@ -76,22 +76,6 @@ async def warm_backend(name: str, backend: Backend, warmup_timeout: float) -> st
     return ""
 
 
-async def bind_listener(
-    listener: Listener,
-    listener_config: schema.ListenerConfig,
-    tls: ssl.SSLContext | None,
-    *,
-    reuse_port: bool,
-    sockets: Sequence[socket.socket] = (),
-) -> str:
-    """Bind a listener; returns its URL. Raises OSError."""
-    host, _, port = listener_config.address.rpartition(":")
-    bound = await listener.listen(
-        host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=sockets
-    )
-    return f"{'https' if tls else 'http'}://{host}:{bound}"
-
-
 def build_tls_contexts(config: schema.Config) -> TlsContexts:
     """Load the certificates of all listeners. Raises OSError."""
     return {
@@ -449,13 +433,13 @@ class Gateway:
         tls: ssl.SSLContext | None,
         sockets: Sequence[socket.socket] = (),
     ) -> str:
-        return await bind_listener(
-            listener,
-            listener_config,
-            tls,
-            reuse_port=self._process_group is not None,
-            sockets=sockets,
+        """Bind a listener; returns its URL. Raises OSError."""
+        host, _, port = listener_config.address.rpartition(":")
+        reuse_port = self._process_group is not None
+        bound = await listener.listen(
+            host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=sockets
         )
+        return f"{'https' if tls else 'http'}://{host}:{bound}"
 
     def _find_new_backends(self, snapshot: ConfigSnapshot) -> Mapping[str, Backend]:
         """The backends that the current configuration does not have."""

@@ -4,8 +4,8 @@ A request uses one snapshot until it ends: router, keys, limits and backends. Th
 reuses unchanged backends with their state.
 """
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,8 +15,8 @@ from backends.pool.settings import PoolSettings
 from backends.torch.settings import TorchSettings
 from gateway.auth.api_keys import Authenticator
 from gateway.config import file_watch, listeners, schema, validate
+from gateway.http_server.connection import HandleRequest
 from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
-from gateway.pipeline.http import HttpRequest, ResponseWriter
 from gateway.routing.paths import PathRouter
 from gateway.routing.router import Router
 from gateway.routing.rules import compile_rule
@@ -25,9 +25,6 @@ from protocols.core.errors import GatewayError
 
 if TYPE_CHECKING:
     from gateway.auth.jwks import JwksClient
-
-
-HandleRequest = Callable[[HttpRequest, ResponseWriter], Coroutine[Any, Any, None]]
 
 
 class BackendFingerprint(Struct, frozen=True):
