@@ -200,7 +200,7 @@ class CounterRegistry:
         lease_store: LeaseStore | None = None,
         wake: Callable[[], object] = bool,
     ) -> None:
-        """``unix`` returns Unix seconds. ``lender`` is the lease store of shared limits.
+        """``unix_time`` returns Unix seconds. ``lease_store`` is that of shared limits.
 
         ``wake`` has new leases requested at once.
         """
@@ -213,7 +213,7 @@ class CounterRegistry:
         self._admission_counts: dict[tuple[LimitScope, ...], list[int]] = {}
         self.rejections = Tally[LimitScope]()
         """The number of rejected requests, by the scope of the limit."""
-        self.recent_holders = OrderedDict[str, tuple[object, KeyCounters]]()
+        self.recent_principals = OrderedDict[str, tuple[object, KeyCounters]]()
         """The limiter and the counters of each JWT principal, by name; the latest comes last."""
 
     def build_key_counters(self, key: str, limits: KeyRateLimitConfig) -> KeyCounters:
@@ -322,7 +322,7 @@ def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
 
 ANONYMOUS_KEY: Final = ""
 """The key of all clients together, if no keys are configured."""
-MAX_TOKEN_HOLDERS: Final = 10_000
+MAX_JWT_PRINCIPALS: Final = 10_000
 """JWT principals that are counted at a time; the least recent one is forgotten."""
 
 
@@ -353,7 +353,7 @@ class RateLimiter:
         ``model`` is the public model whose limits apply, ``target`` the model that answers.
         ``body`` is None where the request asks for no tokens.
         """
-        models = self._counters_by_key.get(key) or self._get_holder_counters(key)
+        models = self._counters_by_key.get(key) or self._get_jwt_counters(key)
         if models is None:
             return None
         counters = models.get(model) or models[""]
@@ -375,12 +375,12 @@ class RateLimiter:
     @property
     def leased_counters(self) -> Sequence[LeasedCounter]:
         """The counters of shared limits."""
-        holders = (
+        principals = (
             key_counters
-            for limiter, key_counters in self.registry.recent_holders.values()
+            for limiter, key_counters in self.registry.recent_principals.values()
             if limiter is self
         )
-        all_keys = itertools.chain(self._keys.values(), holders)
+        all_keys = itertools.chain(self._keys.values(), principals)
         counters = itertools.chain.from_iterable(one.counters for one in all_keys)
         return [one for one in counters if isinstance(one, LeasedBucket | LeasedSlots)]
 
@@ -393,17 +393,17 @@ class RateLimiter:
             for model, budget in key_counters.daily_budgets.items()
         }
 
-    def _get_holder_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
+    def _get_jwt_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
         """The counters of a principal with a JWT."""
         if self._token_limits is None:
             return None
-        holders = self.registry.recent_holders
-        limiter, key_counters = holders.pop(key, (None, None))
+        principals = self.registry.recent_principals
+        limiter, key_counters = principals.pop(key, (None, None))
         if key_counters is None or limiter is not self:
             key_counters = self.registry.build_key_counters(key, self._token_limits)
-        holders[key] = self, key_counters
-        if len(holders) > MAX_TOKEN_HOLDERS:
-            holders.popitem(last=False)
+        principals[key] = self, key_counters
+        if len(principals) > MAX_JWT_PRINCIPALS:
+            principals.popitem(last=False)
         return key_counters.by_model
 
 

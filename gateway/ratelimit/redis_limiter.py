@@ -447,14 +447,14 @@ class LeaseRenewer:
 
     def __init__(
         self,
-        lender: LeaseStore,
+        store: LeaseStore,
         counters: Callable[[], Sequence[LeasedCounter]],
         bell: asyncio.Event,
         clock: Clock,
         draw: Callable[[], float],
     ) -> None:
         """``bell`` is set by a counter that needs a lease at once."""
-        self._store = lender
+        self._store = store
         self._get_counters = counters
         self._wake_event = bell
         self._clock = clock
@@ -522,9 +522,9 @@ class RedisLeaseStore:
     """Leases limits from Redis: a ``LeaseStore``."""
 
     def __init__(
-        self, state: SharedStateConfig, borrower: str, *, clock: Clock, draw: Clock
+        self, state: SharedStateConfig, process_id: str, *, clock: Clock, draw: Clock
     ) -> None:
-        """``borrower`` is the unique id of this process. ``draw`` returns a number in [0, 1)."""
+        """``process_id`` is unique. ``draw`` returns a number in [0, 1)."""
         from redis.asyncio import Redis  # noqa: PLC0415 - it need not be installed
         from redis.asyncio.retry import Retry  # noqa: PLC0415 - as above
         from redis.backoff import NoBackoff  # noqa: PLC0415 - as above
@@ -541,7 +541,7 @@ class RedisLeaseStore:
         self.policy = state.on_failure
         self.replicas = state.replicas
         self._prefix = state.prefix
-        self._borrower_id = borrower
+        self._process_id = process_id
         self._clock = clock
         self._draw = draw
         self._next_attempt_at = clock()
@@ -581,7 +581,7 @@ class RedisLeaseStore:
         arguments = [
             argument for request in requests for argument in _build_script_arguments(request)
         ]
-        call = (len(keys), *keys, self._borrower_id, LEASE_SECONDS, *arguments)
+        call = (len(keys), *keys, self._process_id, LEASE_SECONDS, *arguments)
         from redis.exceptions import NoScriptError  # noqa: PLC0415 - as above
 
         reply: Sequence[Any]

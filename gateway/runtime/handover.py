@@ -75,8 +75,8 @@ class InheritedSockets:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for several in self._sockets.values():
-            for one in several:
+        for listener_sockets in self._sockets.values():
+            for one in listener_sockets:
                 one.close()
         if self._connection is not None:
             self._connection.close()

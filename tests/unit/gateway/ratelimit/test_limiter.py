@@ -197,7 +197,7 @@ def test_what_takes_no_tokens_takes_none() -> None:
 
 
 def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.ratelimit.limiter.MAX_TOKEN_HOLDERS", 2)
+    monkeypatch.setattr("gateway.ratelimit.limiter.MAX_JWT_PRINCIPALS", 2)
     world = World()
     common = KeyRateLimitConfig((1, 60))
 
