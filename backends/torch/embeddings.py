@@ -38,7 +38,13 @@ from backends.torch.loader import (
 )
 from backends.torch.model import prepack_linears
 from backends.torch.settings import TorchSettings
-from backends.torch.tokenization import RequestRejectedError, make_too_long_error
+from backends.torch.tokenization import (
+    BackgroundTokenizer,
+    RequestRejectedError,
+    is_surely_too_long,
+    make_too_long_error,
+    measure_longest_token,
+)
 
 # The pooling recipe of a model, read from its sentence-transformers files.
 #
@@ -335,8 +341,12 @@ class EmbeddingEngine:
         waiting: int,
         tell: Callable[[EngineEvent], None],
         clock: Callable[[], float],
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """``wake`` is called from another thread when a long input is ready."""
         self._model = encoder
+        self._longest_token = measure_longest_token(encoder.tokenizer)
+        self._background_tokenizer = BackgroundTokenizer(tell, wake)
         self._max_waiting = waiting
         self._emit = tell
         self._clock = clock
@@ -351,7 +361,7 @@ class EmbeddingEngine:
     @property
     def waiting_count(self) -> int:
         """Requests that wait."""
-        return max(len(self._queue) - 1, 0)
+        return max(len(self._queue) - 1, 0) + len(self._background_tokenizer)
 
     @property
     def stats(self) -> EngineStats:
@@ -361,18 +371,36 @@ class EmbeddingEngine:
     def submit(self, spec: EmbedCommand) -> None:
         """Add a request; an invalid one gets an error event."""
         try:
-            if len(self._queue) > self._max_waiting:
+            if len(self._queue) + len(self._background_tokenizer) > self._max_waiting:
                 raise RequestRejectedError("overloaded", "the queue of the local model is full")
             self._check_dimensions(spec.dimensions)
-            prompt = self._model.pooling.get_prompt(spec.instruction)
-            texts = [self._tokenize_input(spec, prompt, text) for text in spec.inputs]
-            if not texts:
-                raise RequestRejectedError("invalid", "there is nothing to embed", param="input")
-            skip = self._count_prompt_tokens(prompt, spec)
-        except RequestRejectedError as refused:
-            self._emit(refused.make_failed_event(spec.request_id))
-        else:
-            self._queue.append(_QueuedEmbedding(spec, texts, skip, self._clock()))
+            self._check_lengths(spec)
+        except RequestRejectedError as rejection:
+            self._emit(rejection.make_failed_event(spec.request_id))
+            return
+        arrived_at = self._clock()
+        self._background_tokenizer.run(
+            spec.request_id,
+            sum(len(text) for text in spec.inputs if isinstance(text, str)),
+            lambda: self._tokenize_inputs(spec),
+            lambda tokens: self._queue.append(_QueuedEmbedding(spec, *tokens, arrived_at)),
+        )
+
+    def _check_lengths(self, spec: EmbedCommand) -> None:
+        """Reject texts that are surely too long before they are tokenized."""
+        limit = self._model.max_length
+        if spec.max_tokens is None:
+            for text in spec.inputs:
+                if isinstance(text, str) and is_surely_too_long(text, limit, self._longest_token):
+                    raise make_too_long_error(None, limit, "input")
+
+    def _tokenize_inputs(self, spec: EmbedCommand) -> tuple[list[list[int]], int]:
+        """The tokens of each input, and how many first tokens of each are not pooled."""
+        prompt = self._model.pooling.get_prompt(spec.instruction)
+        texts = [self._tokenize_input(spec, prompt, text) for text in spec.inputs]
+        if not texts:
+            raise RequestRejectedError("invalid", "there is nothing to embed", param="input")
+        return texts, self._count_prompt_tokens(prompt, spec)
 
     def _check_dimensions(self, size: int | None) -> None:
         """Only vectors that were made for it may be cut: of others a part means nothing."""
@@ -437,16 +465,17 @@ class EmbeddingEngine:
         return shorter
 
     def tokenize(self, order: TokenizeCommand) -> None:
-        """Cut a text, at once."""
-        self._emit(
-            TokensEvent(
-                order.request_id,
-                *tokenize_text(self._model.tokenizer, self._token_bytes, order.text),
-            )
+        """Tokenize a text."""
+        self._background_tokenizer.run(
+            order.request_id,
+            len(order.text),
+            lambda: tokenize_text(self._model.tokenizer, self._token_bytes, order.text),
+            lambda tokens: self._emit(TokensEvent(order.request_id, *tokens)),
         )
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for this request any more."""
+        """Cancel a request."""
+        self._background_tokenizer.cancel(number)
         self._queue = deque(work for work in self._queue if work.command.request_id != number)
 
     def credit(self, number: int, tokens: int) -> None:
@@ -454,6 +483,7 @@ class EmbeddingEngine:
 
     def step(self) -> bool:
         """One batch. False: there was nothing to do."""
+        self._background_tokenizer.finish_pending()
         while self._queue and self._clock() >= self._queue[0].deadline:
             number = self._queue.popleft().command.request_id
             self._emit(RequestFailedEvent(number, "deadline", "the request's time is up"))

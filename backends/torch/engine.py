@@ -27,11 +27,16 @@ from backends.torch.ipc import (
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache, hash_blocks
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import ModelError
+from backends.torch.sampling import SamplingRules
 from backends.torch.scheduler import PrefillChunk, Scheduler, SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence
 from backends.torch.structured_output import GrammarCompiler
 from backends.torch.token_selection import GrammarManager, TokenSelector
-from backends.torch.tokenization import RequestRejectedError
+from backends.torch.tokenization import (
+    BackgroundTokenizer,
+    RequestRejectedError,
+    measure_input,
+)
 
 # Counters of the engine.
 
@@ -97,7 +102,7 @@ class TorchEngine:
         clock: Callable[[], float],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """``wake`` is called from another thread when a compiled grammar is ready."""
+        """``wake`` is called from another thread when a grammar or a long input is ready."""
         self._runner = model.runner
         self._tokenizer = model.tokenizer
         self._input_processor = model.input_processor
@@ -113,6 +118,8 @@ class TorchEngine:
             model.tokenizer, model.input_processor, self._grammar_compiler
         )
         self._requests: dict[int, EngineRequest] = {}
+        self._background_tokenizer = BackgroundTokenizer(tell, wake)
+        self._shares_prefix_cache = limits.share_prefix_cache
         self._counters = EngineCounters()
 
     @property
@@ -123,7 +130,8 @@ class TorchEngine:
     @property
     def waiting_count(self) -> int:
         """Waiting prompts."""
-        return self._scheduler.waiting_count + len(self._grammar_manager)
+        preparing = len(self._grammar_manager) + len(self._background_tokenizer)
+        return self._scheduler.waiting_count + preparing
 
     @property
     def stats(self) -> EngineStats:
@@ -143,27 +151,54 @@ class TorchEngine:
 
     def submit(self, spec: GenerateCommand) -> None:
         """Accept a request; emits a RequestFailedEvent if it is invalid."""
+        arrived_at = self._clock()
         try:
-            job = self._build_request(spec)
-            held = self._grammar_manager.start_compilation(job)
-        except RequestRejectedError as refused:
-            self._emit(refused.make_failed_event(spec.request_id))
+            choices = max(spec.n, spec.best_of, len(spec.input.prompts))
+            self._scheduler.check_capacity(choices, len(self._background_tokenizer))
+            self._input_processor.check_sizes(spec)
+        except RequestRejectedError as rejection:
+            self._emit(rejection.make_failed_event(spec.request_id))
             return
+        self._background_tokenizer.run(
+            spec.request_id,
+            measure_input(spec),
+            lambda: self._tokenize(spec),
+            lambda result: self._add_request(spec, arrived_at, *result),
+        )
+
+    def _tokenize(self, spec: GenerateCommand) -> tuple[SamplingRules, list[list[int]]]:
+        """The sampling rules and the prompts. Raises RequestRejectedError."""
+        rules = self._input_processor.build_sampling_rules(spec.sampling)
+        return rules, self._input_processor.tokenize_prompts(spec.input, spec.stopping)
+
+    def _add_request(
+        self,
+        spec: GenerateCommand,
+        arrived_at: float,
+        rules: SamplingRules,
+        prompts: list[list[int]],
+    ) -> None:
+        """Add a request to the queue, or have its grammar compiled. Raises RequestRejectedError."""
+        job = self._build_request(spec, arrived_at, rules, prompts)
+        is_waiting = self._grammar_manager.start_compilation(job)
         self._requests[spec.request_id] = job
-        if not held:
+        if not is_waiting:
             self._scheduler.add_request(job)
 
-    def _build_request(self, spec: GenerateCommand) -> EngineRequest:
+    def _build_request(
+        self,
+        spec: GenerateCommand,
+        arrived_at: float,
+        rules: SamplingRules,
+        prompts: list[list[int]],
+    ) -> EngineRequest:
         """Build the state of a request. Raises RequestRejectedError."""
-        self._scheduler.check_capacity(max(spec.n, spec.best_of, len(spec.input.prompts)))
-        rules = self._input_processor.build_sampling_rules(spec.sampling)
-        prompts = self._input_processor.tokenize_prompts(spec.input, spec.stopping)
-        given = spec.sampling.seed
-        seed = secrets.randbits(64) if given is None else given
-        job = EngineRequest(spec, rules, seed, self._clock(), credit=spec.initial_credit)
+        seed = secrets.randbits(64) if spec.sampling.seed is None else spec.sampling.seed
+        salt = b"" if spec.tenant is None or self._shares_prefix_cache else spec.tenant.encode()
+        job = EngineRequest(spec, rules, seed, arrived_at, credit=spec.initial_credit)
         job.groups = [
             SequenceGroup(
-                job, number, ids, SequenceCache(self.block_pool, len(ids)), hash_blocks(ids)
+                job, number, ids, SequenceCache(self.block_pool, len(ids)), hash_blocks(ids, salt)
             )
             for number, ids in enumerate(prompts)
         ]
@@ -175,16 +210,17 @@ class TorchEngine:
         return job
 
     def tokenize(self, order: TokenizeCommand) -> None:
-        """Tokenize a text at once; needs no slot."""
-        self._emit(
-            TokensEvent(
-                order.request_id,
-                *tokenize_text(self._tokenizer, self._token_selector.token_bytes, order.text),
-            )
+        """Tokenize a text; needs no slot."""
+        self._background_tokenizer.run(
+            order.request_id,
+            len(order.text),
+            lambda: tokenize_text(self._tokenizer, self._token_selector.token_bytes, order.text),
+            lambda tokens: self._emit(TokensEvent(order.request_id, *tokens)),
         )
 
     def cancel(self, number: int) -> None:
         """Cancel a request."""
+        self._background_tokenizer.cancel(number)
         if job := self._requests.pop(number, None):
             self._grammar_manager.remove(job)
             self._scheduler.remove_request(job)
@@ -199,6 +235,7 @@ class TorchEngine:
     def step(self) -> bool:
         """Run one step; returns False if there is nothing to do."""
         self._expire_requests()
+        self._background_tokenizer.finish_pending()
         self._admit_compiled()
         before = self._scheduler.preemption_count
         self._scheduler.admit_waiting(self._clock())
@@ -328,19 +365,16 @@ class TorchEngine:
     def _start_samples(self) -> list[TokenSequence]:
         """Samples of prompts that are read, as far as there are places."""
         found = []
-        for group in list(self._scheduler.prefilled):
-            while group.samples_started < group.request.sample_count and self._scheduler.has_slots(
-                group
-            ):
-                row = self._token_selector.start_sample(group)
-                if row.max_tokens > 0:
-                    self._scheduler.start_sequence(row)
-                    found.append(row)
-                else:
-                    row.cache.free()
-                    self._finish_sequence(row)
+        while (group := self._scheduler.next_prefilled()) is not None:
+            row = self._token_selector.start_sample(group)
             if group.samples_started == group.request.sample_count:
                 self._scheduler.prefilled.remove(group)
+            if row.max_tokens > 0:
+                self._scheduler.start_sequence(row)
+                found.append(row)
+            else:
+                row.cache.free()
+                self._finish_sequence(row)
         return found
 
     def _finish_sequence(self, row: TokenSequence) -> None:

@@ -217,11 +217,16 @@ def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
         encoder = load_encoder(found, settings)
         device, dimensions = str(encoder.model.device), encoder.dimensions
         link.queue_event(ReadyEvent("embed", IPC_VERSION, encoder.max_length, device, dimensions))
-        return EmbeddingEngine(encoder, settings.queue, link.queue_event, time.monotonic)
+        return EmbeddingEngine(
+            encoder, settings.queue, link.queue_event, time.monotonic, link.wake_reader
+        )
     how = (settings.device, settings.dtype, settings.context, settings.chat_template)
     model = load_model(found, *how)
     limits = SchedulerConfig(
-        settings.max_concurrency, settings.queue, cache_bytes=settings.kv_cache_memory
+        settings.max_concurrency,
+        settings.queue,
+        cache_bytes=settings.kv_cache_memory,
+        share_prefix_cache=settings.share_prefix_cache,
     )
     engine = TorchEngine(model, limits, link.queue_event, time.monotonic, link.wake_reader)
     engine.warm_up()

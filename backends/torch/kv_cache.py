@@ -31,9 +31,12 @@ class OutOfBlocksError(Exception):
     """The pool has no such room."""
 
 
-def hash_blocks(ids: Sequence[int]) -> list[bytes]:
-    """For each whole block of a prompt, a hash of it and of all before it."""
-    found, last = [], b""
+def hash_blocks(ids: Sequence[int], salt: bytes = b"") -> list[bytes]:
+    """For each full block of a prompt, a hash of it, of all before it, and of ``salt``.
+
+    Prompts with different salts share no blocks.
+    """
+    found, last = [], salt
     for start in range(0, len(ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
         part = array("q", ids[start : start + BLOCK_SIZE]).tobytes()
         last = hashlib.blake2b(last + part, digest_size=16).digest()

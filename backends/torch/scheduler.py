@@ -5,7 +5,7 @@ in that order is preempted: its blocks are freed, and it is recomputed later wit
 Sequences whose client does not read are preempted first, and lose their slot if others wait.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from msgspec import Struct
@@ -113,8 +113,12 @@ class FairQueue:
             del self._by_priority[priority]
 
 
+FAIR_PREEMPTION_INTERVAL = 16
+"""Steps between two preemptions for the sake of fairness, so that each sequence makes progress."""
+
+
 class SchedulerConfig(Struct, frozen=True):
-    """The limits of the scheduler."""
+    """The limits of the scheduler and of the KV cache."""
 
     max_sequences: int = 16
     max_waiting: int = 256
@@ -123,7 +127,9 @@ class SchedulerConfig(Struct, frozen=True):
     max_chunk_tokens: int = 256
     """Prompt tokens read in one step: the more, the longer the other rows wait for theirs."""
     cache_bytes: int = 1 << 30
-    """Bytes for the past of all rows; one whole context is always had."""
+    """Size of the KV cache in bytes; it always holds one sequence of the full context length."""
+    share_prefix_cache: bool = False
+    """Whether tenants share the prefix cache."""
 
 
 class PrefillChunk(Struct, frozen=True):
@@ -149,6 +155,9 @@ class Scheduler:
         self.running: list[TokenSequence] = []
         self.preemption_count = 0
         """How often blocks were given up."""
+        self._step = 0
+        self._fair_preemption_step = -FAIR_PREEMPTION_INTERVAL
+        """The step of the last preemption for the sake of fairness."""
 
     @property
     def active_count(self) -> int:
@@ -167,9 +176,12 @@ class Scheduler:
 
     # --- who comes and goes ---------------------------------------------------------------------
 
-    def check_capacity(self, choices: int) -> None:
-        """Raises RequestRejectedError: the queue is full, or the request is too large."""
-        if len(self._queue) >= self._limits.max_waiting:
+    def check_capacity(self, choices: int, preparing: int = 0) -> None:
+        """Raises RequestRejectedError: the queue is full, or the request is too large.
+
+        ``preparing`` is the number of requests that will join the queue.
+        """
+        if len(self._queue) + preparing >= self._limits.max_waiting:
             raise RequestRejectedError("overloaded", "the queue of the local model is full")
         if choices > self._limits.max_batch_tokens:
             most = self._limits.max_batch_tokens
@@ -220,13 +232,14 @@ class Scheduler:
     # --- places ---------------------------------------------------------------------------------
 
     def admit_waiting(self, now: float) -> None:
-        """Begins to read prompts, where there is room.
+        """Start the prefill of waiting prompts while there are slots and blocks.
 
-        What is read comes first: its samples have the next places, if its client takes tokens.
+        Further samples of prompts whose prefill is done get slots first, unless the waiting
+        prompt's tenant has fewer slots than the samples' tenant.
         """
-        if any(group.request.credit > 0 for group in self.prefilled):
-            return
         while (one := self._peek_next()) is not None:
+            if self._samples_come_first(one):
+                return
             while self.free_slots <= 0 or not self._has_blocks(one):
                 if not self._preempt_for(one):
                     return
@@ -239,13 +252,48 @@ class Scheduler:
             self.prefilling.append(one)
             self.prefilling.sort(key=_get_rank)
 
+    def _samples_come_first(self, one: SequenceGroup | TokenSequence) -> bool:
+        """Whether samples of a prompt whose prefill is done get a slot before ``one``."""
+        groups = [group for group in self.prefilled if group.request.credit > 0]
+        if not groups:
+            return False
+        slots = self._count_slots()
+        mine = slots[_get_tenant(one)]
+        return any(
+            group.rank[0] < one.rank[0] or slots[_get_tenant(group)] <= mine for group in groups
+        )
+
+    def _count_slots(self) -> Counter[str | None]:
+        """The slots that each tenant has."""
+        return Counter(map(_get_tenant, (*self.running, *self.prefilling)))
+
     def _peek_next(self) -> SequenceGroup | TokenSequence | None:
-        """Who has the next place: of those equally urgent one that had a place before."""
+        """The next to be scheduled: within a priority, preempted ones come before waiting ones.
+
+        A waiting prompt whose tenant has no slot comes before those of tenants that have some.
+        """
         head = self._queue.head()
+        slots = self._count_slots()
         for one in self._preempted:
-            if one.group.request.credit > 0 and (head is None or one.rank[0] <= head.rank[0]):
+            if one.group.request.credit <= 0:
+                continue
+            if head is None or one.rank[0] < head.rank[0]:
+                return one
+            has_claim = not slots[_get_tenant(head)] and slots[_get_tenant(one)] > 0
+            if one.rank[0] == head.rank[0] and not has_claim:
                 return one
         return head
+
+    def next_prefilled(self) -> SequenceGroup | None:
+        """The prompt whose next sample is started; None if there is no slot.
+
+        Within a priority, that of the tenant with the fewest slots.
+        """
+        groups = list(filter(self.has_slots, self.prefilled))
+        if not groups:
+            return None
+        slots = self._count_slots()
+        return min(groups, key=lambda group: (group.rank[0], slots[_get_tenant(group)]))
 
     def has_slots(self, group: SequenceGroup) -> bool:
         """Whether there are places for the next sample of a prompt."""
@@ -277,12 +325,41 @@ class Scheduler:
         )
 
     def _preempt_for(self, one: SequenceGroup | TokenSequence) -> bool:
-        """Makes way for it: of one whose client takes nothing, or who is less urgent, if any."""
+        """Preempt a sequence so that ``one`` can be scheduled. Returns False if none may be.
+
+        That is one whose client does not read, or of lower priority, or of a tenant that has
+        several slots while the tenant of ``one`` has none.
+        """
         last = max(self._iterate_scheduled(), key=_get_preemption_order, default=one)
-        if last.group.request.credit > 0 and last.rank[0] <= one.rank[0]:
+        if last.group.request.credit <= 0 or last.rank[0] > one.rank[0]:
+            self._preempt(last)
+            return True
+        unfair = self._find_unfair_sequence(one)
+        if unfair is None:
             return False
-        self._preempt(last)
+        self._fair_preemption_step = self._step
+        self._preempt(unfair)
         return True
+
+    def _find_unfair_sequence(self, one: SequenceGroup | TokenSequence) -> TokenSequence | None:
+        """The last sequence of the tenant with most slots, if the tenant of ``one`` has none.
+
+        Beams are excluded: they are preempted together, which would cost more than it gives.
+        """
+        if self._step - self._fair_preemption_step < FAIR_PREEMPTION_INTERVAL:
+            return None
+        slots = self._count_slots()
+        if not slots or slots[_get_tenant(one)]:
+            return None
+        tenant, count = slots.most_common(1)[0]
+        candidates = [
+            row
+            for row in self.running
+            if _get_tenant(row) == tenant
+            and row.rank[0] >= one.rank[0]
+            and not row.group.beam_searches
+        ]
+        return max(candidates, key=_get_rank) if count > 1 and candidates else None
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -328,6 +405,7 @@ class Scheduler:
 
     def schedule(self) -> tuple[list[TokenSequence], list[PrefillChunk]]:
         """The rows that make a token now, and the next pieces of what is being read."""
+        self._step += 1
         before, going = self.preemption_count, self._select_running()
         chunks = self._select_chunks()
         if self.preemption_count > before:
@@ -411,6 +489,10 @@ def _align_chunk_end(one: SequenceGroup | TokenSequence, end: int) -> int:
 def _count_needed_blocks(one: SequenceGroup | TokenSequence) -> int:
     """Blocks for what is left of it to be read, and a token more."""
     return one.cache.count_needed_blocks(len(one.context_tokens) - one.cache.length + 1)
+
+
+def _get_tenant(one: SequenceGroup | TokenSequence) -> str | None:
+    return one.group.request.command.tenant
 
 
 def _get_rank(one: SequenceGroup | TokenSequence) -> tuple[int, ...]:

@@ -23,6 +23,9 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     threads: int | None = None
     kv_cache_memory: int = 1 << 30
     """Size of the KV cache in bytes, with its prefix cache."""
+    share_prefix_cache: bool = False
+    """Whether API keys share the prefix cache; then response times and ``cached_tokens`` tell one
+    key which prompts another has sent."""
     context: int | None = None
     """A context length below the model's own, in tokens of prompt and output."""
     chat_template: str | None = None

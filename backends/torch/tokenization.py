@@ -3,17 +3,21 @@
 Invalid requests are rejected here, before they take a slot.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
 import msgspec
 from jinja2.exceptions import TemplateError
 
 from backends.torch.ipc import (
     ChatTurn,
+    EngineEvent,
     EngineSamplingParams,
     FailureKind,
     FunctionDefinition,
+    GenerateCommand,
     PromptInput,
     RequestFailedEvent,
     StopParams,
@@ -26,6 +30,10 @@ from backends.torch.tool_calls import (
     detect_tool_call_format,
     supports_functions,
 )
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class RequestRejectedError(Exception):
@@ -45,13 +53,96 @@ class RequestRejectedError(Exception):
         )
 
 
-def make_too_long_error(tokens: int, limit: int, param: str) -> RequestRejectedError:
-    """More tokens than the model takes."""
-    refused = RequestRejectedError(
-        "too_long", f"the prompt has {tokens} tokens and the model takes {limit}", param=param
+def make_too_long_error(tokens: int | None, limit: int, param: str) -> RequestRejectedError:
+    """The error for more tokens than the model takes; ``tokens`` is None if not counted."""
+    count = f"{tokens} tokens" if tokens is not None else f"more than {limit} tokens"
+    rejection = RequestRejectedError(
+        "too_long", f"the prompt has {count} and the model takes {limit}", param=param
     )
-    refused.tokens, refused.limit = tokens, limit
-    return refused
+    rejection.tokens, rejection.limit = tokens, limit
+    return rejection
+
+
+def measure_longest_token(tokenizer: Any) -> int:
+    """The length of the longest token in characters.
+
+    A text has at least as many tokens as its own length divided by this.
+    """
+    return max(map(len, tokenizer.get_vocab()), default=1)
+
+
+def is_surely_too_long(text: str, limit: int, longest: int) -> bool:
+    """Whether a text certainly has more than ``limit`` tokens, as its length alone shows.
+
+    Tokenizers may drop repeated white space, so it is not counted.
+    """
+    most = limit * longest
+    return len(text) > most and len(" ".join(text.split())) > most
+
+
+def measure_input(spec: GenerateCommand) -> int:
+    """The characters that must be tokenized for a request; each call counts as some, too."""
+    texts = [prompt for prompt in spec.input.prompts if isinstance(prompt, str)]
+    texts += [turn.content for turn in spec.input.turns]
+    functions = sum(len(function.parameters) for function in spec.input.functions)
+    words = 2 * sum(_CALL_COST + len(word) for word in spec.sampling.bad_words)
+    return functions + words + sum(_CALL_COST + len(text) for text in texts)
+
+
+class BackgroundTokenizer:
+    """Tokenizes long inputs in a thread, so that they do not delay the steps of other requests.
+
+    ``wake`` is called, from that thread, when a result is there.
+    """
+
+    LONG_INPUT: Final = 16_384
+    """Characters above which an input is long: tokenizing them takes several milliseconds."""
+
+    def __init__(self, emit: Callable[[EngineEvent], None], wake: Callable[[], None]) -> None:
+        self._emit = emit
+        self._wake = wake
+        self._executor = ThreadPoolExecutor(1, "tokenizer")
+        self._pending: dict[int, tuple[Future[Any], Callable[[Any], None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def run(
+        self, number: int, length: int, work: Callable[[], T], finish: Callable[[T], None]
+    ) -> None:
+        """Call ``finish`` with the result of ``work``, or emit the failure of request ``number``.
+
+        An input of ``length`` characters is done at once if it is short, otherwise ``work`` runs
+        in the thread, and ``finish`` in a later ``finish_pending``.
+        """
+        if length <= self.LONG_INPUT:
+            self._finish(number, work, finish)
+            return
+        future = self._executor.submit(work)
+        self._pending[number] = future, finish
+        future.add_done_callback(lambda _: self._wake())
+
+    def finish_pending(self) -> None:
+        """Finish the requests whose inputs have been tokenized."""
+        for number, (future, finish) in list(self._pending.items()):
+            if future.done():
+                del self._pending[number]
+                self._finish(number, future.result, finish)
+
+    def cancel(self, number: int) -> None:
+        """Drop a request; tokenization that has begun goes on, and its result is dropped."""
+        if pending := self._pending.pop(number, None):
+            pending[0].cancel()
+
+    def _finish(self, number: int, work: Callable[[], T], finish: Callable[[T], None]) -> None:
+        try:
+            finish(work())
+        except RequestRejectedError as rejection:
+            self._emit(rejection.make_failed_event(number))
+        except Exception as error:  # noqa: BLE001 - one request must not end the others
+            _log.exception("a request could not be accepted")
+            message = f"the local model failed: {type(error).__name__}"
+            self._emit(RequestFailedEvent(number, "failed", message))
 
 
 class InputProcessor:
@@ -65,8 +156,51 @@ class InputProcessor:
         self._vocabulary_size = vocabulary
         self._defaults = defaults
         """The model's own ``temperature``, ``top_p`` and ``top_k``."""
+        self._longest_token = measure_longest_token(tokenizer)
 
     # --- prompts --------------------------------------------------------------------------------
+
+    def check_sizes(self, spec: GenerateCommand) -> None:
+        """Reject lists and texts that are too long, before anything is computed from them.
+
+        Raises RequestRejectedError.
+        """
+        words: Sequence[tuple[str, Sequence[str]]] = (
+            ("bad_words", spec.sampling.bad_words),
+            ("stop", spec.stopping.stop),
+        )
+        tokens: Sequence[tuple[str, Sequence[int]]] = (
+            ("stop_token_ids", spec.stopping.stop_token_ids),
+            ("allowed_token_ids", spec.sampling.allowed_token_ids or ()),
+        )
+        sizes = [(name, len(texts), MAX_WORDS) for name, texts in words]
+        sizes += [(name, len(ids), self._vocabulary_size) for name, ids in tokens]
+        for name, size, most in sizes:
+            if size > most:
+                message = f"{name} has {size} items; at most {most} are accepted"
+                raise RequestRejectedError("invalid", message, param=name)
+        for name, texts in words:
+            length = sum(map(len, texts))
+            if length > MAX_WORDS_LENGTH:
+                message = f"{name} has {length} characters; at most {MAX_WORDS_LENGTH} are accepted"
+                raise RequestRejectedError("invalid", message, param=name)
+        if spec.input.truncate_to is None:
+            self._check_prompt_lengths(spec.input)
+
+    def _check_prompt_lengths(self, prompt_input: PromptInput) -> None:
+        limit = self._context_length
+        for prompt in prompt_input.prompts:
+            if isinstance(prompt, tuple):
+                if len(prompt) > limit:
+                    raise make_too_long_error(len(prompt), limit, "prompt")
+            elif is_surely_too_long(prompt, limit, self._longest_token):
+                raise make_too_long_error(None, limit, "prompt")
+        # A chat template may drop messages or parts of them, as those of reasoning models do;
+        # of the last one it keeps everything.
+        if prompt_input.turns:
+            last = prompt_input.turns[-1].content
+            if is_surely_too_long(last, limit, self._longest_token):
+                raise make_too_long_error(None, limit, "messages")
 
     def tokenize_prompts(self, asked: PromptInput, ending: StopParams) -> list[list[int]]:
         """The token ids of each prompt. Raises RequestRejectedError."""
@@ -217,6 +351,13 @@ _RESERVED_TEMPLATE_ARGUMENTS = frozenset(
      "max_length"}
 )  # fmt: skip
 """Arguments of the call that a client's template variables must not take the place of."""
+
+_CALL_COST = 64
+"""Characters that take as long to tokenize as a call of the tokenizer takes by itself."""
+MAX_WORDS = 1024
+"""Limit of stop strings, and of bad words, in one request."""
+MAX_WORDS_LENGTH = 65_536
+"""Limit of their characters in all."""
 
 _MAX_FINITE = 1e6
 """More would be beyond what a logit can hold, and no number any more."""

@@ -497,6 +497,9 @@ class TorchConfig(BackendConfigBase, frozen=True, tag="torch"):
     max_concurrency: PositiveInt = 16
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     kv_cache_memory: Size = 1 << 30
+    share_prefix_cache: bool = False
+    """Whether API keys share the prefix cache. It saves memory and time where all keys belong to one
+    trusted group; otherwise one key can learn which prompts another has sent."""
     watermark: WatermarkConfig = WatermarkConfig()
     chat_template: TemplatePath | None = None
     """A tokenizer's folder, or a chat template file, that replaces the model's own template."""
