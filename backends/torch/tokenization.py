@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestRejectedError(Exception):
-    """The request can't be done; the parts of a Failed message."""
+    """The request is rejected; carries the fields of a RequestFailedEvent."""
 
     def __init__(self, kind: FailureKind, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class RequestRejectedError(Exception):
         self.limit: int | None = None
 
     def make_failed_event(self, job: int) -> RequestFailedEvent:
-        """As a message."""
+        """The failure as an event."""
         return RequestFailedEvent(
             job, self.failure_kind, str(self), self.param, self.tokens, self.limit
         )
@@ -198,48 +198,53 @@ class InputProcessor:
         # A chat template may drop messages or parts of them, as those of reasoning models do;
         # of the last one it keeps everything.
         if prompt_input.turns:
-            last = prompt_input.turns[-1].content
-            if is_surely_too_long(last, limit, self._longest_token):
+            last_content = prompt_input.turns[-1].content
+            if is_surely_too_long(last_content, limit, self._longest_token):
                 raise make_too_long_error(None, limit, "messages")
 
-    def tokenize_prompts(self, asked: PromptInput, ending: StopParams) -> list[list[int]]:
+    def tokenize_prompts(self, prompt_input: PromptInput, stopping: StopParams) -> list[list[int]]:
         """The token ids of each prompt. Raises RequestRejectedError."""
-        if asked.turns:
-            found = [self._tokenize_chat(asked, asked.turns)]
+        if prompt_input.turns:
+            prompts = [self._tokenize_chat(prompt_input, prompt_input.turns)]
             param = "messages"
         else:
-            found = [self._tokenize_prompt(asked, prompt) for prompt in asked.prompts]
+            prompts = [
+                self._tokenize_prompt(prompt_input, prompt) for prompt in prompt_input.prompts
+            ]
             param = "prompt"
-        if not found or not all(found):
+        if not prompts or not all(prompts):
             raise RequestRejectedError("invalid", "the prompt is empty", param=param)
-        return [self._fit_context(ids, asked, ending, param) for ids in found]
+        return [self._fit_context(ids, prompt_input, stopping, param) for ids in prompts]
 
-    def _tokenize_prompt(self, asked: PromptInput, prompt: str | tuple[int, ...]) -> list[int]:
+    def _tokenize_prompt(
+        self, prompt_input: PromptInput, prompt: str | tuple[int, ...]
+    ) -> list[int]:
         if isinstance(prompt, tuple):
             self._check_token_ids(prompt, "prompt")
             return list(prompt)
-        if asked.as_user_message and self._tokenizer.chat_template:
-            return self._tokenize_chat(asked, [ChatTurn("user", prompt)])
-        special = asked.special_tokens is not False
+        if prompt_input.as_user_message and self._tokenizer.chat_template:
+            return self._tokenize_chat(prompt_input, [ChatTurn("user", prompt)])
+        special = prompt_input.special_tokens is not False
         ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=special)
         return ids or self._get_start_tokens()
 
     def _get_start_tokens(self) -> list[int]:
-        """An empty prompt is the beginning of a text, where the model has a token for that."""
+        """The tokens of an empty prompt: the model's start token, if it has one."""
         begin = self._tokenizer.bos_token_id
         return [] if begin is None else [begin]
 
-    def _tokenize_chat(self, asked: PromptInput, turns: Sequence[ChatTurn]) -> list[int]:
+    def _tokenize_chat(self, prompt_input: PromptInput, turns: Sequence[ChatTurn]) -> list[int]:
         try:
-            template = self.get_chat_template(asked)
-            messages, tools = _build_conversation(turns, asked.functions, template)
-            arguments = msgspec.json.decode(asked.template_arguments, type=dict[str, Any])
+            template = self.get_chat_template(prompt_input)
+            messages, tools = _build_conversation(turns, prompt_input.functions, template)
+            arguments = msgspec.json.decode(prompt_input.template_arguments, type=dict[str, Any])
             text = self._tokenizer.apply_chat_template(
                 messages,
                 tools=tools,
                 chat_template=template,
-                add_generation_prompt=asked.generation_prompt and not asked.continue_final,
-                continue_final_message=asked.continue_final,
+                add_generation_prompt=prompt_input.generation_prompt
+                and not prompt_input.continue_final,
+                continue_final_message=prompt_input.continue_final,
                 tokenize=False,
                 **{
                     name: value
@@ -251,78 +256,80 @@ class InputProcessor:
             raise RequestRejectedError(
                 "invalid", f"the chat template refuses this: {error}", param="messages"
             ) from error
-        # A template writes them itself.
-        special = asked.special_tokens is True
+        # Chat templates contain the special tokens.
+        special = prompt_input.special_tokens is True
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
 
-    def get_chat_template(self, asked: PromptInput) -> str:
+    def get_chat_template(self, prompt_input: PromptInput) -> str:
         """The chat template for this input. Raises RequestRejectedError when there is none."""
-        if not asked.template and not self._tokenizer.chat_template:
+        if not prompt_input.template and not self._tokenizer.chat_template:
             raise RequestRejectedError(
                 "unsupported", "this model has no chat template; it takes prompts", param="messages"
             )
-        tools = [build_function_schema(one) for one in asked.functions] or None
-        found: str = self._tokenizer.get_chat_template(asked.template, tools=tools)
-        return found
+        tools = [build_function_schema(one) for one in prompt_input.functions] or None
+        template: str = self._tokenizer.get_chat_template(prompt_input.template, tools=tools)
+        return template
 
     def _fit_context(
-        self, ids: list[int], asked: PromptInput, ending: StopParams, param: str
+        self, ids: list[int], prompt_input: PromptInput, stopping: StopParams, param: str
     ) -> list[int]:
-        room = self._context_length - (1 if ending.max_tokens != 0 else 0)
-        keep = asked.truncate_to
+        limit = self._context_length - (1 if stopping.max_tokens != 0 else 0)
+        keep = prompt_input.truncate_to
         if keep is not None and keep < 0:
-            wanted = 1 if ending.max_tokens is None else ending.max_tokens
-            keep = max(self._context_length - wanted, 1)
+            max_tokens = 1 if stopping.max_tokens is None else stopping.max_tokens
+            keep = max(self._context_length - max_tokens, 1)
         if keep:
-            ids = ids[-min(keep, room) :]
-        if len(ids) > room:
+            ids = ids[-min(keep, limit) :]
+        if len(ids) > limit:
             raise make_too_long_error(len(ids), self._context_length, param)
         return ids
 
     # --- parameters -----------------------------------------------------------------------------
 
-    def build_sampling_rules(self, asked: EngineSamplingParams) -> SamplingRules:
-        """The rules of a row, every default resolved. Raises RequestRejectedError."""
-        self._check_token_ids(tuple(asked.logit_bias), "logit_bias")
-        self._check_token_ids(asked.allowed_token_ids or (), "allowed_token_ids")
-        if asked.allowed_token_ids == ():
+    def build_sampling_rules(self, sampling: EngineSamplingParams) -> SamplingRules:
+        """The sampling rules, with all defaults. Raises RequestRejectedError."""
+        self._check_token_ids(tuple(sampling.logit_bias), "logit_bias")
+        self._check_token_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
+        if sampling.allowed_token_ids == ():
             raise RequestRejectedError("invalid", "no token is allowed", param="allowed_token_ids")
-        for token, bias in asked.logit_bias.items():
+        for token, bias in sampling.logit_bias.items():
             if not abs(bias) <= _MAX_FINITE:
                 text = f"the bias of token {token} is {bias}; {-_MAX_FINITE:g} to {_MAX_FINITE:g}"
                 raise RequestRejectedError("invalid", text, param="logit_bias")
         for name, low, high in _SAMPLING_RANGES:
-            value = getattr(asked, name)
+            value = getattr(sampling, name)
             if value is not None and not low <= value <= high:
                 raise RequestRejectedError(
                     "invalid", f"{name} is {value}; {low} to {high}", param=f"{name}"
                 )
         return SamplingRules(
-            temperature=_get_first_set(asked.temperature, self._defaults.get("temperature"), 1.0),
-            # At least one token always stays: nothing at all is the same as the likeliest alone.
-            top_p=max(_get_first_set(asked.top_p, self._defaults.get("top_p"), 1.0), 0.0),
-            top_k=max(_get_first_set(asked.top_k, self._defaults.get("top_k"), 0), 0),
-            min_p=_get_first_set(asked.min_p, self._defaults.get("min_p"), 0.0),
-            typical_p=_get_first_set(asked.typical_p, 1.0),
-            repetition_penalty=_get_first_set(asked.repetition_penalty, 1.0),
-            presence_penalty=_get_first_set(asked.presence_penalty, 0.0),
-            frequency_penalty=_get_first_set(asked.frequency_penalty, 0.0),
-            bias=asked.logit_bias,
-            allowed_tokens=asked.allowed_token_ids,
-            bad_sequences=self._tokenize_words(asked.bad_words),
-            watermark=asked.watermark,
+            temperature=_get_first_set(
+                sampling.temperature, self._defaults.get("temperature"), 1.0
+            ),
+            # At least one token always remains: 0 means the likeliest token only.
+            top_p=max(_get_first_set(sampling.top_p, self._defaults.get("top_p"), 1.0), 0.0),
+            top_k=max(_get_first_set(sampling.top_k, self._defaults.get("top_k"), 0), 0),
+            min_p=_get_first_set(sampling.min_p, self._defaults.get("min_p"), 0.0),
+            typical_p=_get_first_set(sampling.typical_p, 1.0),
+            repetition_penalty=_get_first_set(sampling.repetition_penalty, 1.0),
+            presence_penalty=_get_first_set(sampling.presence_penalty, 0.0),
+            frequency_penalty=_get_first_set(sampling.frequency_penalty, 0.0),
+            bias=sampling.logit_bias,
+            allowed_tokens=sampling.allowed_token_ids,
+            bad_sequences=self._tokenize_words(sampling.bad_words),
+            watermark=sampling.watermark,
         )
 
     def _tokenize_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The ways in which tokens may spell each word, at a text's beginning and within it."""
-        found: dict[tuple[int, ...], None] = {}
+        """The token sequences of each word, at the start of a text and within it."""
+        sequences: dict[tuple[int, ...], None] = {}
         for word in words:
-            for spelled in (word, f" {word}"):
-                ids = tuple(self._tokenizer.encode(spelled, add_special_tokens=False))
+            for spelling in (word, f" {word}"):
+                ids = tuple(self._tokenizer.encode(spelling, add_special_tokens=False))
                 if ids:
-                    found[ids] = None
-        return tuple(found)
+                    sequences[ids] = None
+        return tuple(sequences)
 
     def _check_token_ids(self, ids: Sequence[int], param: str) -> None:
         for token in ids:
@@ -337,7 +344,7 @@ class InputProcessor:
 def _build_conversation(
     turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition], template: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools, as this template takes them."""
+    """Messages and tools in the form that the template expects."""
     family = detect_tool_call_format(template)
     if not supports_functions(template):
         return list(build_plain_messages(turns, functions, family)), None
@@ -350,7 +357,7 @@ _RESERVED_TEMPLATE_ARGUMENTS = frozenset(
      "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs", "padding", "truncation",
      "max_length"}
 )  # fmt: skip
-"""Arguments of the call that a client's template variables must not take the place of."""
+"""Arguments of ``apply_chat_template`` that template variables must not replace."""
 
 _CALL_COST = 64
 """Characters that take as long to tokenize as a call of the tokenizer takes by itself."""
@@ -360,7 +367,7 @@ MAX_WORDS_LENGTH = 65_536
 """Limit of their characters in all."""
 
 _MAX_FINITE = 1e6
-"""More would be beyond what a logit can hold, and no number any more."""
+"""A larger value could make a logit infinite."""
 _SAMPLING_RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, float("inf")),
     ("top_p", 0.0, 1.0),
