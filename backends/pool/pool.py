@@ -34,7 +34,6 @@ from backends.pool.attempt import (
     add_trace_headers,
     filter_headers,
 )
-from backends.pool.cancel import CancelSender
 from backends.pool.discovery import FileSource, WorkerDiscovery, WorkerFileReader, WorkerSource
 from backends.pool.dns_discovery import DnsSource
 from backends.pool.health_check import HealthChecker
@@ -47,7 +46,7 @@ from backends.pool.load_balancing import (
 from backends.pool.metrics import PoolMetrics
 from backends.pool.retry import RetryBudget, RetryState
 from backends.pool.settings import PoolSettings, WorkerSourceSettings
-from backends.pool.side_requests import add_bearer
+from backends.pool.side_requests import CancelSender, add_bearer
 from backends.pool.worker_metadata import ModelMetadataCache
 from backends.pool.workers import (
     ANY_WORKER,
