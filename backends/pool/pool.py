@@ -212,7 +212,7 @@ class PoolBackend:
                 self._http_client,
                 self._metadata_cache,
                 draw=draw,
-                lost=self._cancel_waiting,
+                on_unresponsive=self._cancel_waiting,
             )
         self._cancel_adapter = dialect if isinstance(dialect, SupportsCancel) else None
         self._passthrough_adapter = dialect if isinstance(dialect, SupportsPassthrough) else None
@@ -511,7 +511,7 @@ class PoolBackend:
         again = left and wish.preempt is None
         if again and retry.allows_retry(error, now, accepted=attempt.accepted):
             return
-        last = retry.get_final_error(error, left=left)
+        last = retry.get_final_error(error, has_untried=left)
         if last is error:
             raise error
         raise last from error
