@@ -219,8 +219,8 @@ class Supervisor(Collector):
     def _handle_signal(self, name: signal.Signals) -> None:
         """Stop gracefully; a second signal stops at once."""
         if not self._stop_event.is_set():
-            said = "interlingua stops when what runs has ended; signal again to stop at once"
-            click.echo(said, err=True)
+            text = "interlingua stops when all running requests have ended"
+            click.echo(f"{text}; signal again to stop at once", err=True)
             self._signal_all(name)
             return
         for one in self._processes:
