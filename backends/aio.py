@@ -84,11 +84,11 @@ class DeadlineTimer:
             self._timer.cancel()
         self._timer, self._sorted_until, self._fires_at = None, math.inf, math.inf
 
-    def _schedule(self, when: float) -> None:
+    def _schedule(self, fires_at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._fires_at = when
-        self._timer = self._loop().call_later(when - self.clock(), self._fire)
+        self._fires_at = fires_at
+        self._timer = self._loop().call_later(fires_at - self.clock(), self._fire)
 
     def _fire(self) -> None:
         now = self.clock()

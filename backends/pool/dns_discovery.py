@@ -207,10 +207,10 @@ class DnsSource:
         """The addresses of each host, sent along with the targets or else queried, and the TTL."""
         hosts: dict[str, list[str]] = {target.host: [] for target in targets}
         ttl = math.inf
-        for known in additional:
-            if known.host in hosts:
-                hosts[known.host] += known.addresses
-                ttl = min(ttl, known.ttl)
+        for entry in additional:
+            if entry.host in hosts:
+                hosts[entry.host] += entry.addresses
+                ttl = min(ttl, entry.ttl)
         slots = asyncio.Semaphore(_MAX_CONCURRENT_QUERIES)
 
         async def resolve(host: str) -> float:

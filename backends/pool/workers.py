@@ -346,18 +346,18 @@ class WorkerPool:
         """
         states = {}
         for worker in workers:
-            member = self._workers_by_url.get(worker.url)
-            if member is None:
-                member = WorkerState(
+            state = self._workers_by_url.get(worker.url)
+            if state is None:
+                state = WorkerState(
                     self._keys, worker, WorkerHealth(self._limits.health), self._clock
                 )
                 self._keys += 1
-            member.config = worker
-            member.removed = False
-            states[worker.url] = member
-        for url, member in self._workers_by_url.items():
+            state.config = worker
+            state.removed = False
+            states[worker.url] = state
+        for url, state in self._workers_by_url.items():
             if url not in states:
-                member.removed = True
+                state.removed = True
         self._workers = list(states.values())
         self._workers_by_url = {
             url: one

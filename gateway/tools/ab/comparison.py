@@ -201,9 +201,9 @@ class _VersionPair(Struct, frozen=True):
             if quantile_a is None or quantile_b is None
             else difference_interval(quantile_a, quantile_b)
         )
-        left, right = (sample.quantile(p) if sample.n else None for sample in (a, b))
+        value_a, value_b = (sample.quantile(p) if sample.n else None for sample in (a, b))
         method = f"order statistics{self.suffix}"
-        return ComparisonRow(name, unit, left, right, difference, method)
+        return ComparisonRow(name, unit, value_a, value_b, difference, method)
 
 
 def _value(estimate: Interval | Mean | None) -> float | None:

@@ -302,9 +302,11 @@ def add_model(
 
 def _shared_defaults(group: ModelGroup, notes: NoteCollector) -> Mapping[str, float]:
     """The defaults that all deployments have in common; a model has no others."""
-    first, *rest = (deployment.defaults for deployment in group.deployments)
+    first, *others = (deployment.defaults for deployment in group.deployments)
     common = {
-        key: value for key, value in first.items() if all(other.get(key) == value for other in rest)
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
     }
     for deployment in group.deployments:
         for key in deployment.defaults.keys() - common.keys():

@@ -92,8 +92,8 @@ class SourceValue:
     @property
     def text(self) -> str:
         """The value if it is a string and names no variable, or else an empty string."""
-        plain = self.value
-        return plain if isinstance(plain, str) else ""
+        value = self.value
+        return value if isinstance(value, str) else ""
 
     def items(self) -> Iterator["SourceValue"]:
         """The items of a list; none if it is not a list."""

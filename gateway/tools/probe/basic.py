@@ -64,7 +64,7 @@ async def _unknown_model(worker: WorkerClient) -> str:
         worker.quirks.append("any model name is accepted")
         return "any model name is accepted"
     expect(response.is_refused, f"expected an error response, got {response.summary}")
-    return f"refused: {response.summary}"
+    return f"rejected: {response.summary}"
 
 
 async def _unary(worker: WorkerClient) -> str:
@@ -123,7 +123,10 @@ async def _usage_same(worker: WorkerClient) -> str:
     if unary is None or stream is None:
         raise NotOffered("the worker does not report usage in both modes")
     counts = [(usage.prompt_tokens, usage.completion_tokens) for usage in (unary, stream)]
-    expect(counts[0] == counts[1], f"whole {counts[0]}, stream {counts[1]} (prompt, completion)")
+    expect(
+        counts[0] == counts[1],
+        f"non-streaming {counts[0]}, stream {counts[1]} (prompt, completion)",
+    )
     return f"{counts[0]} (prompt, completion)"
 
 
@@ -157,7 +160,7 @@ async def _no_echo(worker: WorkerClient) -> str:
         text = response.choice.text
         expect(not text.startswith(_TWO_LINES), "the prompt precedes the text")
         expect(not any(isinstance(e, PromptEcho) for e in response.events), "the prompt is echoed")
-    return "only what is new"
+    return "only new text"
 
 
 async def _single_start(worker: WorkerClient) -> str:
@@ -165,7 +168,7 @@ async def _single_start(worker: WorkerClient) -> str:
     expect(response.answer.choices, "the response has no choice")
     starts = sum(isinstance(event, StreamStart) for event in response.events)
     expect(starts <= 1, f"it begins {starts} times")
-    return "one beginning, one end"
+    return "one start, one end"
 
 
 async def _content_types(worker: WorkerClient) -> str:
@@ -191,11 +194,11 @@ async def _unknown_field(worker: WorkerClient) -> str:
     body = msgspec.json.encode(fields | {"interlingua_probe": 1})
     response = await worker.send_encoded(replace(wire, body=body), request)
     try:
-        response.choice  # noqa: B018 - what it raises tells
+        response.choice  # noqa: B018 - it raises if there is none
     except WorkerRefused:
         worker.quirks.append("unknown parameters are rejected")
-        return f"refused: {response.summary}"
-    return "taken and ignored"
+        return f"rejected: {response.summary}"
+    return "accepted and ignored"
 
 
 async def _single_token(worker: WorkerClient) -> str:
@@ -284,7 +287,7 @@ async def _answered_or_refused(worker: WorkerClient, text: str) -> str:
     try:
         return f"answered: {(await worker.send(worker.text_request(text))).choice.finish_reason}"
     except WorkerRefused as error:
-        return f"refused: {error}"
+        return f"rejected: {error}"
 
 
 async def _oversized_prompt(worker: WorkerClient) -> str:
@@ -295,7 +298,7 @@ async def _oversized_prompt(worker: WorkerClient) -> str:
     except WorkerRefused:
         if not isinstance(response.error, ContextTooLong):
             worker.quirks.append("the error for a prompt that is too long is not recognised")
-        return f"refused: {response.summary}"
+        return f"rejected: {response.summary}"
     suffix = f"; usage reports {usage.prompt_tokens} tokens" if usage is not None else ""
     return f"{_OVERSIZED_WORDS} words are accepted{suffix}"
 
@@ -339,7 +342,7 @@ async def _assistant_first(worker: WorkerClient) -> str:
             f"answered: {(await worker.send(worker.chat_request(*messages))).choice.finish_reason}"
         )
     except WorkerRefused as error:
-        return f"refused: {error}"
+        return f"rejected: {error}"
 
 
 MESSAGE_PROBES: Final = (
@@ -398,7 +401,7 @@ _TOLERANCE: Final = 1e-3
 
 async def _single_embedding(worker: WorkerClient) -> str:
     [vector] = await _vectors(worker, _TEXTS[0])
-    expect(vector, "it is empty")
+    expect(vector, "the embedding is empty")
     expect(
         all(math.isfinite(component) for component in vector), "a component is not a finite number"
     )
@@ -407,7 +410,7 @@ async def _single_embedding(worker: WorkerClient) -> str:
 
 async def _embedding_batch(worker: WorkerClient) -> str:
     vectors = await _vectors(worker, *_TEXTS)
-    expect(len(vectors) == len(_TEXTS), f"wanted {len(_TEXTS)}, got {len(vectors)}")
+    expect(len(vectors) == len(_TEXTS), f"expected {len(_TEXTS)}, got {len(vectors)}")
     sizes = {len(vector) for vector in vectors}
     expect(len(sizes) == 1, f"of different lengths: {sorted(sizes)}")
     return f"{len(vectors)} of {sizes.pop()} numbers"
@@ -416,13 +419,13 @@ async def _embedding_batch(worker: WorkerClient) -> str:
 async def _embedding_order(worker: WorkerClient) -> str:
     expected = [(await _vectors(worker, vector))[0] for vector in _TEXTS]
     vectors = await _vectors(worker, *_TEXTS)
-    expect(len(vectors) == len(_TEXTS), f"wanted {len(_TEXTS)}, got {len(vectors)}")
+    expect(len(vectors) == len(_TEXTS), f"expected {len(_TEXTS)}, got {len(vectors)}")
     nearest = [
         max(range(len(expected)), key=lambda n: _cosine(expected[n], vector)) for vector in vectors
     ]
     is_same = all(_cosine(a, b) > _SAME_COSINE for a, b in zip(expected, vectors, strict=True))
     expect(is_same or nearest == [*range(len(expected))], f"they are in another order: {nearest}")
-    return "as each alone" if is_same else "in their order, though not as each alone"
+    return "the same as for single texts" if is_same else "in order, not quite as for single texts"
 
 
 async def _base64_embedding(worker: WorkerClient) -> str:
@@ -446,7 +449,7 @@ async def _empty_embedding(worker: WorkerClient) -> str:
     try:
         [vector] = await _vectors(worker, "")
     except WorkerRefused as error:
-        return f"refused: {error}"
+        return f"rejected: {error}"
     return f"{len(vector)} numbers"
 
 

@@ -123,7 +123,7 @@ class WorkerResponse(Struct):
         """The only choice. Raises as ``answer`` does."""
         choices = self.answer.choices
         if len(choices) != 1:
-            raise UnexpectedResponse(f"wanted one choice, got {len(choices)}")
+            raise UnexpectedResponse(f"expected one choice, got {len(choices)}")
         return choices[0]
 
     @property
@@ -370,7 +370,7 @@ class Probe(Struct, frozen=True):
 # --- what the protocol itself can express ---------------------------------------------------------
 
 _INVALID: Final = (
-    MalformedRequest("the body is no JSON"),
+    MalformedRequest("the body is not JSON"),
     InvalidParameter("a field is of another type", param="prompt", problem="type"),
 )
 _EVENTS: Final[tuple[Event, ...]] = (TextDelta("hi"), ChoiceEnd("eos"), Usage(3, 1), StreamEnd())

@@ -23,7 +23,7 @@ _HIGH_LIMIT: Final = 400
 
 async def _keep_alive(worker: WorkerClient) -> str:
     first = await worker.send(worker.text_request("Say hi."))
-    expect(first.choice.text, "nothing is said")
+    expect(first.choice.text, "the response has no text")
     second = await worker.send(worker.text_request("Say hi."))
     expect(second.choice.text, "the second response has no text")
     if first.port == second.port:
@@ -66,7 +66,7 @@ async def _isolation(worker: WorkerClient, *, stream: bool = True) -> str:
     texts = [_text(response) for response in responses]
     _check_isolation(expected, texts)
     equal = sum(a == b for a, b in zip(expected, texts, strict=True))
-    return f"{equal} of {len(texts)} exactly as alone"
+    return f"{equal} of {len(texts)} exactly as without concurrency"
 
 
 def _check_isolation(expected: Sequence[str], texts: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ async def _disconnect(worker: WorkerClient) -> str:
         if response.error is not None:
             raise Inconclusive(response.summary)
     choice = (await worker.send(worker.text_request("Say hi."))).choice
-    return f"left three times, and answered: {choice.finish_reason}"
+    return f"disconnected three times, then answered: {choice.finish_reason}"
 
 
 async def _simultaneous_disconnects(worker: WorkerClient) -> str:
@@ -112,21 +112,22 @@ async def _simultaneous_disconnects(worker: WorkerClient) -> str:
     )
     response = await worker.send(worker.text_request("Say hi."))
     try:
-        response.choice  # noqa: B018 - what it raises tells
+        response.choice  # noqa: B018 - it raises if there is none
     except WorkerRefused:
         raise Inconclusive(response.summary) from None
-    return f"{sum(cancelled.error is None for cancelled in responses)} left at once, and answered"
+    disconnected = sum(cancelled.error is None for cancelled in responses)
+    return f"{disconnected} disconnected at once, then answered"
 
 
 async def _complete_bodies(worker: WorkerClient) -> str:
     """Every response is complete, however many requests follow on one connection."""
     for stream in (True, False, True, False):
         response = await worker.send(worker.text_request("Say hi.", stream=stream))
-        response.choice  # noqa: B018 - what it raises tells
+        response.choice  # noqa: B018 - it raises if there is none
         length = response.headers.get("content-length")
         if length is not None:
             expect(int(length) == len(response.body), f"{len(response.body)} bytes of {length}")
-    return "four answers, each with its end"
+    return "four complete responses"
 
 
 PROBES: Final = (

@@ -32,13 +32,13 @@ async def _invalid_body(worker: WorkerClient, body: bytes) -> str:
 
 def _check_refused(worker: WorkerClient, response: WorkerResponse) -> str:
     if response.result is not None:
-        raise UnexpectedResponse("it is answered")
+        raise UnexpectedResponse("the request is answered")
     is_error_status = response.status in error_statuses(worker.adapter)
     expect(
         response.is_refused or is_error_status,
-        f"wanted a refusal as the client's fault, got {response.summary}",
+        f"expected a client error, got {response.summary}",
     )
-    return f"refused: {response.summary}"
+    return f"rejected: {response.summary}"
 
 
 async def _truncated_body(worker: WorkerClient) -> str:
@@ -58,7 +58,7 @@ async def _wrong_value(worker: WorkerClient, old: Any, new: Any, *, must_reject:
     response = await worker.send_encoded(_replace_value(worker.encode(request), old, new), request)
     if response.result is not None and not must_reject:
         worker.quirks.append(f"{new!r} is accepted as a number")
-        return "taken"
+        return "accepted"
     return _check_refused(worker, response)
 
 
@@ -96,7 +96,7 @@ async def _number_as_text(worker: WorkerClient) -> str:
     response = await worker.send_encoded(_replace_value(worker.encode(request), text, 5), request)
     if response.result is not None:
         worker.quirks.append("a number is accepted as a text")
-        return "taken"
+        return "accepted"
     return _check_refused(worker, response)
 
 
@@ -105,7 +105,7 @@ async def _huge_limit(worker: WorkerClient) -> str:
     request = worker.text_request("Say hi.", stream=True, stopping=StopConditions(max_tokens=_HUGE))
     response = await worker.send_and_disconnect(request)
     if response.error is None:
-        return "taken"
+        return "accepted"
     return _check_refused(worker, response)
 
 

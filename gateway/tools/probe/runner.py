@@ -83,7 +83,7 @@ async def _run(probe: Probe, worker: WorkerClient, seconds: float) -> ProbeResul
         outcome, detail = "not offered", _message(group)
     except* WorkerRefused as group:
         outcome = "passed" if probe.fields else "failed"
-        detail, fields = f"refused: {_message(group)}", probe.fields
+        detail, fields = f"rejected: {_message(group)}", probe.fields
     except* UnexpectedResponse as group:
         detail, fields = _message(group), probe.fields
     except* Inconclusive as group:

@@ -79,7 +79,7 @@ async def _same_reason(worker: WorkerClient) -> str:
     stream = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, stream=True))
     ).choice.finish_reason
-    expect(unary == stream, f"whole {unary}, stream {stream}")
+    expect(unary == stream, f"non-streaming {unary}, stream {stream}")
     return unary
 
 
@@ -89,7 +89,7 @@ def _check_reason(worker: WorkerClient, choice: UnaryChoice, *expected: str) -> 
         return "no finish reason"
     expect(
         choice.finish_reason in expected,
-        f"wanted {' or '.join(expected)}, got {choice.finish_reason}",
+        f"expected {' or '.join(expected)}, got {choice.finish_reason}",
     )
     return choice.finish_reason
 
@@ -141,7 +141,9 @@ async def _stop_included(worker: WorkerClient) -> str:
     stopping = StopConditions(max_tokens=48, stop=(stop,), include_stop=True)
     choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
     expected = base[: base.find(stop) + len(stop)]
-    expect(choice.text == expected, f"wanted the text up to and with {stop!r}, got {choice.text!r}")
+    expect(
+        choice.text == expected, f"expected the text up to and with {stop!r}, got {choice.text!r}"
+    )
     return f"{stop!r} stays in the text"
 
 
@@ -205,7 +207,7 @@ async def _check_min_tokens(worker: WorkerClient, stopping: StopConditions, mini
 async def _stop_token_ids(worker: WorkerClient) -> str:
     stopping = StopConditions(max_tokens=8, stop_token_ids=(0, 1, 2))
     choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
-    return f"taken: {choice.finish_reason}"
+    return f"accepted: {choice.finish_reason}"
 
 
 async def _stop_with_sampling(worker: WorkerClient) -> str:
@@ -307,14 +309,14 @@ _PAIR: Final = ("The opposite of hot is", "One two three four")
 async def _greedy(worker: WorkerClient) -> str:
     texts = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
     expect(len(texts) == 1, f"{len(texts)} different texts of three greedy responses")
-    return "three times the same"
+    return "three equal responses"
 
 
 async def _seed_repeats(worker: WorkerClient) -> str:
     request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=7))
     texts = await _distinct_texts(worker, request)
     expect(len(texts) == 1, "the same seed gives different answers")
-    return "three times the same"
+    return "three equal responses"
 
 
 async def _distinct_texts(worker: WorkerClient, request: GenerationRequest) -> set[str]:
@@ -334,8 +336,8 @@ async def _seed_values(worker: WorkerClient) -> str:
         try:
             texts.add((await worker.send(request)).choice.text)
         except WorkerRefused as error:
-            worker.quirks.append(f"the seed {seed} is refused")
-            return f"{seed} is refused: {error}"
+            worker.quirks.append(f"the seed {seed} is rejected")
+            return f"{seed} is rejected: {error}"
     return f"{len(texts)} different answers to 4 seeds"
 
 
@@ -344,13 +346,13 @@ async def _single_candidate(worker: WorkerClient, **parameters: Any) -> str:
     request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.5, **parameters))
     texts = await _distinct_texts(worker, request)
     expect(len(texts) == 1, f"with one token to pick from, {len(texts)} different answers of three")
-    return "three times the same at a high temperature"
+    return "three equal responses at a high temperature"
 
 
 async def _accepted(worker: WorkerClient, **parameters: Any) -> str:
     sampling = SamplingParams(**({"temperature": 0.7} | parameters))
     choice = (await worker.send(worker.text_request(COUNT, sampling=sampling))).choice
-    return f"taken: {len(choice.text)} characters"
+    return f"accepted: {len(choice.text)} characters"
 
 
 async def _choices(worker: WorkerClient, *, stream: bool) -> str:
@@ -359,7 +361,7 @@ async def _choices(worker: WorkerClient, *, stream: bool) -> str:
         await worker.send(worker.text_request(COUNT, n=2, sampling=sampling, stream=stream))
     ).answer
     indexes = [item.index for item in answer.choices]
-    expect(indexes == [0, 1], f"wanted the choices 0 and 1, got {indexes}")
+    expect(indexes == [0, 1], f"expected the choices 0 and 1, got {indexes}")
     expect(all(item.text for item in answer.choices), "a choice is empty")
     return "two choices"
 
@@ -374,20 +376,23 @@ async def _prompts(worker: WorkerClient) -> str:
     expected = [(await worker.send(worker.prompt_request(prompt))).choice.text for prompt in _PAIR]
     answer = (await worker.send(worker.prompt_request(*_PAIR))).answer
     texts = [choice.text for choice in answer.choices]
-    expect(len(texts) == len(_PAIR), f"wanted {len(_PAIR)} choices, got {len(texts)}")
+    expect(len(texts) == len(_PAIR), f"expected {len(_PAIR)} choices, got {len(texts)}")
     mixed = expected[0] != expected[1] and texts == expected[::-1]
     expect(not mixed, "the choices are not in the order of the prompts")
-    return "as each alone" if texts == expected else "two choices, not those of each alone"
+    return (
+        "the same as for single prompts"
+        if texts == expected
+        else "two choices, other than for single prompts"
+    )
 
 
 async def _prompt_token_ids(worker: WorkerClient) -> str:
     try:
-        return (
-            f"taken: {(await worker.send(worker.prompt_request((1, 2, 3)))).choice.finish_reason}"
-        )
+        choice = (await worker.send(worker.prompt_request((1, 2, 3)))).choice
     except WorkerRefused as error:
-        worker.quirks.append("token ids are refused")
-        return f"refused: {error}"
+        worker.quirks.append("token ids are rejected")
+        return f"rejected: {error}"
+    return f"accepted: {choice.finish_reason}"
 
 
 async def _temperatures(worker: WorkerClient) -> str:
@@ -398,8 +403,8 @@ async def _temperatures(worker: WorkerClient) -> str:
                 (await worker.send(request)).choice.text, f"no text at temperature {temperature}"
             )
         except WorkerRefused as error:
-            worker.quirks.append(f"the temperature {temperature} is refused")
-            return f"{temperature} is refused: {error}"
+            worker.quirks.append(f"the temperature {temperature} is rejected")
+            return f"{temperature} is rejected: {error}"
     return "up to 2"
 
 

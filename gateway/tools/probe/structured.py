@@ -50,7 +50,7 @@ async def _json_object(worker: WorkerClient, output: OutputFormat, *, stream: bo
     request = worker.text_request(_JSON, output=output, stopping=_STOPPING, stream=stream)
     choice = (await worker.send(request)).choice
     document = _decode_json(choice)
-    expect(isinstance(document, dict), f"wanted an object, got {choice.text!r}")
+    expect(isinstance(document, dict), f"expected an object, got {choice.text!r}")
     if isinstance(output, JsonSchemaFormat):
         matches = list(document) == ["city"] and isinstance(document["city"], str)
         expect(matches, f"it does not match the schema: {choice.text!r}")
@@ -63,7 +63,7 @@ def _decode_json(choice: UnaryChoice) -> Any:
     try:
         return msgspec.json.decode(choice.text)
     except msgspec.DecodeError:
-        raise UnexpectedResponse(f"no JSON: {choice.text!r}") from None
+        raise UnexpectedResponse(f"not JSON: {choice.text!r}") from None
 
 
 async def _regex(worker: WorkerClient) -> str:
@@ -71,9 +71,9 @@ async def _regex(worker: WorkerClient) -> str:
     try:
         text = (await worker.send(request)).choice.text
     except WorkerRefused as error:
-        worker.quirks.append("expressions are refused")
-        return f"refused: {error}"
-    expect(text in {"yes", "no"}, f"wanted yes or no, got {text!r}")
+        worker.quirks.append("expressions are rejected")
+        return f"rejected: {error}"
+    expect(text in {"yes", "no"}, f"expected yes or no, got {text!r}")
     return text
 
 
@@ -87,7 +87,7 @@ async def _tool_calls(worker: WorkerClient, *, stream: bool, **options: Any) -> 
     )
     choice = (await worker.send(request)).choice
     if not choice.tool_calls and "tool_choice" not in options:
-        return "the model calls none"
+        return "the model calls no tool"
     expect(choice.tool_calls, f"no tool is called: {choice.text!r}")
     for call in choice.tool_calls:
         _check_call(call)
@@ -132,9 +132,7 @@ async def _tool_result(worker: WorkerClient) -> str:
         Message("tool", (TextPart("sunny"),), tool_call_id="call_abc123456"),
     )
     choice = (await worker.send(worker.chat_request(*messages, tools=(_TOOL,)))).choice
-    expect(
-        choice.text or choice.reasoning or choice.tool_calls, "nothing is said to a tool's result"
-    )
+    expect(choice.text or choice.reasoning or choice.tool_calls, "no response to a tool result")
     return repr(choice.text[:40])
 
 
@@ -147,7 +145,7 @@ async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> st
     )
     choice = (await worker.send(request)).choice
     tokens = choice.logprobs
-    expect(tokens, "there are none")
+    expect(tokens, "no log probabilities")
     values = [value.logprob for value in tokens if value.logprob is not None]
     values += [value.logprob for token in tokens for value in token.top]
     expect(all(value <= _TOLERANCE for value in values), f"one is above 0: {max(values)}")
