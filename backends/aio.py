@@ -230,7 +230,7 @@ class BackgroundCall(Generic[ResultT]):
             with suppress(RuntimeError):  # the loop is over
                 loop.call_soon_threadsafe(settle)
 
-        threading.Thread(target=work, name="aside", daemon=True).start()
+        threading.Thread(target=work, name="background-call", daemon=True).start()
         return future
 
 

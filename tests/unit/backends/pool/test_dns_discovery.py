@@ -250,7 +250,7 @@ def test_a_call_that_hangs_does_not_keep_the_loop_from_its_end() -> None:
 
     asyncio.run(main())
     assert told == []
-    threads = [thread for thread in threading.enumerate() if thread.name == "aside"]
+    threads = [thread for thread in threading.enumerate() if thread.name == "background-call"]
     go.set()
     for thread in threads:
         thread.join(5)
