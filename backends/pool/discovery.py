@@ -189,10 +189,8 @@ class WorkerDiscovery:
         }
         if not workers or workers == self._current:
             return
-        removed, added = (
-            self._current.keys() - workers.keys(),
-            workers.keys() - self._current.keys(),
-        )
+        removed = self._current.keys() - workers.keys()
+        added = workers.keys() - self._current.keys()
         if removed:
             log.warning("%s: %s removed %s", self._name, origin, _format_urls(removed))
         if added:
@@ -272,17 +270,13 @@ class FileSource:
             async with asyncio.timeout(_READ_TIMEOUT):
                 return await self._background_read.wait_result()
         except TimeoutError:
-            raise DiscoveryError(
-                f"{self._path}: it could not be read within {_READ_TIMEOUT:g} s"
-            ) from None
+            raise DiscoveryError(f"{self._path}: not read within {_READ_TIMEOUT:g} s") from None
 
     def _read_workers(self) -> Sequence[WorkerConfig]:
-        content, previous = self._read_file(), self._last_content
+        content, last = self._read_file(), self._last_content
         self._last_content = content
         written_now = (
-            previous is not None
-            and previous.identity == content.identity
-            and previous.data != content.data
+            last is not None and last.identity == content.identity and last.data != content.data
         )
         if content.data != self._parsed_data and not written_now:
             self._parse_content(content.data)

@@ -381,13 +381,10 @@ class WorkerPool:
         self, criteria: SelectionCriteria
     ) -> tuple[Sequence[WorkerState], PolicyScores, WorkerState | None]:
         """The workers with a free slot, their scores, and the likely choice. No side effects."""
-        choices = self._select_with_room(criteria, self._clock())
-        choice = (
-            copy.deepcopy(self._policy).pick_worker(choices, criteria.routing_key)
-            if choices
-            else None
-        )
-        return choices, self._policy.score_workers(choices, criteria.routing_key), choice
+        free = self._select_with_room(criteria, self._clock())
+        key = criteria.routing_key
+        choice = copy.deepcopy(self._policy).pick_worker(free, key) if free else None
+        return free, self._policy.score_workers(free, key), choice
 
     def try_acquire(self, criteria: SelectionCriteria, now: float) -> WorkerSlot | None:
         """A slot at a matching worker, to be released; None if there is none now."""
@@ -453,14 +450,10 @@ class WorkerPool:
 
     def _acquire_now(self, criteria: SelectionCriteria, now: float) -> WorkerSlot | None:
         """A slot, if one is free now."""
-        choices = self._select_with_room(criteria, now)
-        if not choices:
+        free = self._select_with_room(criteria, now)
+        if not free:
             return None
-        worker = (
-            choices[0]
-            if len(choices) == 1
-            else self._policy.pick_worker(choices, criteria.routing_key)
-        )
+        worker = free[0] if len(free) == 1 else self._policy.pick_worker(free, criteria.routing_key)
         worker.in_flight += 1
         self._in_flight += 1
         slot = WorkerSlot(worker, now)
@@ -473,11 +466,11 @@ class WorkerPool:
         limits, tried = self._limits, criteria.tried_keys
         if limits.max_concurrency is not None and self._in_flight >= limits.max_concurrency:
             return []
-        choices: list[WorkerState] = []
+        free: list[WorkerState] = []
         for worker in select_available(self._workers, now, limits.health.panic_threshold):
             if worker.key not in tried and worker.has_room():
-                choices.append(worker)  # a comprehension would be another call
-        return choices
+                free.append(worker)  # a comprehension would be another call
+        return free
 
     def _free_slot(self, slot: WorkerSlot) -> None:
         worker = slot.worker
@@ -510,9 +503,9 @@ class WorkerPool:
 
     def _preempt_slot(self, criteria: SelectionCriteria) -> bool:
         """End one preemptible request, if any holds a usable slot; returns whether one did."""
-        choices = self.select_available(criteria) if self._preemptible else ()
+        available = self.select_available(criteria) if self._preemptible else ()
         for slot, preempt in self._preemptible.items():
-            if slot.worker in choices:
+            if slot.worker in available:
                 del self._preemptible[slot]
                 preempt()
                 return True

@@ -92,11 +92,8 @@ def explain_command(source: str, *, as_json: bool, **arguments: Any) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(explanation)))
     else:
         click.echo(format_explanation(explanation), nl=False)
-    sys.exit(
-        1
-        if explanation.dry_run and explanation.answer is not None and explanation.answer.error
-        else 0
-    )
+    answer = explanation.answer
+    sys.exit(1 if explanation.dry_run and answer is not None and answer.error else 0)
 
 
 def _parse_header(header: str) -> tuple[str, str]:

@@ -116,23 +116,14 @@ def _sum_sqlite(file: str, by: Sequence[str], start: float) -> "list[UsageTotal]
 def _print(names: Sequence[str], totals: "Sequence[UsageTotal]") -> None:
     """Print a row for each group, and one for all."""
     sums = [sum(column) for column in zip(*map(_get_totals, totals), strict=True)] or [0] * 5
-    rows = [
-        [*(row_total.by[name] or "-" for name in names), *_format_totals(row_total)]
-        for row_total in totals
-    ]
+    rows = [[*(row.by[name] or "-" for name in names), *_format_totals(row)] for row in totals]
     rows.append(["all", *[""] * (len(names) - 1), *(f"{number:,}" for number in sums)])
     print_table([*names, *_STAT_COLUMNS], rows, left_aligned=range(len(names)))
 
 
-def _get_totals(total: "UsageTotal") -> tuple[int, ...]:
-    return (
-        total.requests,
-        total.errors,
-        total.cancelled,
-        total.prompt_tokens,
-        total.completion_tokens,
-    )
+def _get_totals(row: "UsageTotal") -> tuple[int, ...]:
+    return (row.requests, row.errors, row.cancelled, row.prompt_tokens, row.completion_tokens)
 
 
-def _format_totals(total: "UsageTotal") -> list[str]:
-    return [f"{number:,}" for number in _get_totals(total)]
+def _format_totals(row: "UsageTotal") -> list[str]:
+    return [f"{number:,}" for number in _get_totals(row)]

@@ -210,10 +210,8 @@ def _value(estimate: Interval | Mean | None) -> float | None:
     return None if estimate is None else estimate.value
 
 
-def _count_tokens(stats: RequestStats[Any], token_direction: str) -> int:
-    return sum(
-        count for (direction, _), count in stats.tokens.items() if direction == token_direction
-    )
+def _count_tokens(stats: RequestStats[Any], name: str) -> int:
+    return sum(count for (direction, _), count in stats.tokens.items() if direction == name)
 
 
 def _count_outcomes(stats: RequestStats[Any], outcomes: Sequence[str]) -> int:

@@ -425,7 +425,7 @@ async def _embedding_order(worker: WorkerClient) -> str:
     ]
     is_same = all(_cosine(a, b) > _SAME_COSINE for a, b in zip(expected, vectors, strict=True))
     expect(is_same or nearest == [*range(len(expected))], f"they are in another order: {nearest}")
-    return "the same as for single texts" if is_same else "in order, not quite as for single texts"
+    return "as for single texts" if is_same else "in order, not as for single texts"
 
 
 async def _base64_embedding(worker: WorkerClient) -> str:

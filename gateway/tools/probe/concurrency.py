@@ -76,16 +76,13 @@ def _check_isolation(expected: Sequence[str], texts: Sequence[str]) -> None:
         other = next((m for m, animals in enumerate(expected) if m != n and text == animals), None)
         expect(other is None, f"the answer to question {n} is the one to question {other}")
         own_words = set(re.findall(r"\w+", expected[n]))
-        foreign_words = {
+        foreign = {
             word
             for m, animals in enumerate(_ANIMALS)
             for word in animals.split()
             if m != n and word not in own_words and word in text
         }
-        expect(
-            not foreign_words,
-            f"the answer to question {n} has words of others: {sorted(foreign_words)}",
-        )
+        expect(not foreign, f"the answer to question {n} has words of others: {sorted(foreign)}")
 
 
 def _text(response: WorkerResponse) -> str:

@@ -212,10 +212,8 @@ async def _stop_token_ids(worker: WorkerClient) -> str:
 
 async def _stop_with_sampling(worker: WorkerClient) -> str:
     """With sampling, too, a stopped text must not contain the stop string."""
-    stopping, sampling = (
-        StopConditions(max_tokens=48, stop=("e", "o")),
-        SamplingParams(temperature=1.0, seed=5),
-    )
+    stopping = StopConditions(max_tokens=48, stop=("e", "o"))
+    sampling = SamplingParams(temperature=1.0, seed=5)
     text = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, sampling=sampling))
     ).choice.text
@@ -380,9 +378,7 @@ async def _prompts(worker: WorkerClient) -> str:
     mixed = expected[0] != expected[1] and texts == expected[::-1]
     expect(not mixed, "the choices are not in the order of the prompts")
     return (
-        "the same as for single prompts"
-        if texts == expected
-        else "two choices, other than for single prompts"
+        "as for single prompts" if texts == expected else "two choices, not as for single prompts"
     )
 
 
