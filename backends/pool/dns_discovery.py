@@ -45,7 +45,7 @@ class WorkerTemplate(Struct, frozen=True):
     bearer: str | None = None
 
     def __repr__(self) -> str:
-        return f"Template({self.scheme!r}, {self.path!r})"
+        return f"WorkerTemplate({self.scheme!r}, {self.path!r})"
 
     def make_worker(self, host: str, port: int, factor: int = 1) -> WorkerConfig:
         """The worker at an address or a name, with ``factor`` times the weight."""
