@@ -498,8 +498,8 @@ class TorchConfig(BackendConfigBase, frozen=True, tag="torch"):
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     kv_cache_memory: Size = 1 << 30
     share_prefix_cache: bool = False
-    """Whether API keys share the prefix cache. It saves memory and time where all keys belong to one
-    trusted group; otherwise one key can learn which prompts another has sent."""
+    """Whether API keys share the prefix cache. This saves memory and time if all keys belong to one
+    trusted group; otherwise a key can find out which prompts another has sent."""
     watermark: WatermarkConfig = WatermarkConfig()
     chat_template: TemplatePath | None = None
     """A tokenizer's folder, or a chat template file, that replaces the model's own template."""
