@@ -34,12 +34,12 @@ def select_hashes(files: Mapping[str, str], version: str) -> list[str]:
     return sorted(d for name, d in files.items() if prefix.match(name) and is_installable(name))
 
 
-def write_hashes(text: str, hashes: Mapping[str, list[str]]) -> str:
-    """The requirement file ``text`` with the hashes of each pin on lines of their own."""
+def write_hashes(text: str, hashes: Mapping[tuple[str, str], list[str]]) -> str:
+    """The requirement file ``text`` with the hashes of each pin, by its name and version."""
     lines = []
     for line in re.sub(r"\s*\\\n\s*--hash=\S+", "", text).splitlines():
         pin = _PIN.match(line)
-        digests = hashes.get(pin[1], []) if pin else []
+        digests = hashes[pin[1], pin[2]] if pin else []
         lines.append(" \\\n".join([line, *(f"    --hash=sha256:{digest}" for digest in digests)]))
     return "\n".join(lines) + "\n"
 
@@ -47,11 +47,8 @@ def write_hashes(text: str, hashes: Mapping[str, list[str]]) -> str:
 def main(paths: list[str]) -> None:
     """Rewrite the files."""
     texts = {Path(path): Path(path).read_text("utf-8") for path in paths}
-    pins = {
-        pin[1]: pin[2]
-        for text in texts.values()
-        for line in text.splitlines()
-        if (pin := _PIN.match(line))
+    names = {
+        pin[1] for text in texts.values() for line in text.splitlines() if (pin := _PIN.match(line))
     }
     with httpx.Client(headers={"Accept": "application/vnd.pypi.simple.v1+json"}) as client:
 
@@ -61,11 +58,11 @@ def main(paths: list[str]) -> None:
             return {file["filename"]: file["hashes"]["sha256"] for file in files}
 
         with ThreadPoolExecutor(8) as pool:
-            listings = dict(zip(pins, pool.map(fetch, pins), strict=True))
+            listings = dict(zip(names, pool.map(fetch, names), strict=True))
     for path, text in texts.items():
-        own = {pin[1]: pin[2] for line in text.splitlines() if (pin := _PIN.match(line))}
-        hashes = {name: select_hashes(listings[name], version) for name, version in own.items()}
-        missing = [name for name, digests in hashes.items() if not digests]
+        own = [(pin[1], pin[2]) for line in text.splitlines() if (pin := _PIN.match(line))]
+        hashes = {pin: select_hashes(listings[pin[0]], pin[1]) for pin in own}
+        missing = [f"{name} {version}" for (name, version), found in hashes.items() if not found]
         if missing:
             sys.exit(f"{path}: the index has no wheel of {', '.join(missing)}")
         path.write_text(write_hashes(text, hashes), "utf-8")
