@@ -303,8 +303,6 @@ class Gateway:
         """
         if self._usage_recorder is not None:
             self._usage_recorder.start()
-        for exporter in self._exporters:
-            exporter.start()
         if self._process_metrics is not None:
             self._process_metrics.start()
         if self._shared_limits is not None:
