@@ -86,6 +86,7 @@ class Traced:
         self._ended = InMemorySpanExporter()
         exporter = TraceExporter("http://127.0.0.1:9", {}, buffer, build_resource("i1"), share)
         exporter.provider.id_generator = HalfwayIds()
+        assert exporter.close(10)  # nothing is sent
         exporter.provider.add_span_processor(SimpleSpanProcessor(self._ended))
         self.exporter = exporter
         self.follower = RequestTracer(
