@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Final, Protocol, Self, cast, runtime_checkable
 from msgspec.structs import replace
 
 from backends.interfaces import Backend, SupportsWarmup
-from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason
-from gateway.admin.status import RecentStats, StatusReporter
 from gateway.config import listeners, loader, schema
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplanationStore
@@ -41,6 +39,7 @@ from gateway.runtime.telemetry import (
 from protocols.core.errors import Overloaded, WorkerError
 
 if TYPE_CHECKING:
+    from gateway.admin.api import AdminServer, WorkerSet
     from gateway.observability.metrics.requests import MetricsCollector
     from gateway.observability.metrics.system import ProcessCollector
     from gateway.ratelimit.redis_limiter import RedisLeaseStore
@@ -549,6 +548,10 @@ class Gateway:
 
     def _update_worker_sets(self) -> None:
         """Update the mapping that the admin API shares."""
+        if self._current.config.admin is None:
+            return
+        from gateway.admin.api import WorkerSet  # noqa: PLC0415 - aiohttp takes 10 MB
+
         self._worker_sets.clear()
         self._worker_sets.update(
             {name: one for name, one in self.backends.items() if isinstance(one, WorkerSet)}
@@ -556,7 +559,14 @@ class Gateway:
 
     def _make_admin_server(
         self, config: schema.AdminConfig, metrics: "MetricsCollector", filename: str
-    ) -> AdminServer:
+    ) -> "AdminServer":
+        from gateway.admin.api import (  # noqa: PLC0415 - as above
+            AdminServer,
+            AdminServices,
+            get_unready_reason,
+        )
+        from gateway.admin.status import RecentStats, StatusReporter  # noqa: PLC0415 - as above
+
         clock = self._services.clock
         services = AdminServices(
             get_unready_reason=lambda: get_unready_reason(self.router, self.backends.values()),
