@@ -28,7 +28,13 @@ from gateway.config.loader import (
     make_file_fetcher,
 )
 from gateway.observability.access_log import AccessLogWriter, open_access_log
-from gateway.runtime.process import ShutdownSignal, get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.process import (
+    SHUTDOWN_MESSAGE,
+    ShutdownSignal,
+    get_loop_factory,
+    raise_fd_limit,
+    tune_gc,
+)
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -94,9 +100,7 @@ class ServerProcess(Struct, frozen=True):
             await shutdown.wait()
             for task in background:
                 task.cancel()
-        self.access_log.write_text(
-            "interlingua stops when all running requests have ended; signal again to stop at once"
-        )
+        self.access_log.write_text(SHUTDOWN_MESSAGE)
         await gateway.stop(lame_duck=shutdown.use_shutdown_delay)
         if handover is not None:
             handover.close()

@@ -31,6 +31,11 @@ def tune_gc() -> None:
 
 # Shutdown by signals.
 
+SHUTDOWN_MESSAGE: Final = (
+    "Shutting down: waiting for running requests to finish. "
+    "Send the signal again to stop immediately."
+)
+
 
 class ShutdownSignal:
     """Waits for SIGTERM, SIGINT or ``event``.
