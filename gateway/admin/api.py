@@ -72,12 +72,12 @@ async def error_middleware(request: web.Request, handler: AiohttpHandler) -> web
     except AdminError as error:
         response = _error_response(error.status, error.message, error.field, error.headers)
     except web.HTTPException as error:
-        message = _STATUS_MESSAGES.get(error.status, "it can't be answered")
+        message = _STATUS_MESSAGES.get(error.status, "the request cannot be handled")
         response = _error_response(error.status, message, None, {})
         if (allowed_methods := error.headers.get(hdrs.ALLOW)) is not None:
             response.headers[hdrs.ALLOW] = allowed_methods
     except Exception:
-        log.exception("the admin listener broke")
+        log.exception("an admin request failed")
         response = _error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "an internal error", None, {})
     response.headers.update(RESPONSE_HEADERS)
     return response
@@ -87,7 +87,8 @@ async def read_json_body(request: web.Request, kind: type[BodyT]) -> BodyT:
     """Decode a JSON body. The content type check rejects cross-site HTML forms."""
     encoded = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity"
     if request.content_type != "application/json" or encoded:
-        raise AdminError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it as application/json")
+        message = "the content type must be application/json"
+        raise AdminError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
     try:
         async with asyncio.timeout(_BODY_TIMEOUT):
             body = await request.read()
@@ -163,7 +164,7 @@ class ReloadReport(Protocol):
 class SupportsExplain(Protocol):
     """Explains requests."""
 
-    def find_explanation(self, id: str, /) -> Any | None:  # noqa: A002 - what it is called everywhere
+    def find_explanation(self, id: str, /) -> Any | None:  # noqa: A002 - the usual name
         """The explanation of a request that asked for one."""
 
     async def explain_request(self, question: ExplainRequest) -> Any:
@@ -182,7 +183,7 @@ class StatusService(Protocol):
     def list_requests(self) -> Sequence[Any]:
         """The running requests, the oldest first."""
 
-    def cancel_request(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
+    def cancel_request(self, id: str) -> int:  # noqa: A002 - the usual name
         """Cancel the requests with this id; returns their number."""
 
     def set_draining(self, *, on: bool) -> None:
@@ -279,7 +280,8 @@ class WorkerApi:
                 raise AdminError(HTTPStatus.BAD_REQUEST, "there is no such parameter", name)
         for name in ("backend", "url"):
             if len(query.getall(name, [])) != 1:
-                raise AdminError(HTTPStatus.BAD_REQUEST, "it must be given, once", name)
+                message = "the parameter must be given exactly once"
+                raise AdminError(HTTPStatus.BAD_REQUEST, message, name)
         pool = self._get_worker_set(query["backend"])
         try:
             removed = pool.remove_worker(query["url"])
@@ -335,9 +337,8 @@ async def serve_ui_file(request: web.Request) -> web.Response:
     return web.Response(body=file.read_bytes(), headers=headers)
 
 
-# A listener's own answer, by way of the admin listener: the page need ask nowhere else.
-#
-# The playground. The admin key is not forwarded; clients' keys are sent as ``x-api-key``.
+# The playground: requests of the web UI to a listener. The admin key is not forwarded; a client's
+# key is sent as ``x-api-key``.
 
 _ADMIN_HEADERS: Final = frozenset({"authorization", "cookie", "host", "origin", "referer"})
 """Request headers that are not forwarded to the listener."""
@@ -371,7 +372,7 @@ class _PlaygroundRequest:
                 if len(body) > limit:
                     raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
         except web.RequestPayloadError:
-            raise MalformedRequest("the body did not arrive whole") from None
+            raise MalformedRequest("the body is incomplete") from None
         return bytes(body)
 
 
@@ -402,7 +403,7 @@ class _PlaygroundResponseWriter:
         self._response.headers[hdrs.CONTENT_SECURITY_POLICY] = "default-src 'none'; sandbox"
 
     def write(self, data: bytes) -> None:
-        if self._raw.method != hdrs.METH_HEAD:  # it would be the next answer's beginning
+        if self._raw.method != hdrs.METH_HEAD:  # a response to HEAD has no body
             self._buffer.append(data)
 
     def finish(self) -> None:
@@ -530,7 +531,8 @@ class AdminServer:
         host_header = request.headers.get(hdrs.HOST, "")
         host = _HOST_HEADER.fullmatch(host_header)
         if self._is_local and not (host and _is_local_host(host[1].strip("[]"))):
-            raise AdminError(HTTPStatus.FORBIDDEN, "ask for this machine: localhost or 127.0.0.1")
+            message = "the Host header must be localhost or a loopback address"
+            raise AdminError(HTTPStatus.FORBIDDEN, message)
         if request.match_info.handler not in self._public_handlers:
             self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
         origin = request.headers.get(hdrs.ORIGIN, "")
@@ -539,8 +541,8 @@ class AdminServer:
             and request.method not in _SAFE_METHODS
             and origin.partition("://")[2] != host_header
         ):
-            # Another site may send it without a body, but its browser sends the origin.
-            raise AdminError(HTTPStatus.FORBIDDEN, "a page that is from elsewhere can't ask for it")
+            # Another site can cause a request without a body, but browsers send its origin.
+            raise AdminError(HTTPStatus.FORBIDDEN, "cross-origin requests are not allowed")
         return await handler(request)
 
     def _check_key(self, authorization: str) -> None:
@@ -549,7 +551,7 @@ class AdminServer:
         scheme, _, key = authorization.partition(" ")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).hexdigest()
         if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self._key_sha256):
-            message = "give the admin's key as Authorization: Bearer"
+            message = "the admin key is required, as Authorization: Bearer"
             raise AdminError(HTTPStatus.UNAUTHORIZED, message, **{hdrs.WWW_AUTHENTICATE: "Bearer"})
 
     async def _get_live(self, request: web.Request) -> web.Response:
@@ -604,7 +606,7 @@ async def _get_requests(status_service: StatusService, request: web.Request) -> 
 
 async def _cancel_request(status_service: StatusService, request: web.Request) -> web.Response:
     if not (count := status_service.cancel_request(request.match_info["id"])):
-        raise AdminError(HTTPStatus.NOT_FOUND, "no request of this id runs", "id")
+        raise AdminError(HTTPStatus.NOT_FOUND, "no running request has this id", "id")
     return json_response(HTTPStatus.OK, {"cancelled": count})
 
 
@@ -623,7 +625,7 @@ async def _reload_config(
     result = await reload()
     if not result.issues:
         return json_response(HTTPStatus.OK, {"hash": result.hash})
-    message = f"{result.filename} is wrong; the configuration stays as it was"
+    message = f"{result.filename} is invalid; the configuration is unchanged"
     error = {"message": message, "field": None}
     payload = {"error": error, "issues": result.issues, "hash": result.hash}
     return json_response(HTTPStatus.UNPROCESSABLE_ENTITY, payload)
@@ -640,7 +642,7 @@ async def _explain_request(explain: SupportsExplain, request: web.Request) -> we
 async def _get_explanation(explain: SupportsExplain, request: web.Request) -> web.Response:
     explanation = explain.find_explanation(request.match_info["id"])
     if explanation is None:
-        message = "no request of this id is among the last that were explained"
+        message = "no recent explanation has this id"
         raise AdminError(HTTPStatus.NOT_FOUND, message, "id")
     return json_response(HTTPStatus.OK, explanation)
 

@@ -364,7 +364,7 @@ class StatusReporter:
         )
         return sorted(requests, key=lambda one: -one.age)
 
-    def cancel_request(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
+    def cancel_request(self, id: str) -> int:  # noqa: A002 - the usual name
         """See ``gateway.admin.api.StatusService``."""
         requests = [request for request in self._collect_running() if request.record.id == id]
         for request in requests:
