@@ -142,12 +142,14 @@ def set_up_exporters(
     return services, exporters
 
 
-def _chain_observers(first: RecordObserver, then: RecordObserver) -> RecordObserver:
-    def both(record: RequestRecord) -> None:
-        first(record)
-        then(record)
+def _chain_observers(
+    first_observer: RecordObserver, second_observer: RecordObserver
+) -> RecordObserver:
+    def observe_both(record: RequestRecord) -> None:
+        first_observer(record)
+        second_observer(record)
 
-    return both
+    return observe_both
 
 
 def _build_collector_headers(
@@ -194,9 +196,9 @@ def set_up_process_metrics(
         return {name for pool in pools for name in pool.queued_request_ids}
 
     def get_records() -> Iterator[RequestRecord]:
-        for now in state.active_snapshots:
-            for server in now.handlers.values():
-                yield from (exchange.record for exchange in server.dispatcher.running_requests)
+        for snapshot in state.active_snapshots:
+            for handler in snapshot.handlers.values():
+                yield from (request.record for request in handler.dispatcher.running_requests)
 
     def get_listeners() -> Mapping[str, Listener]:
         return {

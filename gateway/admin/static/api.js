@@ -26,7 +26,7 @@ export async function fetchJson(path, method = "GET") {
   const response = await fetch(path, { method, headers: headers(), cache: "no-store" });
   const text = await response.text();
   if (response.ok) return JSON.parse(text);
-  throw Object.assign(new ApiError(response.status, messageOf(text)), { body: parsed(text) });
+  throw Object.assign(new ApiError(response.status, messageOf(text)), { body: parseJson(text) });
 }
 
 /** Send a command and let the views refresh. Throws ApiError. */
@@ -38,7 +38,8 @@ export async function sendCommand(path, method) {
   }
 }
 
-function parsed(text) {
+/** The JSON of a text, or null. */
+export function parseJson(text) {
   try {
     return JSON.parse(text);
   } catch {
@@ -47,6 +48,6 @@ function parsed(text) {
 }
 
 function messageOf(text) {
-  const error = parsed(text)?.error;
+  const error = parseJson(text)?.error;
   return typeof error?.message === "string" ? error.message : text.slice(0, 200) || "no error message";
 }

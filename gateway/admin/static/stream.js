@@ -1,6 +1,6 @@
 // Reads a response: the events of a stream, or one body.
 
-import { headers } from "./api.js";
+import { headers, parseJson } from "./api.js";
 
 /**
  * Send a request and call `each` with the text and the JSON (or null) of every event. Returns the
@@ -22,19 +22,11 @@ export async function send(path, body, { key, signal, each }) {
     buffer = parts.pop();
     for (const part of parts) each(part, dataOf(part));
   }
-  if (buffer.trim()) each(buffer, isStream ? dataOf(buffer) : parsed(buffer));
+  if (buffer.trim()) each(buffer, isStream ? dataOf(buffer) : parseJson(buffer));
   return response.status;
 }
 
 function dataOf(event) {
   const lines = event.split("\n").filter((line) => line.startsWith("data:"));
-  return parsed(lines.map((line) => line.slice(5)).join("\n"));
-}
-
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return null;
-  }
+  return parseJson(lines.map((line) => line.slice(5)).join("\n"));
 }
