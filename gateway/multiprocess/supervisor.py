@@ -9,10 +9,10 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec import Struct
@@ -21,11 +21,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.admin.status import describe_config
 from gateway.config import listeners
 from gateway.config.errors import ConfigError, ConfigIssue
 from gateway.config.loader import ConfigReader, ConfigText, LoadedConfig
-from gateway.multiprocess.admin_proxy import AdminProxy
 from gateway.multiprocess.ipc import (
     CommitReload,
     ListenerPort,
@@ -42,6 +40,9 @@ from gateway.observability.metrics.system import (
 )
 from gateway.runtime.process import SHUTDOWN_MESSAGE
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadTrigger
+
+if TYPE_CHECKING:
+    from gateway.multiprocess.admin_proxy import AdminProxy
 
 # Reservation of the ports that all processes bind.
 
@@ -140,12 +141,19 @@ class Supervisor(Collector):
         registry = CollectorRegistry(auto_describe=False)
         registry.register(reloads)
         registry.register(self)
-        admin, render_metrics = plan.initial_config.config.admin, partial(generate_latest, registry)
-        self._admin_proxy: AdminProxy | None = None
-        if admin is not None:
-            self._admin_proxy = AdminProxy(
-                admin.address, self._list_serving, render_metrics, self._describe_config
-            )
+        admin = plan.initial_config.config.admin
+        self._admin_proxy = (
+            None
+            if admin is None
+            else self._create_admin_proxy(admin.address, partial(generate_latest, registry))
+        )
+
+    def _create_admin_proxy(
+        self, address: str, render_metrics: Callable[[], bytes]
+    ) -> "AdminProxy":
+        from gateway.multiprocess.admin_proxy import AdminProxy  # noqa: PLC0415 - aiohttp takes 10 MB
+
+        return AdminProxy(address, self._list_serving, render_metrics, self._describe_config)
 
     async def run(self) -> int:
         """Serve until stopped; returns the exit code."""
@@ -175,6 +183,8 @@ class Supervisor(Collector):
         )
 
     async def _describe_config(self) -> object:
+        from gateway.admin.status import describe_config  # noqa: PLC0415 - as above
+
         return await describe_config(
             self._loaded_config.config, self._loaded_config.hash, self._loaded_config.filename
         )
