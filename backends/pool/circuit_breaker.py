@@ -37,8 +37,8 @@ class PeakEwma:
         if self._mean is None or seconds >= self._mean:
             self._mean = seconds
         else:
-            kept = self._decay_mean(now)
-            self._mean = self._mean * kept + seconds * (1.0 - kept)
+            decay = self._decay_mean(now)
+            self._mean = self._mean * decay + seconds * (1.0 - decay)
         self._updated_at = now
 
     def get_value(self, now: float) -> float | None:
@@ -168,10 +168,10 @@ class WorkerHealth:
             ejection.consecutive_failures = 0
             ejection.requests.add(now)
             return
-        back = ejection.record_success(now)
+        returned = ejection.record_success(now)
         self.record_connected(now)
         self._adaptive_limit.increase(now)
-        if back:
+        if returned:
             self._full_weight_at = now + self._settings.slow_start
         self._update_healthy(now)
 
@@ -224,10 +224,10 @@ class WorkerHealth:
 
         It is 1 in a trial, which is limited to one request at a time anyway.
         """
-        left = self._full_weight_at - now
-        if left <= 0.0 or self.get_state(now) == "trial":
+        remaining = self._full_weight_at - now
+        if remaining <= 0.0 or self.get_state(now) == "trial":
             return 1.0
-        return max(_MIN_WEIGHT_FACTOR, 1.0 - left / self._settings.slow_start)
+        return max(_MIN_WEIGHT_FACTOR, 1.0 - remaining / self._settings.slow_start)
 
     def get_limit(self, configured: int | None, in_flight: int) -> int | None:
         """The concurrency limit, given the requests in flight."""
@@ -239,9 +239,9 @@ class WorkerHealth:
 
     def _update_healthy(self, now: float) -> None:
         """Update ``healthy``."""
-        pressure = self._adaptive_limit
-        eased = pressure.limit is None and pressure.rate_limited_until <= now
-        self.healthy = eased and self.get_state(now) == "up"
+        limit = self._adaptive_limit
+        unlimited = limit.limit is None and limit.rate_limited_until <= now
+        self.healthy = unlimited and self.get_state(now) == "up"
 
 
 class HasHealth(Protocol):
@@ -260,7 +260,7 @@ HasHealthT = TypeVar("HasHealthT", bound=HasHealth)
 
 
 def select_available(
-    members: Sequence[HasHealthT], now: float, panic: float
+    workers: Sequence[HasHealthT], now: float, panic: float
 ) -> Sequence[HasHealthT]:
     """The available workers of a pool: at least one, if there is any.
 
@@ -268,16 +268,24 @@ def select_available(
     connect backoff. Those, and workers that answer 429 to a single request, are used only if there
     is no other.
     """
-    for one in members:
-        if not one.health.healthy:
+    for worker in workers:
+        if not worker.health.healthy:
             break
     else:
-        return members
-    known = [one for one in members if one.health.is_available(now)]
-    if len(known) < panic * len(members) or not known:
-        return [one for one in members if not one.health.in_backoff(now)] or members
-    free = [one for one in known if not one.in_flight or one.health.get_state(now) == "up"]
-    return [one for one in free if not one.health.is_rate_limited(now)] or free or known
+        return workers
+    available = [worker for worker in workers if worker.health.is_available(now)]
+    if len(available) < panic * len(workers) or not available:
+        return [worker for worker in workers if not worker.health.in_backoff(now)] or workers
+    usable = [
+        worker
+        for worker in available
+        if not worker.in_flight or worker.health.get_state(now) == "up"
+    ]
+    return (
+        [worker for worker in usable if not worker.health.is_rate_limited(now)]
+        or usable
+        or available
+    )
 
 
 class _HealthCheckResults(Struct):
@@ -296,9 +304,9 @@ class _HealthCheckResults(Struct):
         """Returns whether the worker is back."""
         self.failures = 0
         self.successes += 1
-        back = self.down and self.successes >= rise
-        self.down = self.down and not back
-        return back
+        returned = self.down and self.successes >= rise
+        self.down = self.down and not returned
+        return returned
 
 
 class _ConnectBackoff(Struct):
@@ -388,8 +396,8 @@ class _OutlierEjection:
 
     def _exceeds_failure_rate(self, now: float) -> bool:
         count = self.requests.count(now)
-        most = self._settings.failure_rate * count
-        return count >= self._settings.min_requests and self._failures.count(now) >= most
+        limit = self._settings.failure_rate * count
+        return count >= self._settings.min_requests and self._failures.count(now) >= limit
 
     def _eject(self, now: float) -> None:
         if not self.ejected and now - self._ended >= _MAX_EJECTION:
@@ -418,18 +426,18 @@ class _AdaptiveLimit(Struct):
     rate_limited_until: float = 0.0
 
     def decrease(self, now: float, retry_after: float) -> None:
-        again = now + max(_MIN_RATE_LIMIT_PAUSE, min(retry_after, _RATE_LIMIT_MEMORY))
+        resumes_at = now + max(_MIN_RATE_LIMIT_PAUSE, min(retry_after, _RATE_LIMIT_MEMORY))
         if self.in_flight <= 1:
-            self.rate_limited_until = again
+            self.rate_limited_until = resumes_at
         if self.limit is not None and now < self.decreased_at + _MIN_RATE_LIMIT_PAUSE:
             return
-        had = self.in_flight if self.limit is None else min(self.in_flight, self.limit)
-        self.limit = max(1.0, had * _LIMIT_DECREASE)
+        current = self.in_flight if self.limit is None else min(self.in_flight, self.limit)
+        self.limit = max(1.0, current * _LIMIT_DECREASE)
         self.decreased_at = now
-        self.grows_at = again
+        self.grows_at = resumes_at
 
     def increase(self, now: float) -> None:
         if self.limit is None or now < self.grows_at:
             return
-        over = now >= self.decreased_at + _RATE_LIMIT_MEMORY
-        self.limit = None if over else self.limit + 1.0 / self.limit
+        expired = now >= self.decreased_at + _RATE_LIMIT_MEMORY
+        self.limit = None if expired else self.limit + 1.0 / self.limit

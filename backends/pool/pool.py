@@ -34,7 +34,6 @@ from backends.pool.attempt import (
     add_trace_headers,
     filter_headers,
 )
-from backends.pool.cancel import CancelSender
 from backends.pool.discovery import FileSource, WorkerDiscovery, WorkerFileReader, WorkerSource
 from backends.pool.dns_discovery import DnsSource
 from backends.pool.health_check import HealthChecker
@@ -54,7 +53,7 @@ from backends.pool.settings import (
     WorkerListParser,
     WorkerSourceSettings,
 )
-from backends.pool.side_requests import add_bearer
+from backends.pool.side_requests import CancelSender, add_bearer
 from backends.pool.worker_metadata import ModelMetadataCache
 from backends.pool.workers import (
     ANY_WORKER,
@@ -227,7 +226,7 @@ class PoolBackend:
                 self._http_client,
                 self._metadata_cache,
                 draw=draw,
-                lost=self._cancel_waiting,
+                on_unresponsive=self._cancel_waiting,
             )
         self._cancel_adapter = dialect if isinstance(dialect, SupportsCancel) else None
         self._passthrough_adapter = dialect if isinstance(dialect, SupportsPassthrough) else None
@@ -526,7 +525,7 @@ class PoolBackend:
         again = left and wish.preempt is None
         if again and retry.allows_retry(error, now, accepted=attempt.accepted):
             return
-        last = retry.get_final_error(error, left=left)
+        last = retry.get_final_error(error, has_untried=left)
         if last is error:
             raise error
         raise last from error

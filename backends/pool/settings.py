@@ -124,24 +124,25 @@ class CircuitBreakerSettings(ConfigSection, frozen=True):
 
 
 class DnsSettings(Struct, frozen=True):
-    """What is looked up in DNS, and how often.
+    """The name to look up, and how often.
 
     ``name`` is ``host:port`` for the addresses of a host (A, AAAA), or the bare name of a service
     (SRV): ``_http._tcp.triton.models.svc.cluster.local``. It is looked up again after
     ``refresh_interval`` seconds, or sooner if the record's TTL is shorter; a lookup may take
-    ``within`` seconds. ``nameserver`` is an IP address, with a port if it is not 53. Without it the
-    system's resolver is used for hosts and its nameservers, with full names, for services.
+    ``timeout`` seconds. ``nameserver`` is an IP address, with a port if it is not 53. Without it,
+    hosts are looked up by the system's resolver, and services, by their full names, by the system's
+    nameservers.
     """
 
     name: str
     record: Literal["a", "srv"] = "a"
     refresh_interval: float = 10.0
-    within: float = 5.0
+    timeout: float = 5.0
     nameserver: str | None = None
 
 
 class WorkerTemplate(Struct, frozen=True):
-    """What the workers of one DNS name have in common. ``path`` is the end of their base URL."""
+    """The common settings of the workers of one name. ``path`` is the path of their base URL."""
 
     scheme: Literal["http", "https"] = "http"
     path: str = ""
@@ -150,13 +151,13 @@ class WorkerTemplate(Struct, frozen=True):
     bearer: str | None = None
 
     def __repr__(self) -> str:
-        return f"Template({self.scheme!r}, {self.path!r})"
+        return f"WorkerTemplate({self.scheme!r}, {self.path!r})"
 
-    def make_worker(self, host: str, port: int, share: int = 1) -> WorkerConfig:
-        """The worker at an address or a name, with ``share`` times the weight."""
+    def make_worker(self, host: str, port: int, factor: int = 1) -> WorkerConfig:
+        """The worker at an address or a name, with ``factor`` times the weight."""
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         url = f"{self.scheme}://{authority}{self.path}"
-        return WorkerConfig(url, self.weight * share, self.max_concurrency, self.bearer)
+        return WorkerConfig(url, self.weight * factor, self.max_concurrency, self.bearer)
 
 
 class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):

@@ -48,6 +48,9 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     max_concurrency: PositiveInt = 16
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     kv_cache_memory: Size = 1 << 30
+    share_prefix_cache: bool = False
+    """Whether API keys share the prefix cache. This saves memory and time if all keys belong to one
+    trusted group; otherwise a key can find out which prompts another has sent."""
     watermark: WatermarkSettings = WatermarkSettings()
     chat_template: TemplatePath | None = None
     """A tokenizer's folder, or a chat template file, that replaces the model's own template."""

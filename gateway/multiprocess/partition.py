@@ -55,12 +55,12 @@ def find_unpartitionable(config: schema.Config) -> Iterator[tuple[ConfigPath, st
             yield ("backends", name), message
 
 
-def _divide(whole: int, processes: int) -> int:
-    return -(-whole // processes)
+def _divide(limit: int, processes: int) -> int:
+    return -(-limit // processes)
 
 
-def _divide_optional(whole: int | None, processes: int) -> int | None:
-    return None if whole is None else _divide(whole, processes)
+def _divide_optional(limit: int | None, processes: int) -> int | None:
+    return None if limit is None else _divide(limit, processes)
 
 
 def _partition_state(
@@ -107,22 +107,22 @@ def _partition_key_limits(
     return replace(_partition_rate_limit(limits, processes), models=models or None)
 
 
-def _partition_rate_limit(told: RateLimitT, processes: int) -> RateLimitT:
+def _partition_rate_limit(limits: RateLimitT, processes: int) -> RateLimitT:
     return replace(
-        told,
-        requests=_divide_rate(told.requests, processes),
-        tokens=_divide_rate(told.tokens, processes),
-        concurrent=_divide_optional(told.concurrent, processes),
-        budget=_divide_optional(told.budget, processes),
+        limits,
+        requests=_divide_rate(limits.requests, processes),
+        tokens=_divide_rate(limits.tokens, processes),
+        concurrent=_divide_optional(limits.concurrent, processes),
+        budget=_divide_optional(limits.budget, processes),
     )
 
 
-def _divide_rate(told: tuple[int, int] | None, processes: int) -> tuple[int, int] | None:
-    return None if told is None else (_divide(told[0], processes), told[1])
+def _divide_rate(limits: tuple[int, int] | None, processes: int) -> tuple[int, int] | None:
+    return None if limits is None else (_divide(limits[0], processes), limits[1])
 
 
 def _partition_model(model: schema.ModelConfig, processes: int) -> schema.ModelConfig:
     if model.shadow is None:
         return model
-    most = _divide(model.shadow.max_concurrency, processes)
-    return replace(model, shadow=replace(model.shadow, max_concurrency=most))
+    max_concurrency = _divide(model.shadow.max_concurrency, processes)
+    return replace(model, shadow=replace(model.shadow, max_concurrency=max_concurrency))

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final, Protocol, Self, cast, runtime_checkable
 from msgspec.structs import replace
 
 from backends.interfaces import Backend, SupportsWarmup
-from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason
-from gateway.admin.status import RecentStats, StatusReporter
 from gateway.config import listeners, loader, schema
 from gateway.config.registry import load_symbol
 from gateway.explain.dry_run import ExplainService
@@ -42,6 +40,7 @@ from gateway.runtime.telemetry import (
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
+    from gateway.admin.api import AdminServer, WorkerSet
     from gateway.observability.metrics.requests import MetricsCollector
     from gateway.observability.metrics.system import ProcessCollector
     from gateway.ratelimit.redis_limiter import RedisLeaseStore
@@ -281,8 +280,6 @@ class Gateway:
         """
         if self._usage_recorder is not None:
             self._usage_recorder.start()
-        for exporter in self._exporters:
-            exporter.start()
         if self._process_metrics is not None:
             self._process_metrics.start()
         if self._shared_limits is not None:
@@ -530,6 +527,10 @@ class Gateway:
 
     def _update_worker_sets(self) -> None:
         """Update the mapping that the admin API shares."""
+        if self._current.config.admin is None:
+            return
+        from gateway.admin.api import WorkerSet  # noqa: PLC0415 - aiohttp takes 10 MB
+
         self._worker_sets.clear()
         self._worker_sets.update(
             {name: one for name, one in self.backends.items() if isinstance(one, WorkerSet)}
@@ -537,7 +538,14 @@ class Gateway:
 
     def _make_admin_server(
         self, config: schema.AdminConfig, metrics: "MetricsCollector", filename: str
-    ) -> AdminServer:
+    ) -> "AdminServer":
+        from gateway.admin.api import (  # noqa: PLC0415 - as above
+            AdminServer,
+            AdminServices,
+            get_unready_reason,
+        )
+        from gateway.admin.status import RecentStats, StatusReporter  # noqa: PLC0415 - as above
+
         clock = self._services.clock
         services = AdminServices(
             get_unready_reason=lambda: get_unready_reason(self.router, self.backends.values()),

@@ -20,6 +20,10 @@ from gateway.pipeline.shadow import ShadowManager
 from gateway.runtime.snapshot import ConfigSnapshot
 from protocols.core.errors import Overloaded
 
+SHUTDOWN_MESSAGE: Final = (
+    "Shutting down: waiting for running requests to finish. "
+    "Send the signal again to stop immediately."
+)
 _ERROR_FLUSH_TIMEOUT: Final = 1.0
 """Seconds to send errors to clients whose requests are stopped."""
 

@@ -604,7 +604,7 @@ async def test_the_admin_path_tells_what_is_wrong_in_json(gateway: Gateway) -> N
     [complaint] = told["issues"]
     assert answer.status_code == 422
     assert told["error"] == {
-        "message": f"{gateway.file} is wrong; the configuration stays as it was",
+        "message": f"{gateway.file} is invalid; the configuration is unchanged",
         "field": None,
     }
     assert complaint["path"] == "models.m.backend"

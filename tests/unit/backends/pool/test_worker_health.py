@@ -90,7 +90,7 @@ def test_too_much_to_do_makes_a_worker_smaller_and_not_ill(error: GatewayError) 
     one = member(consecutive_failures=1)
     one.in_flight = 10
 
-    one.record_failure(error, pushed_back=True)
+    one.record_failure(error, overloaded=True)
 
     assert (one.report().state, one.limit) == ("up", 7)
 
