@@ -1,7 +1,7 @@
 """Interfaces of backends, and the context of one request: deadline, timeouts, observers."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -17,6 +17,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import Request
+from protocols.core.units import ConfigSection, Timeout
 
 if TYPE_CHECKING:
     from protocols.core.interfaces import Headers, UpstreamRequest
@@ -132,13 +133,29 @@ class Deadline:
         self.expires_at = min(self.expires_at, self._clock() + seconds)
 
 
-class Timeouts(Struct, frozen=True):
-    """Timeouts in seconds; the deadline bounds each of them."""
+class Timeouts(ConfigSection, frozen=True):
+    """Time limits of a request, in seconds.
 
-    connect: float = 2.0
-    first_token: float = 60.0
-    idle: float = 30.0
-    total: float = 600.0
+    ``connect``: to connect to a worker. ``first_token``: until the first part of the response.
+    ``idle``: between two parts. ``total``: for the whole response.
+    """
+
+    connect: Timeout = 2.0
+    first_token: Timeout = 60.0
+    idle: Timeout = 30.0
+    total: Timeout = 600.0
+
+
+class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
+    """The settings of one backend."""
+
+    implied_by: ClassVar[str | None] = None
+    """The key that makes ``kind`` unnecessary."""
+
+    @property
+    def kind(self) -> str:
+        """The backend's name in the registry."""
+        return str(self.__struct_config__.tag)
 
 
 class RequestContext(Struct):

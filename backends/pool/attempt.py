@@ -534,7 +534,7 @@ class Attempt(AttemptTimeouts):
         if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
             self._services.metrics.failures[get_error_kind(error)] += 1
         if not self._request.background:
-            self.worker.record_failure(error, pushed_back=self._rate_limited)
+            self.worker.record_failure(error, overloaded=self._rate_limited)
 
 
 class TranslatedResponse:

@@ -2,10 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
-import msgspec
 from msgspec.structs import asdict, replace
 
 from backends.aio import DeadlineTimer
@@ -25,6 +24,7 @@ from backends.interfaces import (
     RequestObserver,
     StreamItem,
     StreamItems,
+    Timeouts,
     WorkerCandidate,
     WorkerSelection,
 )
@@ -36,7 +36,6 @@ from backends.pool.attempt import (
     add_trace_headers,
     filter_headers,
 )
-from backends.pool.cancel import CancelSender
 from backends.pool.discovery import FileSource, WorkerDiscovery, WorkerFileReader, WorkerSource
 from backends.pool.dns_discovery import DnsSource
 from backends.pool.health_check import HealthChecker
@@ -48,8 +47,15 @@ from backends.pool.load_balancing import (
 )
 from backends.pool.metrics import PoolMetrics
 from backends.pool.retry import RetryBudget, RetryState
-from backends.pool.settings import PoolSettings, WorkerSourceSettings
-from backends.pool.side_requests import add_bearer
+from backends.pool.settings import (
+    DnsSettings,
+    PoolContext,
+    PoolSettings,
+    RetrySettings,
+    WorkerListParser,
+    WorkerSourceSettings,
+)
+from backends.pool.side_requests import CancelSender, add_bearer
 from backends.pool.worker_metadata import ModelMetadataCache
 from backends.pool.workers import (
     ANY_WORKER,
@@ -129,6 +135,7 @@ class SelectionReporter:
         self, candidates: list[WorkerCandidate], scores: PolicyScores, expected: WorkerState | None
     ) -> WorkerSelection:
         settings = self._settings
+        timeouts, retries = settings.timeouts or Timeouts(), settings.retries or RetrySettings()
         return WorkerSelection(
             policy=settings.policy,
             score_rule=scores.winner,
@@ -137,10 +144,10 @@ class SelectionReporter:
             queue_length=self._workers.queue_length,
             queue_limit=settings.queue.max,
             queue_timeout=settings.queue.wait,
-            timeouts=asdict(settings.timeouts) | {"total": self._request.deadline.remaining()},
-            max_retries=settings.retries.max,
-            retry_budget=settings.retries.budget,
-            retryable_failures=sorted(settings.retries.on),
+            timeouts=asdict(timeouts) | {"total": self._request.deadline.remaining()},
+            max_retries=retries.max,
+            retry_budget=retries.budget,
+            retryable_failures=sorted(retries.on),
         )
 
 
@@ -163,9 +170,8 @@ def _build_candidate(
 class PoolBackend:
     """A backend that sends each request to one of several workers of one protocol.
 
-    ``settings`` are PoolSettings or a mapping of the same shape. ``draw`` returns a random number
-    in [0, 1). ``upstream`` is the HTTP client; the pool starts and closes it. ``readers`` parse the
-    files that list workers, by path.
+    ``draw`` returns a random number in [0, 1). ``upstream`` is the HTTP client; the pool starts and
+    closes it.
     """
 
     explains_selection = True
@@ -173,48 +179,53 @@ class PoolBackend:
 
     def __init__(
         self,
+        settings: PoolSettings,
         *,
-        workers: Sequence[WorkerConfig],
         adapter: UpstreamAdapter,
         clock: Clock,
         draw: Callable[[], float],
-        settings: PoolSettings | Mapping[str, Any] | None = None,
+        context: PoolContext = PoolContext(),  # noqa: B008 - frozen
         http_client: HttpClient | None = None,
-        readers: Mapping[str, WorkerFileReader] | None = None,
+        has_health_checks: bool = True,
     ) -> None:
-        pool_settings = msgspec.convert(settings or {}, PoolSettings)
+        workers = settings.make_workers(settings.workers)
+        timeouts = settings.timeouts or Timeouts()
         self._adapter = adapter
-        self._settings = pool_settings
+        self._settings = settings
+        self._retry_settings = settings.retries or RetrySettings()
+        self._total_timeout = timeouts.total
         self._clock = clock
-        self._http_client = http_client or AsyncioHttpClient()
+        self._http_client = http_client or AsyncioHttpClient(
+            ca=settings.tls.ca if settings.tls else None
+        )
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
         self._services = AttemptServices(
-            self._http_client, pool_settings.timeouts, clock, self._deadline_timer, self._metrics
+            self._http_client, timeouts, clock, self._deadline_timer, self._metrics
         )
         limits = PoolLimits(
-            pool_settings.max_concurrency, pool_settings.queue, pool_settings.health
+            settings.total_concurrency, settings.queue, settings.health, settings.breaker
         )
-        self._make_routing_key = ROUTING_KEY_FACTORIES.get(pool_settings.policy)
+        self._make_routing_key = ROUTING_KEY_FACTORIES.get(settings.policy)
         """Builds the routing key of a request; None if the policy uses none."""
         self._workers = WorkerPool(
-            workers, make_policy(pool_settings.policy, draw), limits, clock, self._metrics
+            workers, make_policy(settings.policy, draw), limits, clock, self._metrics
         )
-        self._retry_budget = RetryBudget(pool_settings.retries.budget)
+        self._retry_budget = RetryBudget(self._retry_settings.budget)
         self._metadata_cache: ModelMetadataCache | None = None
         if isinstance(adapter, ModelMetadataReader):
             self._metadata_cache = ModelMetadataCache(
-                adapter, pool_settings.models, self._http_client, clock
+                adapter, context.models, self._http_client, clock
             )
         self._health_checker: HealthChecker | None = None
-        if pool_settings.probe is not None:
+        if has_health_checks:
             self._health_checker = HealthChecker(
-                pool_settings.probe,
+                settings.health,
                 adapter.health_request,
                 self._http_client,
                 self._metadata_cache,
                 draw=draw,
-                lost=self._cancel_waiting,
+                on_unresponsive=self._cancel_waiting,
             )
         self._cancel_adapter = adapter if isinstance(adapter, SupportsCancel) else None
         self._passthrough_adapter = adapter if isinstance(adapter, SupportsPassthrough) else None
@@ -222,10 +233,8 @@ class PoolBackend:
         self._request_id_prefix = f"{int(draw() * 2**32):08x}"
         self._request_numbers = itertools.count()
         self._started = False
-        sources = [_make_source(source, readers or {}) for source in pool_settings.sources]
-        self._discovery = WorkerDiscovery(
-            pool_settings.name, workers, sources, self.replace_workers
-        )
+        sources = list(_make_sources(settings, context.parse_workers))
+        self._discovery = WorkerDiscovery(context.name, workers, sources, self.replace_workers)
 
     @property
     def ready(self) -> bool:
@@ -392,7 +401,7 @@ class PoolBackend:
 
     def _compute_deadline(self, context: RequestContext) -> Deadline:
         """The request's deadline, or the pool's if that is sooner. Raises DeadlineExceeded."""
-        now, most = context.clock(), self._settings.timeouts.total
+        now, most = context.clock(), self._total_timeout
         if now < context.deadline.expires_at <= now + most:
             return context.deadline
         context.deadline.remaining()  # raises if the deadline has passed
@@ -435,7 +444,7 @@ class PoolBackend:
                     reporter.observe_failure(slot.worker, error)
                 if retry is None:
                     retry = RetryState(
-                        self._settings.retries, self._retry_budget, metrics=self._metrics
+                        self._retry_settings, self._retry_budget, metrics=self._metrics
                     )
                     criteria = replace(criteria, tried_keys=retry.tried)
                 now = self._clock()
@@ -460,7 +469,7 @@ class PoolBackend:
         may_retry = has_candidates and criteria.preempt is None
         if may_retry and retry.allows_retry(error, now, accepted=attempt.accepted):
             return
-        final_error = retry.get_final_error(error, left=has_candidates)
+        final_error = retry.get_final_error(error, has_untried=has_candidates)
         if final_error is error:
             raise error
         raise final_error from error
@@ -507,11 +516,25 @@ def _is_dry_run(context: RequestContext) -> bool:
     return context.observer is not None and context.observer.dry_run
 
 
-def _make_source(
-    settings: WorkerSourceSettings, readers: Mapping[str, WorkerFileReader]
-) -> WorkerSource:
-    if settings.dns is not None:
-        return DnsSource(settings.dns, settings.template)
-    if settings.file is None or settings.file not in readers:
-        raise ValueError("a worker source needs dns, or file with a reader")
-    return FileSource(settings.file, readers[settings.file])
+def _make_sources(
+    settings: PoolSettings, parse_workers: WorkerListParser | None
+) -> Iterator[WorkerSource]:
+    for source in settings.workers:
+        if source.file is not None:
+            if parse_workers is None:
+                raise ValueError("a file of workers needs a parser")
+            yield FileSource(source.file, _make_file_reader(settings, source, parse_workers))
+        elif source.url is None:
+            query = DnsSettings(
+                source.dns or source.srv or "",
+                "srv" if source.dns is None else "a",
+                source.refresh_interval,
+                nameserver=source.nameserver,
+            )
+            yield DnsSource(query, settings.make_template(source))
+
+
+def _make_file_reader(
+    settings: PoolSettings, source: WorkerSourceSettings, parse_workers: WorkerListParser
+) -> WorkerFileReader:
+    return lambda data: settings.make_listed_workers(source, parse_workers(data))

@@ -38,7 +38,7 @@ from backends.torch.ipc import (
     encode_frame,
     read_body_length,
 )
-from backends.torch.settings import TorchSettings
+from backends.torch.settings import EngineSettings
 from protocols.core.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -77,7 +77,7 @@ EngineEventQueue = asyncio.Queue[Sequence[EngineEvent] | None]
 class EngineProcess:
     """One run of the engine process."""
 
-    def __init__(self, settings: TorchSettings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._subprocess: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -224,10 +224,10 @@ _LOWEST_PRIORITY = 255
 
 
 class TorchBackend:
-    """One local model; takes the fields of ``TorchSettings``."""
+    """One local model; takes the fields of ``EngineSettings``."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = msgspec.convert(settings, TorchSettings)
+        self._settings = msgspec.convert(settings, EngineSettings)
         self._process: EngineProcess | None = None
         self._ready = asyncio.Event()
         """Set while the process accepts requests, or when loading has failed for good."""

@@ -30,9 +30,9 @@ from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.recorder import EXPLAIN_HEADER, NULL_RECORDER, ExplainRecorder
 from gateway.pipeline.strategies import ResponseStrategy, select_unset_defaults
-from gateway.routing.request_attributes import RequestAttributes, Scalar
+from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.router import CATCH_ALL_MODEL, Model, Route, RouteObserver, Router
-from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch
+from gateway.routing.rules import RouteRule, RuleMatch
 from gateway.routing.traffic_split import compute_score
 from protocols.core import loss
 from protocols.core.errors import GatewayError, InternalError
@@ -55,40 +55,21 @@ _SECRET_HEADERS: Final = frozenset(
 
 def explain_rule(rule: RouteRule, unmet: str, match: RuleMatch | None) -> ExplainedRule:
     """A rule that was tried; ``match`` is None if the condition ``unmet`` is not met."""
-    conditions = rule.conditions
     if match is None:
         return ExplainedRule(
-            name=rule.name,
-            followed=False,
-            mismatch=unmet,
-            wanted=_get_expected_value(conditions, unmet),
+            name=rule.name, followed=False, mismatch=unmet, wanted=rule.get_expected_value(unmet)
         )
     return ExplainedRule(
         name=rule.name,
         followed=match.is_selected,
         mismatch="" if match.is_selected else "share",
-        share=conditions.share,
+        share=rule.share,
         sticky=match.sticky,
         bucket=match.bucket,
         position=match.position,
-        model=rule.to,
-        version=rule.version,
+        model=rule.config.to.model,
+        version=rule.config.to.version,
     )
-
-
-def _get_expected_value(conditions: RouteConditions, unmet: str) -> Scalar | None:
-    kind, _, name = unmet.partition(":")
-    match kind:
-        case "header":
-            return conditions.headers[name]
-        case "body":
-            return conditions.body[name]
-        case "protocol":
-            return conditions.protocol
-        case "key":
-            return conditions.key
-        case _:
-            return conditions.tag
 
 
 def explain_sticky_sources(
@@ -144,7 +125,9 @@ def explain_target(route: Route) -> ExplainedTarget:
 def explain_shadow(route: Route) -> ExplainedShadow | None:
     """Where shadows of such requests go; None for a pinned version."""
     rule = route.model.shadow
-    return None if rule is None or route.pinned else ExplainedShadow(rule.to, rule.share)
+    if rule is None or route.pinned:
+        return None
+    return ExplainedShadow(rule.config.to, rule.config.share)
 
 
 def explain_defaults(

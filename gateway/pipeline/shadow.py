@@ -348,10 +348,10 @@ class ShadowManager:
     def start(self, primary: PrimaryRequest, route: Route, rule: ShadowRule) -> ShadowPair | None:
         """Start a shadow on its ``route``; None if the maximum number is running."""
         name = rule.model
-        if self._running_by_model[name] >= rule.max_concurrent:
+        if self._running_by_model[name] >= rule.config.max_concurrency:
             self._report(_build_dropped_comparison(primary, route))
             return None
-        pair = ShadowPair(primary, route, rule.timeout, self._clock, self._report)
+        pair = ShadowPair(primary, route, rule.config.timeout, self._clock, self._report)
         self._running_by_model[name] += 1
         self._tasks.add(pair.task)
 

@@ -12,9 +12,10 @@ from backends.interfaces import (
     RequestContext,
     StreamItems,
 )
+from gateway.config.schema import OnLoss
 from gateway.emulation.execute import EventProcessor, keep_events, send_emulated
 from gateway.emulation.planner import NO_EMULATION, plan_emulation
-from gateway.routing.router import OnLoss, Route
+from gateway.routing.router import Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import InvalidParameter, UnsupportedFeature

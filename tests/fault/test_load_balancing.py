@@ -6,9 +6,10 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from backends.http.interfaces import QueueSettings, WorkerConfig
+from backends.http.interfaces import WorkerConfig
 from backends.interfaces import PreparedRequest
 from backends.pool.pool import PoolBackend
+from backends.pool.settings import QueueSettings
 from protocols.core.errors import DeadlineExceeded, Overloaded
 from protocols.core.events import Event
 from protocols.core.request import GenerationRequest

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from backends.http.interfaces import WorkerConfig
 from backends.interfaces import PreparedRequest
 from backends.pool.pool import PoolBackend
-from backends.pool.settings import PoolSettings
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import (
     GatewayError,
@@ -26,7 +25,7 @@ from protocols.core.events import Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
 from protocols.openai.endpoints import OpenAI
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, whole
-from tests.fault.lines import SOON, context, heard, text
+from tests.fault.lines import SOON, context, heard, pool_settings, text
 
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 UNARY = replace(STREAMED, stream=False)
@@ -60,11 +59,11 @@ ANSWER = msgspec.json.encode(
 @asynccontextmanager
 async def backend(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
     pool = PoolBackend(
-        workers=[WorkerConfig(one.url, bearer=KEY) for one in workers],
+        pool_settings(*(WorkerConfig(one.url, bearer=KEY) for one in workers), timeouts=SOON),
         adapter=OpenAI(),
         clock=monotonic,
         draw=Random(7).random,
-        settings=PoolSettings(timeouts=SOON),
+        has_health_checks=False,
     )
     await pool.start()
     try:

@@ -9,7 +9,7 @@ import pytest
 from backends.http.client import AsyncioHttpClient
 from backends.http.interfaces import WorkerConfig
 from backends.interfaces import PreparedRequest, Timeouts
-from backends.pool.cancel import CancelSender
+from backends.pool.side_requests import CancelSender
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest, Request

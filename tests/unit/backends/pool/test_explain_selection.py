@@ -16,6 +16,7 @@ from backends.pool.workers import PoolLimits, SelectionCriteria, WorkerPool
 from protocols.core.errors import GatewayError, WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest
+from tests.fault.lines import pool_settings
 
 URLS = ["http://a:1", "http://b:1", "http://c:1"]
 
@@ -46,7 +47,7 @@ def shown(
     wire = UpstreamRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
     work = AttemptRequest(request, wire, (), _never, _never, deadline)
-    return seen, SelectionReporter(seen, settings or PoolSettings(), roster, work)
+    return seen, SelectionReporter(seen, settings or pool_settings(), roster, work)
 
 
 def _never(*_: object) -> NoReturn:
@@ -83,7 +84,7 @@ async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
     first = await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
     second = roster.workers[1]
     roster.workers[2].record_failure(WorkerUnreachable("it is gone"))
-    seen, show = shown(roster, PoolSettings(policy="round_robin"))
+    seen, show = shown(roster, pool_settings(policy="round_robin"))
 
     show.observe_selection(SelectionCriteria({second.key}))
 

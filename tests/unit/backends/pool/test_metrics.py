@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from backends.aio import DeadlineTimer
-from backends.http.interfaces import BodyConsumer, QueueSettings, WorkerConfig
+from backends.http.interfaces import BodyConsumer, WorkerConfig
 from backends.interfaces import Deadline, RequestContext
 from backends.pool.attempt import AttemptTimeouts, filter_headers
 from backends.pool.load_balancing import RoundRobin
 from backends.pool.metrics import PoolMetrics
-from backends.pool.retry import RetryBudget, RetrySettings, RetryState
+from backends.pool.retry import RetryBudget, RetryState
+from backends.pool.settings import QueueSettings, RetrySettings
 from backends.pool.workers import PoolLimits, SelectionCriteria, WorkerPool
 from protocols.core.errors import (
     DeadlineExceeded,

@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from backends.echo import EchoBackend
 from backends.interfaces import BackendRequest, Deadline, PreparedRequest, RequestContext
+from gateway.config.schema import OnLoss
 from gateway.pipeline.strategies import (
     MAX_CHOICES,
     MAX_TOP_LOGPROBS,
     ResponseStrategy,
     apply_model_settings,
 )
-from gateway.routing.router import OnLoss, Route, Router, Target, compile_model
+from gateway.routing.router import Route, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.events import ChoiceEnd, Event, PromptEcho, TextDelta, Usage

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from backends.echo import EchoBackend
-from gateway.routing.router import Model, OnLoss, RequestDefaults, Router, Target, compile_model
+from gateway.config.schema import OnLoss
+from gateway.routing.router import Model, RequestDefaults, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import ModelNotFound, VersionNotFound
 
