@@ -26,8 +26,10 @@ _NUMBER_TYPES = (int, float)
 """Without bool, which is a number in Python but not in JSON."""
 
 
-class Param(Struct, frozen=True, kw_only=True):
+class Param(Struct, frozen=True):
     """One parameter. ``field`` is its path in the internal request, such as ``sampling.top_k``.
+
+    A row of a table reads ``Param("top_p", "sampling.top_p", "float", 0, 1)``.
 
     The range is ``minimum`` to ``maximum``, without the limit itself if ``exclusive_minimum`` or
     ``exclusive_maximum`` is set. A value in ``disabled_values`` turns the feature off. ``default``
