@@ -39,7 +39,7 @@ from protocols.chat.passthrough import (
 )
 from protocols.chat.upstream import RequestWriter, WorkerProfile
 from protocols.core import loss
-from protocols.core.errors import MalformedRequest, UnsupportedFeature
+from protocols.core.errors import GatewayError, MalformedRequest, UnsupportedFeature
 from protocols.core.events import Event, TextDelta, Usage
 from protocols.core.interfaces import (
     ClientRequest,
@@ -414,8 +414,6 @@ def _adapt_choice_count(fit: _RequestAdaptation) -> None:
 
 ChatMode = Literal["messages", "text"]
 
-HEALTH_REQUEST: Final = UpstreamRequest("/v2/health/ready", b"", method="GET")
-
 _JSON_HEADERS = (("Content-Type", "application/json"),)
 _INVALID_ID_CHARS = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_ID_LENGTH = 256
@@ -496,6 +494,10 @@ class MindieUpstream:
         if self._uses_openai_endpoint(request):
             return OpenAiStyleDecoder(self._adapt_request(request, {})[0], early=early)
         return TextDecoder(request, early=early)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body)
 
     def encode_cancel(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.SupportsCancel``."""
