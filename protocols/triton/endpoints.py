@@ -7,7 +7,16 @@ from msgspec import structs
 
 from protocols import params
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError, InternalError, PathNotFound
+from protocols.core.errors import (
+    ClientError,
+    GatewayError,
+    InternalError,
+    InvalidParameter,
+    MalformedRequest,
+    Overloaded,
+    PathNotFound,
+    UnsupportedFeature,
+)
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -25,7 +34,6 @@ from protocols.core.interfaces import (
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
 from protocols.triton import errors, openapi, passthrough, requests
-from protocols.triton import params as triton_params
 from protocols.triton.errors import StatusMode
 from protocols.triton.metadata import InfoHandler
 from protocols.triton.params import PROFILES, TritonProfile
@@ -36,6 +44,7 @@ from protocols.triton.upstream import TritonUpstream
 _MODEL_PATH = "/v2/models/{model}"
 _VERSION_PATH = f"{_MODEL_PATH}/versions/{{version}}"
 _MAX_VERSION = 2**63 - 1
+_INFERENCE_OPERATIONS = ("generate", "generate_stream", "infer")
 
 
 def _build_info_endpoint(method: str, path: str, variant: str, *, open_: bool = False) -> Endpoint:
@@ -115,7 +124,6 @@ class Triton:
         self._templating_mode = requests.TEMPLATING_MODES[prompts]
         self._has_custom_fields = bool(fields)
         self._info_handler = InfoHandler(self._profile, status)
-        generating = ("generate", "generate_stream", "infer")
         self._upstream = TritonUpstream(
             self._profile, fields=fields or {}, max_tokens=max_tokens, renderer=renderer
         )
@@ -125,7 +133,7 @@ class Triton:
         }
         self.health_request = UpstreamRequest("/v2/health/ready", b"", method="GET")
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
-            generating, self._profile.parameters
+            _INFERENCE_OPERATIONS, self._profile.parameters
         )
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
@@ -160,7 +168,12 @@ class Triton:
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """Encode the error in this protocol."""
-        return errors.build_error_response(error, call, self._status_mode)
+        request_id = None
+        if call is not None:
+            error = _explain_decompression_error(error, call)
+            if isinstance(error, Overloaded):  # only this text names the request
+                request_id = requests.find_request_id(call)
+        return errors.build_error_response(error, call, self._status_mode, request_id)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """Build a response about the server and its models. Raises ClientError."""
@@ -229,6 +242,18 @@ class Triton:
         return None
 
 
+def _explain_decompression_error(error: GatewayError, call: ClientRequest) -> GatewayError:
+    """Replace the error of a body that can't be decompressed, which has no class of its own."""
+    is_encoding_error = isinstance(error, MalformedRequest) and error.problem == "encoding"
+    is_inference = call.endpoint.operation in _INFERENCE_OPERATIONS
+    if is_inference and (is_encoding_error or type(error) is ClientError):
+        try:
+            requests.check_encoding(call)
+        except (InvalidParameter, UnsupportedFeature) as encoding_error:
+            return encoding_error
+    return error
+
+
 def _build_field_names(profile: TritonProfile, *, streamed: bool) -> Mapping[str, str]:
     names = params.map_field_names(profile.parameters)
     if profile.exclude_prompt_flags and not streamed:
@@ -247,7 +272,7 @@ def _read_version(call: ClientRequest) -> str | None:
         raise PathNotFound("a version is a number")
     if len(version.lstrip("0")) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION:
         text = f"failed to get model version from specified version string '{version}' (details:"
-        raise triton_params.build_value_error(
+        raise errors.build_value_error(
             "version", f"{text} stol), version should be an integral value > 0"
         )
     return str(int(version))

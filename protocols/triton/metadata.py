@@ -11,10 +11,10 @@ from msgspec import UNSET, Struct
 from protocols.core.catalog import Catalog, ModelInfo, VersionInfo
 from protocols.core.errors import ModelNotFound, VersionNotFound
 from protocols.core.interfaces import ClientRequest, HttpResponse
-from protocols.triton import params, rapidjson
-from protocols.triton.errors import ErrorBody, StatusMode
+from protocols.triton import rapidjson
+from protocols.triton.errors import ErrorBody, StatusMode, build_type_error
+from protocols.triton.formats import JSON_HEADERS, PLAIN_TEXT_HEADERS, encode_json
 from protocols.triton.params import Datatype, TritonProfile
-from protocols.triton.tensors import JSON_HEADERS, PLAIN_TEXT_HEADERS, encode_json
 
 _SERVER_METADATA: Final = encode_json(
     {
@@ -269,5 +269,5 @@ def _read_ready_filter(body: bytes) -> bool:
     found = rapidjson.parse_value(body)
     ready = found.get("ready", False) if isinstance(found, dict) else False
     if not isinstance(ready, bool):
-        raise params.build_type_error("ready", "attempt to access JSON non-boolean as boolean")
+        raise build_type_error("ready", "attempt to access JSON non-boolean as boolean")
     return ready

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from protocols.core.interfaces import ClientRequest
-from protocols.triton import params
+from protocols.triton import errors
 
 _MAX_DEPTH: Final = 128
 _MAX_EXPONENT: Final = 308
@@ -44,7 +44,7 @@ def parse_rapidjson_members(text: bytes) -> list[tuple[str, Raw]]:
     if not reader.skip_byte(b"{"):
         reader.read_value()
         reader.check_end()
-        raise params.build_not_object_error()
+        raise errors.build_not_object_error()
     found = [(name, Raw(text[start:end])) for name, _, start, end in reader.read_members()]
     reader.check_end()
     return found
@@ -174,7 +174,7 @@ class _RapidJsonReader:
             return self._text[start : self._position].decode()
         except UnicodeDecodeError as e:
             # Triton passes such bytes to the model; a str cannot hold them.
-            raise params.build_json_error("Invalid encoding in string.", start + e.start) from None
+            raise errors.build_json_error("Invalid encoding in string.", start + e.start) from None
 
     def _read_escape(self) -> str:
         start = self._position
@@ -183,7 +183,7 @@ class _RapidJsonReader:
         self._position += 1
         if kind != b"u":
             if kind not in _ESCAPES:
-                raise params.build_json_error("Invalid escape character in string.", start)
+                raise errors.build_json_error("Invalid escape character in string.", start)
             return _ESCAPES[kind]
         return self._read_character(self._read_code_unit(start), start)
 
@@ -194,13 +194,13 @@ class _RapidJsonReader:
         if code in _HIGH_SURROGATES and self.skip_byte(b"\\") and self.skip_byte(b"u"):
             low = self._read_code_unit(start)
         if low not in _LOW_SURROGATES:
-            raise params.build_json_error("The surrogate pair in string is invalid.", start)
+            raise errors.build_json_error("The surrogate pair in string is invalid.", start)
         return chr(0x10000 + ((code - _HIGH_SURROGATES.start) << 10) + low - _LOW_SURROGATES.start)
 
     def _read_code_unit(self, start: int) -> int:
         found = _HEX_DIGITS.match(self._text, self._position)
         if found is None:
-            raise params.build_json_error("Incorrect hex digit after \\u escape in string.", start)
+            raise errors.build_json_error("Incorrect hex digit after \\u escape in string.", start)
         self._position = found.end()
         return int(found[0], 16)
 
@@ -218,7 +218,7 @@ class _RapidJsonReader:
         if float(integer[:-1] or b"0") >= _MAX_EXTENDABLE_INTEGER or (
             exponent is not None and exponent > _MAX_EXPONENT + len(fraction)
         ):
-            raise params.build_json_error("Number too big to be stored in double.", start)
+            raise errors.build_json_error("Number too big to be stored in double.", start)
         if beyond is not None:
             return beyond
         literal = self._text[start : self._position]
@@ -252,7 +252,7 @@ class _RapidJsonReader:
     def _enter_nested(self) -> None:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            raise params.build_depth_error()
+            raise errors.build_depth_error()
 
     def _skip_pattern(self, what: re.Pattern[bytes]) -> int:
         """Skip what matches (possibly nothing); return its start."""
@@ -271,7 +271,7 @@ class _RapidJsonReader:
         return self._peek() in {b"", b"\0"}
 
     def _build_error(self, reason: str) -> Exception:
-        return params.build_json_error(reason, self._position)
+        return errors.build_json_error(reason, self._position)
 
 
 # A JSON body as this adapter needs it: all fields, in the order in which they were sent.
@@ -306,11 +306,11 @@ def parse_fields(text: bytes) -> OrderedFields:
     """Parse an object. Raises MalformedRequest, also if the text holds none."""
     try:
         if type(_decode_any(text)) is not dict:
-            raise params.build_not_object_error()
+            raise errors.build_not_object_error()
         members = _decode_members(text)
         return OrderedFields([*map(str, members)], members.values())
     except RecursionError:
-        raise params.build_depth_error() from None
+        raise errors.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         found = parse_rapidjson_members(text)
         return OrderedFields([name for name, _ in found], [raw for _, raw in found])
@@ -329,7 +329,7 @@ def parse_value(text: bytes) -> Any:
     try:
         return _decode_any(text)
     except RecursionError:
-        raise params.build_depth_error() from None
+        raise errors.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return parse_rapidjson_value(bytes(text))  # a Raw cannot be sliced
 

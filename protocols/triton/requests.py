@@ -9,7 +9,12 @@ import msgspec
 from msgspec import Raw, Struct
 
 from protocols import params
-from protocols.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
+from protocols.core.errors import (
+    ClientError,
+    InvalidParameter,
+    MalformedRequest,
+    UnsupportedFeature,
+)
 from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     ChoiceFormat,
@@ -22,8 +27,7 @@ from protocols.core.request import (
     ResponseOptions,
 )
 from protocols.params import Param, ParamType, ParsedParams
-from protocols.triton import params as triton_params
-from protocols.triton import rapidjson, tensors
+from protocols.triton import errors, rapidjson, tensors
 from protocols.triton.params import PROMPT_INPUT, OutputSpec, TritonProfile
 from protocols.triton.rapidjson import OrderedFields
 from protocols.triton.tensors import InputTensor, TritonRequest
@@ -69,7 +73,7 @@ def _parse_guide_object(name: str, text: str) -> OutputFormat:
                 return _build_output_format(kind, what)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
         pass
-    raise triton_params.build_model_error(
+    raise errors.build_model_error(
         name, f"'{name}' must be the JSON text of an object with a guide"
     )
 
@@ -84,7 +88,7 @@ def _parse_guide_pair(kind: str, text: str | None) -> OutputFormat:
             )
     except (msgspec.DecodeError, TypeError):
         pass
-    raise triton_params.build_model_error(
+    raise errors.build_model_error(
         _GUIDE_TYPE, f"'{_GUIDE_TYPE}' and '{_GUIDE_TEXT}' do not make a guide"
     )
 
@@ -249,7 +253,7 @@ def _unpack_sampling_parameters(text: str, profile: TritonProfile) -> dict[str, 
         complaint = (
             f"{profile.error_prefix}'{_SAMPLING_PARAMETERS}' is not the JSON text of an object: {e}"
         )
-        raise triton_params.build_model_error(_SAMPLING_PARAMETERS, complaint) from None
+        raise errors.build_model_error(_SAMPLING_PARAMETERS, complaint) from None
     return {n: fields[n] for n in fields.names if rapidjson.parse_value(fields[n]) is not None}
 
 
@@ -259,9 +263,7 @@ def _get_tensor_value(tensor: InputTensor, profile: TritonProfile) -> Any:
         return tensor.values
     first = tensor.values[0]
     if isinstance(first, float) and not math.isfinite(first):
-        raise triton_params.build_model_error(
-            tensor.name, f"'{tensor.name}' must be a finite number"
-        )
+        raise errors.build_model_error(tensor.name, f"'{tensor.name}' must be a finite number")
     if tensor.values != [first] * len(tensor.values):
         raise UnsupportedFeature(
             f"input '{tensor.name}' must be the same for every prompt of a batch",
@@ -277,9 +279,7 @@ def _read_sampling_values(fields: Mapping[str, Raw], profile: TritonProfile) -> 
         for row, what in [(row, _read_param_value(row, fields[row.wire], profile)) for row in rows]:
             params.store_param(row, what, values)
     except InvalidParameter as e:
-        raise triton_params.build_model_error(
-            e.param or "", profile.error_prefix + e.message
-        ) from None
+        raise errors.build_model_error(e.param or "", profile.error_prefix + e.message) from None
     if "sampling.seed" in values:
         values["sampling.seed"] %= 2**64
     for path in ("stopping.stop", "sampling.bad_words"):
@@ -294,7 +294,7 @@ def _read_param_value(row: Param, raw: Raw, profile: TritonProfile) -> Any:
     if profile.coerces_params:
         what = _coerce_value(row, what)
     if type(what) is float and not math.isfinite(what):
-        raise triton_params.build_model_error(row.wire, f"'{row.wire}' must be a finite number")
+        raise errors.build_model_error(row.wire, f"'{row.wire}' must be a finite number")
     return what
 
 
@@ -318,7 +318,7 @@ def _read_echo(fields: Mapping[str, Raw], profile: TritonProfile, *, streaming: 
     if sent == [b"false"] and profile.rejects_stream_echo:
         flag = profile.exclude_prompt_flags[0]
         text = f"{profile.error_prefix}When streaming, `{flag}` = False is not allowed."
-        raise triton_params.build_model_error(flag, text)
+        raise errors.build_model_error(flag, text)
     return False
 
 
@@ -341,6 +341,8 @@ def _collect_extra_fields(fields: Mapping[str, Raw], profile: TritonProfile) -> 
 
 _PARAMETERS_KEY = "parameters"
 _STREAM = "generate_stream"
+_SUPPORTED_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
+"""Encodings that infer accepts; they are already removed from the body."""
 _SCALAR_TYPES: Final = (str, int, float, bool)
 """The types of a parameter that is not a tensor."""
 
@@ -350,8 +352,7 @@ def read_generate_request(call: ClientRequest, profile: TritonProfile) -> Triton
 
     Raises MalformedRequest and InvalidParameter.
     """
-    if is_compressed(call):
-        raise triton_params.build_encoding_error()
+    check_encoding(call)
     fields = rapidjson.fields_of(call)
     sent = TritonRequest(
         call.path_params["model"],
@@ -367,12 +368,19 @@ def read_generate_request(call: ClientRequest, profile: TritonProfile) -> Triton
     return sent
 
 
+def check_encoding(call: ClientRequest) -> None:
+    """Check the compression. Raises InvalidParameter or UnsupportedFeature."""
+    if call.endpoint.operation == "infer":
+        encoding = call.headers.get(errors.CONTENT_ENCODING_HEADER, "identity")
+        if encoding not in _SUPPORTED_ENCODINGS:
+            raise errors.build_compression_error()
+    elif is_compressed(call):
+        raise errors.build_encoding_error()
+
+
 def is_compressed(call: ClientRequest) -> bool:
-    """Reject a compressed body, which infer accepts and generate does not."""
-    return (
-        triton_params.CONTENT_ENCODING_HEADER in call.headers
-        and call.headers[triton_params.CONTENT_ENCODING_HEADER] != "identity"
-    )
+    """Whether the body is compressed, which infer accepts and generate does not."""
+    return call.headers.get(errors.CONTENT_ENCODING_HEADER, "identity") != "identity"
 
 
 def read_stream_flag(call: ClientRequest, profile: TritonProfile) -> bool:
@@ -419,8 +427,18 @@ def read_request_id(fields: OrderedFields) -> str | None:
     found = rapidjson.parse_value(fields["id"])
     if not isinstance(found, str):
         text = "Unable to parse 'id': attempt to access JSON non-string as string"
-        raise triton_params.build_type_error("id", text)
+        raise errors.build_type_error("id", text)
     return found.partition("\0")[0] or None
+
+
+def find_request_id(call: ClientRequest) -> str | None:
+    """Find the request id for an error text: only in the body of a generate request."""
+    if not call.endpoint.operation.startswith("generate"):
+        return None
+    try:
+        return read_request_id(rapidjson.parse_fields(call.body))
+    except ClientError:
+        return None
 
 
 def _read_nested_parameters(
@@ -432,7 +450,7 @@ def _read_nested_parameters(
             f"Expected JSON object for keyword: '{_PARAMETERS_KEY}': attempt to access JSON"
             " non-object as object"
         )
-        raise triton_params.build_type_error(_PARAMETERS_KEY, text)
+        raise errors.build_type_error(_PARAMETERS_KEY, text)
     try:
         inner = rapidjson.parse_fields(raw)
         for name in inner.names:
@@ -455,7 +473,7 @@ def _read_field(
     elif type(what) in _SCALAR_TYPES:
         sent.parameters.setdefault(name, raw)
     else:
-        raise triton_params.build_parameter_type_error(name)
+        raise errors.build_parameter_type_error(name)
 
 
 # Bodies of infer: tensors with shapes, as JSON or as binary data after the JSON.
@@ -469,8 +487,6 @@ _DATA_SOURCE_ERROR: Final = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters',"
     " 'shared_memory_region' in 'parameters'. But"
 )
-_SUPPORTED_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
-"""Encodings that are already removed from the body."""
 _MAX_PRIORITY: Final = 255
 _JSON_KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "string": str,
@@ -496,8 +512,7 @@ class RequestedOutputs(Struct, frozen=True):
 
 def read_infer_request(call: ClientRequest, profile: TritonProfile) -> TritonRequest:
     """Read the body. Raises MalformedRequest, InvalidParameter and UnsupportedFeature."""
-    if not has_supported_encoding(call):
-        raise triton_params.build_compression_error()
+    check_encoding(call)
     length = _read_header_length(call)
     model = call.path_params["model"]
     if length == 0:
@@ -510,17 +525,10 @@ def read_infer_request(call: ClientRequest, profile: TritonProfile) -> TritonReq
         rest = _read_input(sent, spec, rest)
     if rest:
         text = f"unexpected additional input data for model '{model}'"
-        raise triton_params.build_value_error("inputs", text)
+        raise errors.build_value_error("inputs", text)
     _check_outputs(_read_outputs(fields), model, profile)
     tensors.check_inputs(sent, profile)
     return sent
-
-
-def has_supported_encoding(call: ClientRequest) -> bool:
-    """Reject an unknown compression."""
-    return (
-        call.headers.get(triton_params.CONTENT_ENCODING_HEADER, "identity") in _SUPPORTED_ENCODINGS
-    )
 
 
 def read_requested_outputs(call: ClientRequest) -> RequestedOutputs:
@@ -539,16 +547,16 @@ def read_requested_outputs(call: ClientRequest) -> RequestedOutputs:
 def _read_header_length(call: ClientRequest) -> int:
     """Return the length of the JSON part. 0: the whole body is one binary tensor."""
     size = len(call.body)
-    header = call.headers.get(triton_params.JSON_LENGTH_HEADER)
+    header = call.headers.get(errors.JSON_LENGTH_HEADER)
     if header is None:
         return size
     number = _INTEGER_PATTERN.match(header)
     if number is None:
         text = f"Unable to parse Inference-Header-Content-Length, got: {header}"
-        raise triton_params.build_value_error(triton_params.JSON_LENGTH_HEADER, text)
+        raise errors.build_value_error(errors.JSON_LENGTH_HEADER, text)
     if not 0 <= int(number[1]) <= size:
         text = f"inference header size should be in range (0, {size}), got: {header}"
-        raise triton_params.build_value_error(triton_params.JSON_LENGTH_HEADER, text)
+        raise errors.build_value_error(errors.JSON_LENGTH_HEADER, text)
     return int(number[1])
 
 
@@ -558,7 +566,7 @@ def _parse_body_fields(text: bytes) -> OrderedFields:
     except MalformedRequest as e:
         if e.problem != "object":
             raise
-        raise triton_params.build_type_error("inputs", _describe_missing_member("inputs")) from None
+        raise errors.build_type_error("inputs", _describe_missing_member("inputs")) from None
 
 
 def _read_raw_prompt(data: bytes, model: str, profile: TritonProfile) -> TritonRequest:
@@ -566,10 +574,10 @@ def _read_raw_prompt(data: bytes, model: str, profile: TritonProfile) -> TritonR
     count = sum(one.is_counted for one in profile.inputs.values())
     if count != 1:
         text = (
-            f"{triton_params.build_request_tag(None)}Raw request must only have 1 input (found 1)"
+            f"{errors.build_request_tag(None)}Raw request must only have 1 input (found 1)"
             f" to be deduced but got {count} inputs in '{model}' model configuration"
         )
-        raise triton_params.build_value_error("inputs", text)
+        raise errors.build_value_error("inputs", text)
     (prompt,) = tensors.unpack_tensor(PROMPT_INPUT, "BYTES", len(data).to_bytes(4, "little") + data)
     sent = TritonRequest(model)
     sent.add_input(InputTensor(PROMPT_INPUT, "BYTES", (1,), [prompt]))
@@ -583,7 +591,7 @@ def _describe_missing_member(name: str) -> str:
 def _read_member(holder: OrderedFields | dict[str, Any], name: str, kind: str) -> Any:
     """Return a member of this type. Raises InvalidParameter, also if it is absent."""
     if name not in holder:
-        raise triton_params.build_type_error(name, _describe_missing_member(name))
+        raise errors.build_type_error(name, _describe_missing_member(name))
     found = holder[name]
     return _check_kind(
         name, rapidjson.parse_value(found) if isinstance(holder, OrderedFields) else found, kind
@@ -593,14 +601,14 @@ def _read_member(holder: OrderedFields | dict[str, Any], name: str, kind: str) -
 def _check_kind(name: str, found: Any, kind: str) -> Any:
     if not isinstance(found, _JSON_KINDS[kind]):
         text = f"Unable to parse '{name}': attempt to access JSON non-{kind} as {kind}"
-        raise triton_params.build_type_error(name, text)
+        raise errors.build_type_error(name, text)
     return found
 
 
 def _check_unsigned(name: str, found: Any) -> int:
     if type(found) is not int or not 0 <= found < 2**64:
         text = "attempt to access JSON non-unsigned-integer as unsigned-integer"
-        raise triton_params.build_type_error(name, f"Unable to parse '{name}': {text}")
+        raise errors.build_type_error(name, f"Unable to parse '{name}': {text}")
     return found
 
 
@@ -610,7 +618,7 @@ def _read_parameters(sent: TritonRequest, fields: OrderedFields) -> None:
         return
     if not bytes(raw).startswith(b"{"):
         text = "failed to get request params.: attempt to get members for non-object"
-        raise triton_params.build_type_error("parameters", text)
+        raise errors.build_type_error("parameters", text)
     inner = rapidjson.parse_fields(bytes(raw))
     for name in inner.names:
         _read_parameter(sent, name, inner[name])
@@ -629,11 +637,11 @@ def _read_parameter(sent: TritonRequest, name: str, raw: Raw) -> None:
             _check_unsigned(name, what)
     elif name.startswith("triton_"):
         text = "parameter keys starting with 'triton_' are reserved for Triton usage and should"
-        raise triton_params.build_value_error(name, f"{text} not be specified.")
+        raise errors.build_value_error(name, f"{text} not be specified.")
     elif isinstance(what, str | int | float):
         sent.parameters.setdefault(name, raw)
     else:
-        raise triton_params.build_parameter_type_error(name)
+        raise errors.build_parameter_type_error(name)
 
 
 def _read_input(sent: TritonRequest, spec: Any, rest: memoryview) -> memoryview:
@@ -646,18 +654,16 @@ def _read_input(sent: TritonRequest, spec: Any, rest: memoryview) -> memoryview:
     datatype = _read_member(holder, "datatype", "string")
     shape = tuple(_check_unsigned("shape", one) for one in _read_member(holder, "shape", "array"))
     if datatype not in _DATATYPES:
-        raise triton_params.build_value_error(name, f"invalid datatype for input {name}")
+        raise errors.build_value_error(name, f"invalid datatype for input {name}")
     if "shared_memory_region" in parameters:
         region = parameters["shared_memory_region"]
-        raise triton_params.build_value_error(
-            name, f"Unable to find shared memory region: '{region}'"
-        )
+        raise errors.build_value_error(name, f"Unable to find shared memory region: '{region}'")
     size = 0
     if "binary_data_size" in parameters:
         size = _check_unsigned("binary_data_size", parameters["binary_data_size"])
         if size > len(rest):
             text = f"unexpected size for input '{name}', expecting {size - len(rest)} additional"
-            raise triton_params.build_value_error(name, f"{text} bytes for model '{sent.model}'")
+            raise errors.build_value_error(name, f"{text} bytes for model '{sent.model}'")
         values = tensors.unpack_tensor(name, datatype, bytes(rest[:size]))
     else:
         data = tensors.flatten_values(_read_member(holder, "data", "array"))
@@ -671,7 +677,7 @@ def _check_source(holder: dict[str, Any], parameters: dict[str, Any]) -> None:
     found += [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
     if len(found) != 1:
         what = "set" + "".join(f" '{name}'" for name in found) if found else "no field is set"
-        raise triton_params.build_value_error("inputs", f"{_DATA_SOURCE_ERROR} {what}")
+        raise errors.build_value_error("inputs", f"{_DATA_SOURCE_ERROR} {what}")
 
 
 def _read_outputs(fields: OrderedFields) -> dict[str, bool]:
@@ -695,4 +701,4 @@ def _check_outputs(named: Mapping[str, bool], model: str, profile: TritonProfile
     for name in named:
         if name not in known:
             text = f"unexpected inference output '{name}' for model '{model}'"
-            raise triton_params.build_value_error("outputs", text)
+            raise errors.build_value_error("outputs", text)

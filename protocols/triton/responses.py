@@ -29,18 +29,18 @@ from protocols.core.events import (
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest
 from protocols.triton import errors, tensors
-from protocols.triton.params import TEXT_OUTPUT, OutputSpec, TritonProfile
-from protocols.triton.requests import RequestedOutputs, list_requested_outputs
-from protocols.triton.tensors import (
+from protocols.triton.formats import (
     CHUNKED_EVENT_HEADERS,
     CHUNKED_JSON_HEADERS,
     EVENT_STREAM,
     JSON_HEADERS,
     encode_json,
-    flatten_values,
     get_version_number,
     round_to_fp32,
 )
+from protocols.triton.params import TEXT_OUTPUT, OutputSpec, TritonProfile
+from protocols.triton.requests import RequestedOutputs, list_requested_outputs
+from protocols.triton.tensors import flatten_values
 
 # The values of a response next to its text, for each choice.
 

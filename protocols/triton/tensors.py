@@ -1,19 +1,15 @@
 """Tensors: read from JSON, checked against the model; binary tensors; number formats."""
 
 import math
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
-import msgspec
 from msgspec import Raw, Struct
 
 from protocols.core.errors import InvalidParameter
-from protocols.core.interfaces import Headers, ResponseContext
-from protocols.triton import params
+from protocols.triton import errors
 from protocols.triton.params import Datatype, InputSpec, TritonProfile
 
 Shape = tuple[int, ...]
@@ -44,9 +40,9 @@ class TritonRequest(Struct):
     def add_input(self, tensor: InputTensor) -> None:
         """Add a tensor. Raises InvalidParameter for a duplicate name."""
         if tensor.name in self.inputs:
-            tag = params.build_request_tag(self.id)
+            tag = errors.build_request_tag(self.id)
             text = f"{tag}input '{tensor.name}' already exists in request"
-            raise params.build_value_error(tensor.name, text)
+            raise errors.build_value_error(tensor.name, text)
         self.inputs[tensor.name] = tensor
 
 
@@ -121,10 +117,10 @@ def check_values(name: str, datatype: str, values: list[Any]) -> list[Any]:
     kinds, widest = _JSON_TYPES[datatype]
     for one in values:
         if type(one) not in kinds or (widest is not None and one not in widest):
-            raise params.build_type_error(name, _TYPE_ERRORS[datatype])
+            raise errors.build_type_error(name, _TYPE_ERRORS[datatype])
         if widest is not None and one not in INTEGER_RANGES[datatype]:
             text = f"input '{name}' has a value out of the range of {datatype}"
-            raise params.build_value_error(name, text)
+            raise errors.build_value_error(name, text)
     return values
 
 
@@ -137,7 +133,7 @@ def build_tensor(spec: InputSpec, what: Any, profile: TritonProfile) -> InputTen
     shape = _infer_shape(profile.input_shapes[spec.name], count)
     if shape is None:
         text = f"The schema can not convert input '{spec.name}' to tensor with proper shape"
-        raise params.build_value_error(spec.name, text)
+        raise errors.build_value_error(spec.name, text)
     if spec.datatype != "BYTES":
         check_values(spec.name, spec.datatype, values)
     return InputTensor(spec.name, spec.datatype, shape, values)
@@ -167,7 +163,7 @@ def check_inputs(sent: TritonRequest, profile: TritonProfile) -> None:
     for name, tensor in sent.inputs.items():
         if name not in profile.inputs:
             text = f"unexpected inference input '{name}' for model '{sent.model}'"
-            raise params.build_value_error(name, text)
+            raise errors.build_value_error(name, text)
         if tensor.datatype != profile.inputs[name].datatype:
             raise _build_datatype_error(sent, tensor, profile.inputs[name])
     if missing:
@@ -196,7 +192,7 @@ def _build_missing_error(
     most = sum(one.is_counted for one in inputs)
     between = f"between {least} and {most}" if least < most else f"{least}"
     text = (
-        f"{params.build_request_tag(sent.id)}expected number of inputs {between} but got"
+        f"{errors.build_request_tag(sent.id)}expected number of inputs {between} but got"
         f" {len(sent.inputs)} inputs for model '{sent.model}'. Got input(s)"
         f" [{_quote_names(sent.inputs)}], but missing required input(s) [{_quote_names(missing)}]."
         " Please provide all required input(s)."
@@ -212,10 +208,10 @@ def _build_datatype_error(
     sent: TritonRequest, tensor: InputTensor, spec: InputSpec
 ) -> InvalidParameter:
     text = (
-        f"{params.build_request_tag(sent.id)}inference input '{spec.name}' data-type is"
+        f"{errors.build_request_tag(sent.id)}inference input '{spec.name}' data-type is"
         f" '{tensor.datatype}', but model '{sent.model}' expects '{spec.datatype}'"
     )
-    return params.build_value_error(spec.name, text)
+    return errors.build_value_error(spec.name, text)
 
 
 def _check_batch(sent: TritonRequest, profile: TritonProfile) -> None:
@@ -230,13 +226,13 @@ def _check_batch(sent: TritonRequest, profile: TritonProfile) -> None:
             batch = tensor.shape[0]
         if tensor.shape[0] != batch:
             text = f"input '{tensor.name}' batch size does not match other inputs"
-            text = f"{params.build_request_tag(sent.id)}{text} for '{sent.model}'"
-            raise params.build_value_error(tensor.name, text)
+            text = f"{errors.build_request_tag(sent.id)}{text} for '{sent.model}'"
+            raise errors.build_value_error(tensor.name, text)
     if batch is not None and batch > profile.max_batch_size:
         text = (
             f"inference request batch-size must be <= {profile.max_batch_size} for '{sent.model}'"
         )
-        raise params.build_value_error("text_input", params.build_request_tag(sent.id) + text)
+        raise errors.build_value_error("text_input", errors.build_request_tag(sent.id) + text)
 
 
 def _build_shape_error(
@@ -244,10 +240,10 @@ def _build_shape_error(
 ) -> InvalidParameter:
     wanted = profile.input_shapes[tensor.name]
     text = (
-        f"{params.build_request_tag(sent.id)}unexpected shape for input '{tensor.name}' for model"
+        f"{errors.build_request_tag(sent.id)}unexpected shape for input '{tensor.name}' for model"
         f" '{sent.model}'. Expected {_format_shape(wanted)}, got {_format_shape(tensor.shape)}."
     )
-    return params.build_value_error(
+    return errors.build_value_error(
         tensor.name, text + (_BATCH_NOTE if profile.max_batch_size else "")
     )
 
@@ -265,17 +261,17 @@ def _build_count_error(sent: TritonRequest, tensor: InputTensor) -> InvalidParam
         text = f"unexpected number of string elements {count} for {where}, expecting {wanted}"
     else:
         text = f"expected {wanted} string elements for {where}, got {count}"
-    return params.build_value_error(tensor.name, params.build_request_tag(sent.id) + text)
+    return errors.build_value_error(tensor.name, errors.build_request_tag(sent.id) + text)
 
 
 def _build_size_error(sent: TritonRequest, tensor: InputTensor, wanted: int) -> InvalidParameter:
     size = next(size for kind, size in ELEMENT_SIZES.items() if kind == tensor.datatype)
     text = (
-        f"{params.build_request_tag(sent.id)}input byte size mismatch for input"
+        f"{errors.build_request_tag(sent.id)}input byte size mismatch for input"
         f" '{tensor.name}' for model '{sent.model}'. Expected {wanted * size},"
         f" got {len(tensor.values) * size}"
     )
-    return params.build_value_error(tensor.name, text)
+    return errors.build_value_error(tensor.name, text)
 
 
 # Binary tensors: little-endian, row-major; a string is its length and its bytes.
@@ -296,7 +292,7 @@ def unpack_tensor(name: str, datatype: str, data: bytes) -> list[Any]:
     count, rest = divmod(len(data), struct.calcsize(code))
     if rest:
         text = f"input '{name}' has {len(data)} bytes, which is no whole number of {datatype}"
-        raise params.build_value_error(name, text)
+        raise errors.build_value_error(name, text)
     return list(struct.unpack(f"<{count}{code}", data))
 
 
@@ -314,62 +310,15 @@ def _unpack_strings(name: str, data: bytes) -> Iterator[str]:
         if left < 0:
             text = f"incomplete string length indicator for inference input '{name}', expecting"
             left += _STRING_LENGTH.size
-            raise params.build_value_error(name, f"{text} 4 bytes but only {left} bytes available")
+            raise errors.build_value_error(name, f"{text} 4 bytes but only {left} bytes available")
         (length,) = _STRING_LENGTH.unpack_from(data, at)
         at += _STRING_LENGTH.size
         if length > left:
             text = f"incomplete string data for inference input '{name}', expecting string of"
             text = f"{text} length {length} but only {left} bytes available"
-            raise params.build_value_error(name, text)
+            raise errors.build_value_error(name, text)
         try:
             yield data[at : at + length].decode()
         except UnicodeDecodeError:
-            raise params.build_value_error(name, f"input '{name}' is not UTF-8") from None
+            raise errors.build_value_error(name, f"input '{name}' is not UTF-8") from None
         at += length
-
-
-# Number and text formats of Triton's responses.
-
-JSON_HEADERS: Final[Headers] = (("Content-Type", "application/json"),)
-PLAIN_TEXT_HEADERS: Final[Headers] = (("Content-Type", "text/plain"),)
-EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
-_CHUNKED_HEADER: Final = ("Transfer-Encoding", "chunked")
-CHUNKED_JSON_HEADERS: Final[Headers] = (*JSON_HEADERS, _CHUNKED_HEADER)
-CHUNKED_EVENT_HEADERS: Final[Headers] = (("Content-Type", EVENT_STREAM), _CHUNKED_HEADER)
-"""Responses with model output are sent without Content-Length, even unary ones."""
-
-_encode = msgspec.json.Encoder().encode
-_ESCAPE_PATTERN = re.compile(rb"\\(?:u00..|.)")
-_NO_EXPONENT_RANGE: Final = (1e-6, 1e-5)
-"""Between these Triton writes no exponent."""
-
-
-def encode_json(what: Any) -> bytes:
-    """Encode compact JSON. Escapes of control characters have upper-case hexadecimal digits."""
-    text = _encode(what)
-    return _ESCAPE_PATTERN.sub(_uppercase_escape, text) if text.find(b"\\u00") >= 0 else text
-
-
-def _uppercase_escape(escape: re.Match[bytes]) -> bytes:
-    found = escape[0]
-    return found[:2] + found[2:].upper() if found.startswith(b"\\u") else found
-
-
-def round_to_fp32(value: float | None) -> float | Raw | None:
-    """Format a 32-bit float as Triton does: widened, then the shortest text.
-
-    Values that are not finite become null.
-    """
-    if value is None or not math.isfinite(value):
-        return None
-    wide: float = struct.unpack("f", struct.pack("f", value))[0]
-    low, high = _NO_EXPONENT_RANGE
-    if low <= abs(wide) < high:
-        return Raw(format(Decimal(repr(wide)), "f").encode())
-    return wide
-
-
-def get_version_number(about: ResponseContext) -> str:
-    """Return the version for responses; one without a number is shown as 1."""
-    served = about.version
-    return served if served.isascii() and served.isdigit() else "1"

@@ -15,9 +15,9 @@ from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
 from protocols.triton import decoder, model_config, requests
 from protocols.triton.decoder import GenerateDecoder
+from protocols.triton.formats import JSON_HEADERS
 from protocols.triton.model_config import PACKED_PARAMETERS, ModelAdapter, WorkerModel
 from protocols.triton.params import PROMPT_INPUT, TritonProfile
-from protocols.triton.tensors import JSON_HEADERS
 
 _encode = msgspec.json.Encoder().encode
 _VERSIONED_MODEL: Final = re.compile(r"([^/]+)(/versions/[0-9]+)")

@@ -33,7 +33,7 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 from protocols.core.request import EmbeddingRequest
-from protocols.triton.tensors import CHUNKED_EVENT_HEADERS, JSON_HEADERS
+from protocols.triton.formats import CHUNKED_EVENT_HEADERS, JSON_HEADERS
 
 QUEUE = "[request id: 7] Exceeds maximum queue size"
 
