@@ -1,6 +1,6 @@
 """Triton's endpoints and the adapter: the decoder and encoder of each endpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from msgspec import structs
@@ -26,12 +26,10 @@ from protocols.core.interfaces import (
     PassthroughRequest,
     PromptRenderer,
     ResponseContext,
-    ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
     UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
 from protocols.triton import errors, openapi, passthrough, requests
 from protocols.triton.errors import StatusMode
@@ -63,7 +61,7 @@ def _build_model_endpoints(root: str) -> tuple[Endpoint, ...]:
     )
 
 
-class Triton:
+class Triton(TritonUpstream):
     """Triton Inference Server's HTTP protocol: generate, generate_stream, and infer for text.
 
     ``profile`` is the model family that clients expect. ``status``: error statuses as in Triton
@@ -119,14 +117,13 @@ class Triton:
             raise ValueError(f"the status of triton is strict or sane, not {status!r}")
         if prompts not in requests.TEMPLATING_MODES:
             raise ValueError(f"the prompts of triton are raw or chat, not {prompts!r}")
-        self._profile = PROFILES[name]
+        super().__init__(
+            PROFILES[name], fields=fields or {}, max_tokens=max_tokens, renderer=renderer
+        )
         self._status_mode: StatusMode = status
         self._templating_mode = requests.TEMPLATING_MODES[prompts]
         self._has_custom_fields = bool(fields)
         self._info_handler = InfoHandler(self._profile, status)
-        self._upstream = TritonUpstream(
-            self._profile, fields=fields or {}, max_tokens=max_tokens, renderer=renderer
-        )
         self._field_names = {
             streamed: _build_field_names(self._profile, streamed=streamed)
             for streamed in (False, True)
@@ -160,9 +157,8 @@ class Triton:
         if not isinstance(request, GenerationRequest):
             raise InternalError("there is no answer to this kind of request")
         if call.endpoint.operation == "infer":
-            return InferEncoder(
-                request, about, self._profile, requests.read_requested_outputs(call)
-            )
+            outputs = requests.read_requested_outputs(call)
+            return InferEncoder(request, about, self._profile, outputs)
         framed = call.endpoint.operation == "generate_stream"
         return GenerateEncoder(request, about, self._profile, framed=framed)
 
@@ -192,16 +188,6 @@ class Triton:
 
     # --- towards workers --------------------------------------------------------------------------
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
-        return self._upstream.unsupported_parameters(request, names)
-
-    def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
-        return self._upstream.encode_request(request)
-
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
@@ -221,25 +207,6 @@ class Triton:
         return (
             self._profile is profile and self._templating_mode == requests.TEMPLATING_MODES["raw"]
         )
-
-    def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.create_decoder(request)
-
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return errors.read_worker_error(status, headers, body)
-
-    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """See ``protocols.core.interfaces.ModelMetadataReader``. Requests the configuration."""
-        return (self._upstream.build_config_request(model),)
-
-    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``protocols.core.interfaces.ModelMetadataReader``. Returns no request limit."""
-        for answer in answers:
-            if answer is not None:
-                self._upstream.load_config(model, answer)
-        return None
 
 
 def _explain_decompression_error(error: GatewayError, call: ClientRequest) -> GatewayError:
