@@ -39,7 +39,7 @@ from protocols.chat.passthrough import (
 )
 from protocols.chat.upstream import RequestWriter, WorkerProfile
 from protocols.core import loss
-from protocols.core.errors import GatewayError, MalformedRequest, UnsupportedFeature
+from protocols.core.errors import GatewayError, MalformedRequest
 from protocols.core.events import Event, TextDelta, Usage
 from protocols.core.interfaces import (
     ClientRequest,
@@ -56,7 +56,6 @@ from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParamet
 from protocols.core.request import (
     AudioPart,
     ContentPart,
-    EmbeddingRequest,
     FilePart,
     GenerationRequest,
     ImagePart,
@@ -436,7 +435,7 @@ class MindieUpstream:
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        request = _require_generation(request)
+        request = protocols_prompt.require_generation(request)
         name = _build_request_id(request)
         if not self._uses_openai_endpoint(request):
             return self._encode_generate(request, name)
@@ -448,7 +447,7 @@ class MindieUpstream:
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        request = _require_generation(request)
+        request = protocols_prompt.require_generation(request)
         adapted, unsupported = self._adapt_request(request, names)
         if self._uses_openai_endpoint(request):
             return unsupported + self._openai_writer.unsupported_parameters(adapted, names)
@@ -462,7 +461,7 @@ class MindieUpstream:
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        request = _require_generation(request)
+        request = protocols_prompt.require_generation(request)
         early = self._capabilities.early
         if self._uses_openai_endpoint(request):
             return OpenAiStyleDecoder(self._adapt_request(request, {})[0], early=early)
@@ -545,12 +544,6 @@ class MindieUpstream:
         for name, raw in request.extra.items():
             parameters.setdefault(name, raw)
         return parameters
-
-
-def _require_generation(request: Request) -> GenerationRequest:
-    if isinstance(request, EmbeddingRequest):
-        raise UnsupportedFeature("The model's workers do not support embeddings.")
-    return request
 
 
 def _build_model_path(name: str) -> str:

@@ -14,7 +14,7 @@ from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.params import replace_params
 from protocols.chat.upstream import RequestWriter, WorkerProfile, uses_chat_endpoint
 from protocols.core import loss
-from protocols.core.errors import GatewayError, UnsupportedFeature
+from protocols.core.errors import GatewayError
 from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
 from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
@@ -38,7 +38,7 @@ from protocols.core.request import (
 )
 from protocols.json_body import JSON_ERRORS
 from protocols.params import Param, ParamTable
-from protocols.prompt import build_prompt
+from protocols.prompt import build_prompt, require_generation
 from protocols.tgi import errors
 from protocols.tgi.decoder import GenerateDecoder
 from protocols.tgi.errors import raise_worker_error
@@ -408,13 +408,13 @@ class TGI:
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
-        request = _require_generation(request)
+        request = require_generation(request)
         encode = encode_chat_request if uses_chat_endpoint(request) else encode_generate_request
         return encode(request, self._get_limits(request.model))
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        request = _require_generation(request)
+        request = require_generation(request)
         if uses_chat_endpoint(request):
             # A stream with a tool call ends without a finish reason.
             return GenerationDecoder(request, complaint=raise_worker_error, ends_calls=True)
@@ -445,9 +445,3 @@ class TGI:
 
     def _get_limits(self, model: str) -> TgiLimits:
         return self._limits.get(model, TgiLimits())
-
-
-def _require_generation(request: Request) -> GenerationRequest:
-    if isinstance(request, EmbeddingRequest):
-        raise UnsupportedFeature("The model's workers do not support embeddings.")
-    return request

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from protocols import prompt as protocols_prompt
-from protocols.core.errors import GatewayError, UnsupportedFeature
+from protocols.core.errors import GatewayError
 from protocols.core.interfaces import PromptRenderer, ResponseDecoder, UpstreamRequest
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
@@ -121,8 +121,7 @@ class TritonUpstream:
         return ModelAdapter(self._profile, model, self._max_tokens, prompt_support)
 
     def _get_adapter(self, request: Request) -> tuple[GenerationRequest, ModelAdapter]:
-        if not isinstance(request, GenerationRequest):
-            raise UnsupportedFeature("The model's workers do not support embeddings.")
+        request = protocols_prompt.require_generation(request)
         return request, self._adapters.get(request.model, self._default_adapter)
 
 
