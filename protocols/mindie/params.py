@@ -108,11 +108,10 @@ def get_field(fields: Mapping[str, Raw], name: str) -> Any:
 
 def read_object_field(fields: Mapping[str, Raw], name: str) -> Mapping[str, Raw]:
     """Decode a nested object. Raises InvalidParameter or MalformedRequest."""
-    got = get_field(fields, name)
-    if got is None:
+    value = get_field(fields, name)
+    if value is None:
         return {}
-    if not isinstance(got, dict):
-        raise build_param_error(f"{name} must be object type.", name, "type")
+    check_value(value, dict, name, f"{name} must be object type.")
     return decode_fields(fields[name])
 
 
@@ -141,10 +140,12 @@ def _read_param(param: MindieParam, fields: Mapping[str, Raw], values: ParsedPar
 
 
 def collect_extra_fields(
-    table: MindieParamTable, fields: Mapping[str, Raw], known: Iterable[str] = ()
+    table: MindieParamTable, fields: Mapping[str, Raw], read_elsewhere: Iterable[str] = ()
 ) -> dict[str, Raw]:
     """Return the raw fields that are not part of the internal request."""
-    dropped = {row.wire for row in table if not row.field.startswith("extra.")} | set(known)
+    dropped = {row.wire for row in table if not row.field.startswith("extra.")} | set(
+        read_elsewhere
+    )
     return {name: raw for name, raw in fields.items() if name not in dropped}
 
 
@@ -166,17 +167,17 @@ def list_params(table: MindieParamTable) -> tuple[Param, ...]:
     return tuple(rows)
 
 
-def format_json_number(got: Any) -> str:
+def format_json_number(number: Any) -> str:
     """Format a number as nlohmann::json does: exponents from 1e+15 on, and below 1e-4."""
-    if isinstance(got, int) and not -_INT64_LIMIT <= got < 2 * _INT64_LIMIT:
-        got = float(got)
-    text = repr(got)
+    if isinstance(number, int) and not -_INT64_LIMIT <= number < 2 * _INT64_LIMIT:
+        number = float(number)
+    text = repr(number)
     if (
-        isinstance(got, float)
-        and _EXPONENT_THRESHOLD <= abs(got) < _REPR_EXPONENT_THRESHOLD
+        isinstance(number, float)
+        and _EXPONENT_THRESHOLD <= abs(number) < _REPR_EXPONENT_THRESHOLD
         and "e" not in text
     ):
-        sign = "-" if got < 0 else ""
+        sign = "-" if number < 0 else ""
         digits = text.lstrip("-").replace(".", "").rstrip("0")
         return f"{sign}{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e+15"
     return text
@@ -573,12 +574,9 @@ class MindieConfig(Struct, frozen=True, kw_only=True):
     @property
     def chat_params(self) -> MindieParamTable:
         """The chat parameters."""
-        later = not self.profile.early
-        return (
-            CHAT_PARAMS_SERVER_VALIDATOR
-            if later and not self.vllm_validator
-            else self.profile.chat_params
-        )
+        if self.vllm_validator or self.profile.early:
+            return self.profile.chat_params
+        return CHAT_PARAMS_SERVER_VALIDATOR
 
     def get_request_id(self, call: ClientRequest) -> str:
         """The client's request id from the header, or the next generated one."""

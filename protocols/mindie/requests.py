@@ -458,8 +458,10 @@ def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationR
     ids = _read_token_tensor(tensor)
     client_id = _read_request_id(fields, name)
     read_output_name(get_field(fields, "outputs"))
-    holder = fields if tensor.get("parameters") is None else read_first_object(fields["inputs"])
-    parameters = read_object_field(holder, "parameters")
+    is_inside = tensor.get("parameters") is not None
+    parameters = read_object_field(
+        read_first_object(fields["inputs"]) if is_inside else fields, "parameters"
+    )
     values = read_prompt_params(params.TOKENS_PARAMS, parameters, setup)
     return build_request(
         values,

@@ -110,11 +110,11 @@ class ChunkTimer:
         first, timing = self._is_first, self._backend_timing
         seconds = now - self._last_time
         if timing is not None:
-            figure = timing.prefill if first else timing.decode
-            seconds = seconds if figure is None else figure
+            reported = timing.prefill if first else timing.decode
+            seconds = seconds if reported is None else reported
         self._last_time, self._is_first, self._backend_timing = now, False, None
-        spent = round(seconds * 1000)
-        return (spent, None) if first else (None, spent)
+        milliseconds = round(seconds * 1000)
+        return (milliseconds, None) if first else (None, milliseconds)
 
 
 class _TextDetails(Struct, kw_only=True):

@@ -156,7 +156,7 @@ def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> Up
     """
     adapted = adapt_generate_request(request, limits)
     support = build_parameter_support(adapted, limits)
-    values = {path: got for path, got in adapted.set_fields.items() if path in support}
+    values = {path: value for path, value in adapted.set_fields.items() if path in support}
     parameters: dict[str, Any] = params.write_params(build_generate_table(limits), values)
     parameters |= {"details": True, "return_full_text": False}
     if adapted.output is not None and "output" in support:
@@ -166,14 +166,13 @@ def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> Up
             parameters["top_n_tokens"] = min(top, MAX_TOP_TOKENS) if top > 0 else MAX_TOP_TOKENS
         if adapted.logprobs.prompt is not None and "logprobs.prompt" in support:
             parameters["decoder_input_details"] = True
-    whole = not request.stream and (
+    is_unary = not request.stream and (
         request.response_options.usage == "none"
         or not parameters.keys().isdisjoint(_UNARY_ONLY_PARAMS)
     )
     body = {"inputs": build_prompt(request, None), "parameters": parameters}
-    return UpstreamRequest(
-        "/generate" if whole else "/generate_stream", _encode(body), _JSON_HEADERS
-    )
+    path = "/generate" if is_unary else "/generate_stream"
+    return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
 
 
 _UNARY_ONLY_PARAMS = ("best_of", "decoder_input_details")

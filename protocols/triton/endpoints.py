@@ -146,9 +146,9 @@ class Triton(TritonUpstream):
         del model
         is_infer = call.endpoint.operation == "infer"
         read = requests.read_infer_request if is_infer else requests.read_generate_request
-        sent = read(call, self._profile)
-        stream = requests.is_streamed(call, self._profile, flag=sent.streaming)
-        return requests.build_request(sent, self._profile, self._templating_mode, stream=stream)
+        request = read(call, self._profile)
+        stream = requests.is_streamed(call, self._profile, flag=request.streaming)
+        return requests.build_request(request, self._profile, self._templating_mode, stream=stream)
 
     def create_encoder(
         self, call: ClientRequest, request: Request, about: ResponseContext

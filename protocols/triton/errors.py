@@ -269,18 +269,18 @@ _PARAMETER_ERROR_PATTERN: Final = re.compile(
 
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
     """Map a worker's error response. The first failure of a stream has the format of an event."""
-    plain = body.removeprefix(b"data:").strip()
-    return errors.read_worker_error(status, headers, plain, map_worker_error)
+    payload = body.removeprefix(b"data:").strip()
+    return errors.read_worker_error(status, headers, payload, map_worker_error)
 
 
-def raise_response_error(got: Any, text: str) -> None:
+def raise_response_error(response: Any, text: str) -> None:
     """Raise the error in a response; returns if it has the output ``text`` and no error."""
-    error_text = got.get("error") if isinstance(got, dict) else None
-    if error_text is None and isinstance(got, dict) and text in got:
+    error = response.get("error") if isinstance(response, dict) else None
+    if error is None and isinstance(response, dict) and text in response:
         return
-    found = errors.find_worker_error(got)
-    if found is not None or error_text is not None:
-        raise map_model_error(found or WorkerErrorBody())
+    fault = errors.find_worker_error(response)
+    if fault is not None or error is not None:
+        raise map_model_error(fault or WorkerErrorBody())
 
 
 def raise_worker_error(body: bytes) -> None:

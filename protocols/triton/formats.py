@@ -25,15 +25,15 @@ _NO_EXPONENT_RANGE: Final = (1e-6, 1e-5)
 """Between these Triton writes no exponent."""
 
 
-def encode_json(what: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode compact JSON. Escapes of control characters have upper-case hexadecimal digits."""
-    text = _encode(what)
+    text = _encode(value)
     return _ESCAPE_PATTERN.sub(_uppercase_escape, text) if text.find(b"\\u00") >= 0 else text
 
 
 def _uppercase_escape(escape: re.Match[bytes]) -> bytes:
-    found = escape[0]
-    return found[:2] + found[2:].upper() if found.startswith(b"\\u") else found
+    text = escape[0]
+    return text[:2] + text[2:].upper() if text.startswith(b"\\u") else text
 
 
 def round_to_fp32(value: float | None) -> float | Raw | None:
@@ -50,7 +50,7 @@ def round_to_fp32(value: float | None) -> float | Raw | None:
     return wide
 
 
-def get_version_number(about: ResponseContext) -> str:
+def get_version_number(context: ResponseContext) -> str:
     """Return the version for responses; one without a number is shown as 1."""
-    served = about.version
-    return served if served.isascii() and served.isdigit() else "1"
+    version = context.version
+    return version if version.isascii() and version.isdigit() else "1"

@@ -186,9 +186,11 @@ class ModelAdapter:
             for one in profile.outputs
             if one.name in _REPORTING_OUTPUTS and one.flag in model.inputs
         )
-        always = dict.fromkeys(filter(None, (self._exclude_flag, *self._reporting_flags)), True)
+        constant_flags = dict.fromkeys(
+            filter(None, (self._exclude_flag, *self._reporting_flags)), True
+        )
         self._stream_flags: Mapping[bool, Mapping[str, Any]] = {
-            streams: {**({} if flag is None else {flag: streams}), **always}
+            streams: {**({} if flag is None else {flag: streams}), **constant_flags}
             for streams in (False, True)
         }
         """The flags of a request, by whether it streams."""
