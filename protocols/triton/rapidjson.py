@@ -7,7 +7,7 @@ offsets here were observed on a running server (2.51).
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -94,29 +94,41 @@ class _RapidJsonReader:
 
     def read_members(self) -> list[tuple[str, Any, int, int]]:
         """Read the members of an object after its brace: name, value, start and end."""
-        self._enter_nested()
-        members: list[tuple[str, Any, int, int]] = []
+        missing_comma = "Missing a comma or '}' after an object member."
+        return self._read_sequence(self._read_member, b"}", missing_comma)
+
+    def _read_items(self) -> list[Any]:
+        missing_comma = "Missing a comma or ']' after an array element."
+        return self._read_sequence(self.read_value, b"]", missing_comma)
+
+    def _read_sequence(
+        self, read_element: Callable[[], Any], end: bytes, missing_comma: str
+    ) -> list[Any]:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise errors.build_depth_error()
+        elements: list[Any] = []
         self._skip_whitespace()
-        if self.skip_byte(b"}"):
-            self._depth -= 1
-            return members
-        while True:
-            if self._peek() != b'"':
-                raise self._build_error("Missing a name for object member.")
-            name = self._read_string()
+        while not self.skip_byte(end):
+            if elements:
+                if not self.skip_byte(b","):
+                    raise self._build_error(missing_comma)
+                self._skip_whitespace()
+            elements.append(read_element())
             self._skip_whitespace()
-            if not self.skip_byte(b":"):
-                raise self._build_error("Missing a colon after a name of object member.")
-            self._skip_whitespace()
-            start = self._position
-            members.append((name, self.read_value(), start, self._position))
-            self._skip_whitespace()
-            if self.skip_byte(b"}"):
-                self._depth -= 1
-                return members
-            if not self.skip_byte(b","):
-                raise self._build_error("Missing a comma or '}' after an object member.")
-            self._skip_whitespace()
+        self._depth -= 1
+        return elements
+
+    def _read_member(self) -> tuple[str, Any, int, int]:
+        if self._peek() != b'"':
+            raise self._build_error("Missing a name for object member.")
+        name = self._read_string()
+        self._skip_whitespace()
+        if not self.skip_byte(b":"):
+            raise self._build_error("Missing a colon after a name of object member.")
+        self._skip_whitespace()
+        start = self._position
+        return name, self.read_value(), start, self._position
 
     def skip_byte(self, byte: bytes) -> bool:
         """Skip this byte if it is next."""
@@ -124,23 +136,6 @@ class _RapidJsonReader:
             return False
         self._position += 1
         return True
-
-    def _read_items(self) -> list[Any]:
-        self._enter_nested()
-        items: list[Any] = []
-        self._skip_whitespace()
-        if self.skip_byte(b"]"):
-            self._depth -= 1
-            return items
-        while True:
-            items.append(self.read_value())
-            self._skip_whitespace()
-            if self.skip_byte(b"]"):
-                self._depth -= 1
-                return items
-            if not self.skip_byte(b","):
-                raise self._build_error("Missing a comma or ']' after an array element.")
-            self._skip_whitespace()
 
     def _read_literal(self, first: bytes) -> bool | None:
         word, value = _LITERALS[first]
@@ -246,11 +241,6 @@ class _RapidJsonReader:
         if start == self._position:
             raise self._build_error(missing)
         return self._text[start : self._position]
-
-    def _enter_nested(self) -> None:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise errors.build_depth_error()
 
     def _skip_pattern(self, pattern: re.Pattern[bytes]) -> int:
         """Skip what matches (possibly nothing); return its start."""
