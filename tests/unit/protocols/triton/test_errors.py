@@ -132,6 +132,12 @@ def test_a_queue_is_full_for_unnamed_requests_too(client: Any, body: bytes) -> N
     assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
 
 
+def test_a_full_queue_does_not_read_the_tensors_of_infer_for_an_id(client: Any) -> None:
+    call = client.call("/v2/models/m/infer", b'{"id":"7"}', method="POST")
+    reply = client.dialect.encode_error(Overloaded("-"), call)
+    assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
+
+
 def test_vectors_have_no_words_here(client: Any, describe: Callable[..., Any]) -> None:
     call = client.call("/v2/models/m/generate", b"{}", method="POST")
     with pytest.raises(InternalError):
