@@ -26,16 +26,10 @@ _NUMBER_TYPES = (int, float)
 """Without bool, which is a number in Python but not in JSON."""
 
 
-class _ParamKey(Struct, frozen=True):
-    """What identifies a row; the only positional arguments."""
-
-    wire: str
-    field: str
-    type: ParamType
-
-
-class Param(_ParamKey, frozen=True, kw_only=True):
+class Param(Struct, frozen=True):
     """One parameter. ``field`` is its path in the internal request, such as ``sampling.top_k``.
+
+    A row of a table reads ``Param("top_p", "sampling.top_p", "float", 0, 1)``.
 
     The range is ``minimum`` to ``maximum``, without the limit itself if ``exclusive_minimum`` or
     ``exclusive_maximum`` is set. A value in ``disabled_values`` turns the feature off. ``default``
@@ -43,6 +37,9 @@ class Param(_ParamKey, frozen=True, kw_only=True):
     another.
     """
 
+    wire: str
+    field: str
+    type: ParamType
     minimum: float | None = None
     maximum: float | None = None
     exclusive_minimum: bool = False

@@ -19,11 +19,13 @@ from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
     ContentPart,
+    EmbeddingRequest,
     FilePart,
     GenerationRequest,
     ImagePart,
     Message,
     RefusalPart,
+    Request,
     TextPart,
     VideoPart,
 )
@@ -61,6 +63,13 @@ def build_prompt(request: GenerationRequest, renderer: PromptRenderer | None) ->
             return _format_message(message)
         case _:
             return _format_conversation(request)
+
+
+def require_generation(request: Request) -> GenerationRequest:
+    """The request, for workers without embeddings. Raises UnsupportedFeature."""
+    if isinstance(request, EmbeddingRequest):
+        raise UnsupportedFeature("The model's workers do not support embeddings.")
+    return request
 
 
 def find_prompt_losses(

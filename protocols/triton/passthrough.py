@@ -34,16 +34,16 @@ from protocols.core.request import GenerationRequest
 from protocols.triton import errors as triton_errors
 from protocols.triton import rapidjson, requests
 from protocols.triton.decoder import FINISH_REASONS
-from protocols.triton.params import PROMPT_INPUT, TEXT_OUTPUT, TritonProfile
-from protocols.triton.rapidjson import OrderedFields
-from protocols.triton.responses import GenerateEncoder
-from protocols.triton.tensors import (
+from protocols.triton.formats import (
     CHUNKED_JSON_HEADERS,
     EVENT_STREAM,
     JSON_HEADERS,
     encode_json,
-    flatten_values,
 )
+from protocols.triton.params import PROMPT_INPUT, TEXT_OUTPUT, TritonProfile
+from protocols.triton.rapidjson import OrderedFields
+from protocols.triton.responses import GenerateEncoder
+from protocols.triton.tensors import flatten_values
 from protocols.triton.upstream import build_model_path, get_model_name
 
 # Pass-through of responses: the worker's bytes, and what they report of tokens and finish reasons.
