@@ -122,7 +122,7 @@ class ResponseEncoder(Protocol):
     def encode_error_event(self, error: GatewayError) -> bytes:
         """The error as bytes of a stream that has started; no end marker follows."""
 
-    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """The complete response."""
 
 
@@ -144,7 +144,7 @@ class ClientAdapter(Protocol):
         """
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
         """Create the encoder of the response to this request."""
 
@@ -326,7 +326,7 @@ class SupportsPassthrough(Protocol):
     """An upstream adapter that forwards a client's own bytes."""
 
     def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
     ) -> PassthroughRequest | None:
         """A client's request for a worker, with the backend's model name.
 

@@ -36,15 +36,15 @@ from protocols.passthrough import NameReplacer, UnaryPassthroughReader, Verbatim
 from protocols.triton import errors as triton_errors
 from protocols.triton import rapidjson, requests
 from protocols.triton.decoder import FINISH_REASONS
-from protocols.triton.params import PROMPT_INPUT, TEXT_OUTPUT, TritonProfile
-from protocols.triton.rapidjson import OrderedFields
-from protocols.triton.responses import GenerateEncoder
-from protocols.triton.tensors import (
+from protocols.triton.formats import (
     CHUNKED_JSON_HEADERS,
     EVENT_STREAM,
     JSON_HEADERS,
-    flatten_values,
 )
+from protocols.triton.params import PROMPT_INPUT, TEXT_OUTPUT, TritonProfile
+from protocols.triton.rapidjson import OrderedFields
+from protocols.triton.responses import GenerateEncoder
+from protocols.triton.tensors import flatten_values
 from protocols.triton.upstream import build_model_path, get_model_name
 
 # Responses are not validated: a model may return anything. Only errors are rewritten, in the format

@@ -266,11 +266,11 @@ async def test_who_can_not_be_told_does_not_matter(begin: Begin) -> None:
 async def test_an_answer_that_is_not_complete_is_broken(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def half(*_: object) -> StreamItems:
+    async def half() -> StreamItems:
         yield None, [TextDelta("a"), StreamEnd()]
 
     front = await begin(echo())
-    monkeypatch.setattr("gateway.pipeline.shadow.stream_emulated", half)
+    monkeypatch.setattr("gateway.pipeline.shadow.send_emulated", lambda *_: (half(), tuple))
     await front.ask()
     told = await front.until_told()
 
