@@ -25,7 +25,14 @@ from protocols.chat.errors import raise_worker_error
 from protocols.chat.field_types import NONEMPTY_STRING, read_messages
 from protocols.chat.responses import ResponseStyle
 from protocols.core.errors import ClientError, GatewayError, WorkerFailed
-from protocols.core.events import ChoiceEnd, Event, ReasoningDelta, ResponseMetadata, TextDelta
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    ReasoningDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
+)
 from protocols.core.interfaces import (
     ClientRequest,
     Headers,
@@ -42,6 +49,7 @@ from protocols.core.request import (
     Request,
     ResponseOptions,
 )
+from protocols.core.sse import normalize_newlines
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
 from protocols.params import Param
 
@@ -167,17 +175,24 @@ class _CompiledRule(Struct, frozen=True):
         return cls(rule, kind, decoder.decode, known, known - _PARTLY_DECODED_FIELDS)
 
     def build_request(
-        self, body: Any, model: str, *, stream: bool, timeout: float | None
+        self, body: Any, about: ResponseContext, *, stream: bool, timeout: float | None
     ) -> Request:
         """The request, with the fields for load balancing, metrics and the response.
 
         Other fields are not set. Raises InvalidParameter if tool calls and results do not match.
         """
+        model, context_length = about.backend_model, about.context_length
         user, n = getattr(body, "user", UNSET), getattr(body, "n", UNSET)
         labels = {} if user is UNSET else {"user": user}
         if self.kind == "embedding":
             inputs = _as_tuple(body.input)
-            return EmbeddingRequest(model=model, inputs=inputs, timeout=timeout, labels=labels)
+            return EmbeddingRequest(
+                model=model,
+                inputs=inputs,
+                timeout=timeout,
+                labels=labels,
+                context_length=context_length,
+            )
         usage: Literal["none", "final"] = self.rule.default_usage if stream else "final"
         if options := getattr(body, "stream_options", None):
             usage = "final" if options.include_usage else "none"
@@ -191,6 +206,7 @@ class _CompiledRule(Struct, frozen=True):
             timeout=timeout,
             labels=labels,
             response_options=ResponseOptions(usage=usage),
+            context_length=context_length,
         )
 
     def build_upstream_request(self, model: str, fields: dict[str, Any]) -> UpstreamRequest:
@@ -283,9 +299,7 @@ class PassthroughRules:
                 return None
             if stream is None:
                 stream = "stream" in known and body.stream
-            request = compiled.build_request(
-                body, about.backend_model, stream=stream, timeout=timeout
-            )
+            request = compiled.build_request(body, about, stream=stream, timeout=timeout)
         except (*JSON_ERRORS, ClientError):
             return None
         # Offsets of log probabilities, and choices that never end, need every event.
@@ -323,13 +337,12 @@ def create_passthrough_decoder(
 ) -> ResponseDecoder:
     """The decoder of a response in the manner of OpenAI; embeddings are only counted."""
     if isinstance(request, EmbeddingRequest):
-        return EmbeddingCounter(len(request.inputs), complaint)
+        return EmbeddingCounter(request, complaint)
     return GenerationDecoder(request, complaint=complaint)
 
 
 # --- responses ------------------------------------------------------------------------------------
 
-_BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 _EVENTS_PER_CHECK: Final = 32
 """How many events are checked together."""
 _MAX_EVENT_BYTES: Final = 1 << 20
@@ -403,14 +416,16 @@ class UnaryPassthroughReader:
         """See ``protocols.core.interfaces.PassthroughReader``."""
         body = b"".join(self._chunks).strip()
         events = self._decoder.close()
-        return self._names.replace(body) if self._is_plain(body) else None, events
+        is_plain = self._is_plain(body, events[-1:])
+        return self._names.replace(body) if is_plain else None, events
 
-    def _is_plain(self, body: bytes) -> bool:
+    def _is_plain(self, body: bytes, end: Sequence[Event]) -> bool:
         if not body.startswith(b"{"):
             return False
         reasons = self._finish_reasons
         return reasons is None or (
-            reasons.issuperset(_FINISH_REASON.findall(body))
+            StreamEnd(has_ignored_usage=True) not in end
+            and reasons.issuperset(_FINISH_REASON.findall(body))
             and not _TOOL_CALLS.search(body)
             and not _FUNCTION_CALL.search(body)
             and not (b"\\u00" in body and _ESCAPED_LETTER.search(body))
@@ -505,6 +520,7 @@ class StreamPassthroughReader:
         self._may_forward = forwards
         self._text_events: _TextEvents | None = None
         self._pending = bytearray()
+        self._after_cr = False
         self._max_event_bytes = _MAX_EVENT_BYTES
         self._has_started = False
         self._is_unary = False
@@ -549,15 +565,16 @@ class StreamPassthroughReader:
         return (bytes(self._pending[:64]) + data[:64]).lstrip()[:1] == b"{"
 
     def _take_complete(self, data: bytes) -> bytes:
-        """The complete events among the bytes so far; the rest is kept."""
+        """The complete events among the bytes so far, with LF as line ends; the rest is kept."""
+        if self._after_cr or b"\r" in data:
+            data, self._after_cr = normalize_newlines(data, after_cr=self._after_cr)
         pending = self._pending
         if not pending and data.endswith(b"\n\n"):
             return data
-        start = max(len(pending) - 3, 0)
+        start = max(len(pending) - 1, 0)
         pending += data
-        end = max(pending.rfind(b"\n\n", start) + 2, pending.rfind(b"\n\r\n", start) + 3)
-        if end <= 3:  # noqa: PLR2004 - nothing was found
-            end = 0
+        blank_line = pending.rfind(b"\n\n", start)
+        end = 0 if blank_line < 0 else blank_line + 2
         complete = bytes(pending[:end])
         del pending[:end]
         if len(pending) > self._max_event_bytes:
@@ -567,7 +584,7 @@ class StreamPassthroughReader:
 
     def _read_events(self, complete: bytes, out: list[bytes], events: list[Event]) -> None:
         """Forward or decode these events."""
-        blocks = _BLANK_LINE.split(complete) if b"\r" in complete else complete.split(b"\n\n")
+        blocks = complete.split(b"\n\n")
         blocks.pop()
         start = 0
         while start < len(blocks):

@@ -33,7 +33,15 @@ from protocols.core.errors import (
     StreamBroken,
     WorkerFailed,
 )
-from protocols.core.events import ResponseMetadata, StreamEnd, StreamStart, TextDelta, Timing, Usage
+from protocols.core.events import (
+    Event,
+    ResponseMetadata,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    Timing,
+    Usage,
+)
 from protocols.core.interfaces import (
     Clock,
     Headers,
@@ -54,10 +62,10 @@ class AttemptTimeouts:
     """Aborts a worker's response when the worker is silent for too long.
 
     ``first`` is the time, by the timer's clock, by which the first events must arrive;
-    ``NO_TIMEOUT`` if only the deadline applies. After the first events (``has_started``), each
-    further read may take ``idle`` seconds. The deadline always applies. The reader calls
-    ``start_wait`` or ``wait_next`` before it waits and ``stop_wait`` afterwards, and at last
-    removes the object from the timer. A subclass implements ``abort_response``.
+    ``NO_TIMEOUT`` if only the deadline applies. After the first events (``has_started``), the next
+    content may take ``idle`` seconds; comments are no content. The deadline always applies. The
+    reader calls ``start_wait`` or ``wait_next`` before it waits and ``stop_wait`` afterwards, and
+    at last removes the object from the timer. A subclass implements ``abort_response``.
     """
 
     __slots__ = (
@@ -135,11 +143,14 @@ class AttemptTimeouts:
         self._next_check = due
         self._deadline_timer.add(self, due)
 
-    def wait_next(self) -> None:
-        """Start to wait for the next bytes. Raises DeadlineExceeded."""
+    def wait_next(self, *, had_content: bool = True) -> None:
+        """Start to wait for the next bytes. Raises DeadlineExceeded.
+
+        Without ``had_content`` the idle timeout goes on: the last read had no content.
+        """
         if self.has_started:
-            now = self.record_read()
-            due = now + self._idle_timeout
+            now = self.record_read() if had_content else self._deadline_timer.clock()
+            due = self._last_read_at + self._idle_timeout
         else:
             now, due = self._deadline_timer.clock(), self._first_due
         total = self._deadline.expires_at
@@ -369,8 +380,7 @@ class Attempt(AttemptTimeouts):
             items.append((raw, events))
         if not events or type(events[-1]) is not StreamEnd:
             items.append(_decode_end(reader))
-        self.finished = True
-        self.worker.record_success()
+        self._record_success(items[-1][1])
         return items
 
     async def _read_beginning(self, response: UpstreamResponse) -> list[StreamItem]:
@@ -411,10 +421,12 @@ class Attempt(AttemptTimeouts):
                 has_ended = await response.forward_to(self._forward_body)
                 self.stop_wait()
                 return self._decode_end() if has_ended else self._last_item
-            while chunks := await self._read_body(response):
+            had_content = True
+            while chunks := await self._read_body(response, had_content=had_content):
                 item = self._decode_body(chunks)
                 if item[0] or item[1]:
                     return item
+                had_content = False
             return self._decode_end()
         except GatewayError as error:
             self._raise_failure(error)
@@ -459,11 +471,13 @@ class Attempt(AttemptTimeouts):
         self._rate_limited = "retry-after" in headers or b"overloaded" in payload.lower()
         return self._request.read_error(status, headers, payload)
 
-    async def _read_body(self, response: UpstreamResponse) -> list[bytes]:
+    async def _read_body(
+        self, response: UpstreamResponse, *, had_content: bool = True
+    ) -> list[bytes]:
         """The next chunks of the body, [] at its end. Raises DeadlineExceeded or StreamBroken."""
         if response.complete:
             return response.read_available()
-        self.wait_next()
+        self.wait_next(had_content=had_content)
         chunks = await response.read()
         self.stop_wait()
         return chunks
@@ -472,29 +486,36 @@ class Attempt(AttemptTimeouts):
         """Pass the next decoded item on; returns whether more is accepted at once."""
         raw, events = self._response_reader.feed(chunks)
         if events and type(events[-1]) is StreamEnd:
-            self._record_success()
+            self._record_success(events)
             self._last_item = raw, events  # its reader writes it together with the end
             return False
-        accepts_more = self._sink(raw, events) if raw or events else True
-        self.record_read()
+        if not (raw or events):
+            return True
+        accepts_more = self._sink(raw, events)
+        if _has_content((raw, events)):
+            self.record_read()
         return accepts_more
 
     def _decode_body(self, chunks: Sequence[bytes]) -> StreamItem:
         """Decode the next bytes."""
         raw, events = self._response_reader.feed(chunks)
         if events and type(events[-1]) is StreamEnd:
-            self._record_success()
+            self._record_success(events)
         return raw, events
 
     def _decode_end(self) -> StreamItem:
         """Decode the end of the body; the last event is StreamEnd."""
         item = _decode_end(self._response_reader)
-        self._record_success()
+        self._record_success(item[1])
         return item
 
-    def _record_success(self) -> None:
+    def _record_success(self, events: Sequence[Event]) -> None:
+        """Record the end of the response, which is the last of these events."""
         self.finished = True
         self.worker.record_success()
+        end = events[-1]
+        if type(end) is StreamEnd and end.has_ignored_usage:
+            self.worker.log_ignored_usage(self._request.request.model)
 
     def _make_too_large_error(self) -> WorkerFailed:
         """The error for a response that exceeds the buffer."""

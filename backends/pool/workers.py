@@ -85,6 +85,8 @@ class WorkerState(Struct, eq=False):
     """The kind of the last failure."""
     logged_state: HealthState = "up"
     """The state at the last change, as logged."""
+    ignored_usage_models: set[str] = field(default_factory=set[str])
+    """The models of which an implausible usage was logged."""
     waiting_attempts: set[AttemptWaiter] = field(default_factory=set[AttemptWaiter])
     """The attempts without a response yet."""
 
@@ -170,6 +172,16 @@ class WorkerState(Struct, eq=False):
         """Cancel the attempts without a response yet."""
         for attempt in tuple(self.waiting_attempts):
             attempt.cancel_wait()
+
+    def log_ignored_usage(self, model: str) -> None:
+        """Log once for each model that the worker's token counts are implausible."""
+        if model not in self.ignored_usage_models:
+            self.ignored_usage_models.add(model)
+            log.warning(
+                "worker %s reports implausible usage for the model %r: the gateway counts instead",
+                self.config.url,
+                model,
+            )
 
     def report(self) -> WorkerReport:
         """The state as a report."""

@@ -224,6 +224,7 @@ def _make_strategy(request: RoutedRequest, route: Route) -> ResponseStrategy:
         target.version,
         target.backend_model,
         request.context.clock,
+        route.model.info.context_length,
     )
     return ResponseStrategy(
         request.adapter, client_request, route, response_context, request.context

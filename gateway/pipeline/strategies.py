@@ -51,14 +51,15 @@ def apply_model_settings(
     ``names`` maps field paths to the client's wire names, ``source`` is its protocol. Raises
     InvalidParameter if a parameter exceeds the model's limit or one of the gateway's.
     """
+    context_length = route.model.info.context_length
     if not isinstance(request, GenerationRequest):
-        return request.bind_target(route.target.backend_model, source)
+        return request.bind_target(route.target.backend_model, source, context_length)
     if request.choice_count > MAX_CHOICES:
         raise _build_limit_error(names.get("n", "n"), MAX_CHOICES, request.choice_count, "in all")
     if request.logprobs is not None and request.logprobs.top > MAX_TOP_LOGPROBS:
         name = names.get("logprobs.top", "logprobs")
         raise _build_limit_error(name, MAX_TOP_LOGPROBS, request.logprobs.top, "here")
-    fitted = request.bind_target(route.target.backend_model, source)
+    fitted = request.bind_target(route.target.backend_model, source, context_length)
     defaults = route.model.defaults
     if defaults.sampling or defaults.stopping:
         sampling = _fill_defaults(request.sampling, defaults.sampling)

@@ -21,7 +21,6 @@ from protocols.core.events import (
     ReasoningDelta,
     RefusalDelta,
     ResponseMetadata,
-    StreamEnd,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -29,7 +28,8 @@ from protocols.core.events import (
     TopLogprob,
     Usage,
 )
-from protocols.core.request import GenerationRequest
+from protocols.core.request import EmbeddingRequest, GenerationRequest
+from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
 
 # Real workers vary, so any key may be missing or null.
 
@@ -37,18 +37,22 @@ from protocols.core.request import GenerationRequest
 class WireTokensDetails(Struct, gc=False):
     """Details of prompt or completion tokens."""
 
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: Any = None
+    reasoning_tokens: Any = None
+
+
+_NoObject = str | float | bool | list[Any] | None
+"""Any JSON but an object: a worker's usage never makes its response invalid."""
 
 
 class WireUsage(Struct, gc=False):
     """The usage object."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: WireTokensDetails | None = None
-    completion_tokens_details: WireTokensDetails | None = None
-    reasoning_tokens: int | None = None
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    prompt_tokens_details: WireTokensDetails | _NoObject = None
+    completion_tokens_details: WireTokensDetails | _NoObject = None
+    reasoning_tokens: Any = None
 
 
 class WireFunction(Struct, gc=False):
@@ -119,7 +123,7 @@ class WireResponse(Struct, gc=False):
     model: Any = None
     system_fingerprint: Any = None
     choices: list[WireChoice] | None = None
-    usage: WireUsage | None = None
+    usage: WireUsage | _NoObject = None
     error: Any = None
 
 
@@ -137,7 +141,7 @@ class WireEmbeddingResponse(Struct):
     model: Any = None
     id: Any = None
     created: Any = None
-    usage: WireUsage | None = None
+    usage: WireUsage | _NoObject = None
 
 
 class TextChunkDelta(Struct, gc=False):
@@ -214,7 +218,7 @@ class WireEmbeddingSummary(Struct):
 
     data: list[WireEmbeddingItem]
     model: Any = None
-    usage: WireUsage | None = None
+    usage: WireUsage | _NoObject = None
 
 
 decode_response = msgspec.json.Decoder(WireResponse).decode
@@ -233,26 +237,29 @@ def read_metadata(wire: WireResponse) -> ResponseMetadata:
         read_text(wire.model),
         read_text(wire.system_fingerprint),
         read_text(wire.id),
-        wire.created if isinstance(wire.created, int) else None,
+        read_integer(wire.created, MAX_TIMESTAMP),
     )
 
 
-def read_usage(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
+def read_usage(
+    usage: WireUsage | _NoObject, reader: UsageReader, *, embeds: bool = False
+) -> Usage | None:
     """The usage reported by the worker, or None."""
-    if usage.prompt_tokens is None or (usage.completion_tokens is None and not embeds):
+    if type(usage) is not WireUsage:
+        reader.has_ignored = reader.has_ignored or usage is not None
         return None
     prompt_details, completion_details = (
         usage.prompt_tokens_details,
         usage.completion_tokens_details,
     )
-    reasoning_tokens = (
-        completion_details.reasoning_tokens if completion_details else usage.reasoning_tokens
-    )
-    return Usage(
+    completion, reasoning = usage.completion_tokens, usage.reasoning_tokens
+    if type(completion_details) is WireTokensDetails:
+        reasoning = completion_details.reasoning_tokens
+    return reader.read_usage(
         usage.prompt_tokens,
-        usage.completion_tokens or 0,
-        prompt_details.cached_tokens if prompt_details else None,
-        reasoning_tokens or None,
+        0 if embeds and completion is None else completion,
+        prompt_details.cached_tokens if type(prompt_details) is WireTokensDetails else None,
+        reasoning or None,
     )
 
 
@@ -512,8 +519,8 @@ class _ChoiceState:
 class EmbeddingCounter:
     """Decodes only the number, the model and the usage of embeddings."""
 
-    def __init__(self, input_count: int, complaint: Callable[[bytes], None]) -> None:
-        self._input_count = input_count
+    def __init__(self, request: EmbeddingRequest, complaint: Callable[[bytes], None]) -> None:
+        self._request = request
         self._raise_if_error = complaint
         self._body = bytearray()
 
@@ -532,11 +539,12 @@ class EmbeddingCounter:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             self._raise_if_error(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
-        if len(wire.data) != self._input_count:
+        if len(wire.data) != len(self._request.inputs):
             raise WorkerFailed("The worker did not answer each input with one vector.")
-        usage = None if wire.usage is None else read_usage(wire.usage, embeds=True)
+        reader = UsageReader(self._request)
+        usage = read_usage(wire.usage, reader, embeds=True)
         metadata = ResponseMetadata(read_text(wire.model))
-        return [metadata, *([] if usage is None else [usage]), StreamEnd()]
+        return [metadata, *reader.build_end(usage)]
 
 
 class GenerationDecoder:
@@ -564,6 +572,7 @@ class GenerationDecoder:
         self._sse_parser = sse.SseParser()
         self._is_done = False
         self._has_metadata = False
+        self._usage_reader = UsageReader(request)
         self._usage: Usage | None = None
         self._choices: dict[int, _ChoiceState] = {}
         self._pending_error: GatewayError | None = None
@@ -669,8 +678,7 @@ class GenerationDecoder:
     def _build_end_events(self) -> list[Event]:
         self._is_done = True
         running = self._request.response_options.usage == "each"
-        usage = [] if self._usage is None or running else [self._usage]
-        return [*usage, StreamEnd()]
+        return self._usage_reader.build_end(None if running else self._usage)
 
     # --- one JSON object --------------------------------------------------------------------------
 
@@ -686,7 +694,7 @@ class GenerationDecoder:
         if is_unary and not choices:
             raise WorkerFailed("The worker's answer has no choices.")
         self._add_metadata(wire, events)
-        usage = None if wire.usage is None else read_usage(wire.usage)
+        usage = None if wire.usage is None else read_usage(wire.usage, self._usage_reader)
         counts = (
             split_token_count(choices, usage.completion_tokens)
             if is_unary and usage is not None

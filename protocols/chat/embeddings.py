@@ -24,9 +24,10 @@ from protocols.chat.responses import (
 from protocols.core import sse
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
-from protocols.core.events import Embedding, Event, ResponseMetadata, StreamEnd
+from protocols.core.events import Embedding, Event, ResponseMetadata
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import EmbeddingRequest
+from protocols.core.token_counts import UsageReader
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -113,7 +114,7 @@ class EmbeddingDecoder:
     def __init__(
         self, request: EmbeddingRequest, *, complaint: Callable[[bytes], None] = raise_worker_error
     ) -> None:
-        self._input_count = len(request.inputs)
+        self._request = request
         self._raise_if_error = complaint
         self._body = bytearray()
 
@@ -138,7 +139,10 @@ class EmbeddingDecoder:
         for position, item in enumerate(wire.data):
             index = position if item.index is None else item.index
             events.append(Embedding(index, decode_embedding(item.embedding)))
-        if {e.index for e in events if isinstance(e, Embedding)} != set(range(self._input_count)):
+        if {e.index for e in events if isinstance(e, Embedding)} != set(
+            range(len(self._request.inputs))
+        ):
             raise WorkerFailed("The worker did not answer each input with one vector.")
-        usage = None if wire.usage is None else read_usage(wire.usage, embeds=True)
-        return [*events, *([] if usage is None else [usage]), StreamEnd()]
+        reader = UsageReader(self._request)
+        usage = read_usage(wire.usage, reader, embeds=True)
+        return [*events, *reader.build_end(usage)]

@@ -148,6 +148,9 @@ class ResponseMetadata(Struct, frozen=True, gc=False, tag=True):
 class StreamEnd(Struct, frozen=True, gc=False, tag=True):
     """The response is complete."""
 
+    has_ignored_usage: bool = False
+    """Whether the worker reported implausible token counts, which were ignored."""
+
 
 Event = (
     StreamStart

@@ -88,7 +88,7 @@ class ResponseContext(Struct, frozen=True):
 
     ``created`` is Unix time in seconds. ``model`` is the name that the client requested,
     ``version`` the name of the version and ``backend_model`` the backend's name of the model.
-    ``clock`` returns monotonic seconds.
+    ``clock`` returns monotonic seconds, ``context_length`` is the model's, if known.
     """
 
     id: str
@@ -97,6 +97,7 @@ class ResponseContext(Struct, frozen=True):
     version: str
     backend_model: str
     clock: Clock
+    context_length: int | None = None
 
 
 class HttpResponse(Struct, frozen=True):

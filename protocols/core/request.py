@@ -283,15 +283,14 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
                 values.pop(name, None)
         return replace(self, **silenced).with_set_fields(values)
 
-    def bind_target(self, model: str, source: str) -> Self:
-        """A copy with the target's model name, from the client's protocol ``source``."""
-        copy = replace(self, model=model, source=source)
-        values = self.__dict__.get("set_fields")
-        return (
-            copy
-            if values is None
-            else copy.with_set_fields({**values, "model": model, "source": source})
-        )
+    def bind_target(self, model: str, source: str, context_length: int | None = None) -> Self:
+        """A copy with the target's model name and context, from the client's protocol."""
+        target: dict[str, Any] = {"model": model}
+        if context_length is not None:
+            target["context_length"] = context_length
+        target["source"] = source
+        copy, values = replace(self, **target), self.__dict__.get("set_fields")
+        return copy if values is None else copy.with_set_fields({**values, **target})
 
     def with_set_fields(self, values: Mapping[str, Any]) -> Self:
         """This request, with ``set_fields`` already known."""
@@ -344,6 +343,8 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     provided_fields: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = {}
+    context_length: int | None = None
+    """The target model's, if known: no plausible token count is larger."""
     source: str = ""
     """The name of the client's protocol."""
 
@@ -371,6 +372,7 @@ class EmbeddingRequest(_BaseRequest, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     provided_fields: frozenset[str] = frozenset()
     extra: Mapping[str, Raw] = {}
+    context_length: int | None = None
     source: str = ""
     stream: Literal[False] = False
 

@@ -1,8 +1,8 @@
 """Server-sent events: a parser and a writer, on bytes.
 
-The writer sends one ``data:`` line for each event. The parser accepts what real servers send: CRLF,
-no blank after the colon, comments, ``event:`` lines, data over several lines, a byte order mark,
-and any split into pieces.
+The writer sends one ``data:`` line for each event. The parser accepts what real servers send: CRLF
+or CR as line ends, no blank after the colon, comments, ``event:`` lines, data over several lines, a
+byte order mark, and any split into pieces.
 """
 
 import re
@@ -59,6 +59,17 @@ def split_plain_events(data: bytes) -> list[bytes] | None:
         return [lines]
     payloads = lines.split(b"\n\ndata: ")
     return payloads if b"".join(payloads).find(b"\n") < 0 else None
+
+
+def normalize_newlines(data: bytes, *, after_cr: bool) -> tuple[bytes, bool]:
+    """``data`` with LF in place of CRLF and CR, and whether it ended with a CR.
+
+    ``after_cr``: the preceding data ended with a CR, so that a first LF belongs to it.
+    """
+    ends_with_cr = data.endswith(b"\r") if data else after_cr
+    if after_cr:
+        data = data.removeprefix(b"\n")
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), ends_with_cr
 
 
 class ResponseBodyReader(Struct, eq=False):
@@ -123,6 +134,7 @@ class SseParser(Struct, eq=False):
     _data_lines: list[bytes] = []
     _data_size: int = 0
     _at_start: bool = True
+    _after_cr: bool = False
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """The data of each complete event. Raises WorkerFailed if one exceeds the size limit."""
@@ -135,6 +147,8 @@ class SseParser(Struct, eq=False):
         return self._parse_buffer(data)
 
     def _parse_buffer(self, data: bytes) -> Iterator[bytes]:
+        if self._after_cr or data.find(b"\r") >= 0:
+            data, self._after_cr = normalize_newlines(data, after_cr=self._after_cr)
         buffer = self._buffer
         buffer += data
         if self._at_start and len(buffer) >= len(_BOM):
@@ -144,7 +158,7 @@ class SseParser(Struct, eq=False):
                 self._scanned = 0
         start = 0
         while (end := buffer.find(b"\n", max(start, self._scanned))) >= 0:
-            line = bytes(buffer[start:end]).removesuffix(b"\r")
+            line = bytes(buffer[start:end])
             start = end + 1
             if line:
                 self._parse_line(line)

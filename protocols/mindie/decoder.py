@@ -29,6 +29,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.request import GenerationRequest
+from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS
 from protocols.mindie.errors import raise_worker_error
 
@@ -72,12 +73,6 @@ class WorkerTextResponse(Struct):
 
 
 decode_text_response = msgspec.json.Decoder(WorkerTextResponse).decode
-
-
-def get_token_count(details: WorkerTextDetails) -> int | None:
-    """The number of tokens generated so far; None if the worker does not report it."""
-    count = _parse_number(details.generated_tokens)
-    return None if count is None else int(count)
 
 
 def list_timings(wire: WorkerTextResponse, details: WorkerTextDetails) -> list[Timing]:
@@ -134,6 +129,7 @@ class TextDecoder:
         self._early = early
         self._body_reader = sse.ResponseBodyReader()
         self._sse_parser = sse.SseParser()
+        self._usage_reader = UsageReader(request)
         self._token_count = 0
         self._has_metadata = False
         self._closing = False
@@ -180,7 +176,7 @@ class TextDecoder:
 
     def _decode_event(self, payload: bytes, events: list[Event]) -> None:
         wire, details = self._decode_wire(payload)
-        total = get_token_count(details)
+        total = self._usage_reader.read_completion_tokens(details.generated_tokens)
         count = 1 if total is None else max(total - self._token_count, 0)
         self._token_count += count
         reason = details.finish_reason or wire.finish_reason
@@ -198,7 +194,7 @@ class TextDecoder:
         wire, details = self._decode_wire(body)
         events: list[Event] = []
         self._add_metadata(wire, details, events)
-        count = get_token_count(details)
+        count = self._usage_reader.read_completion_tokens(details.generated_tokens)
         events.append(TextDelta(wire.text_output or "", tokens=1 if count is None else count))
         self._add_end(details.finish_reason or wire.finish_reason or "", events)
         return events
@@ -238,7 +234,7 @@ class TextDecoder:
         if finish_reason is None:
             raise WorkerFailed(_BROKEN_RESPONSE)
         self._is_done = True
-        events += [ChoiceEnd(finish_reason), StreamEnd()]
+        events += [ChoiceEnd(finish_reason), *self._usage_reader.build_end()]
 
 
 class OpenAiStyleDecoder:
@@ -283,7 +279,9 @@ class OpenAiStyleDecoder:
                     self._pending_error = WorkerFailed(_BROKEN_RESPONSE)
                     break
                 case StreamEnd():
-                    out += [] if self._continuous_usage or not self._usages else [self._sum_usage()]
+                    is_known = self._usages and not event.has_ignored_usage
+                    if is_known and not self._continuous_usage:
+                        out.append(self._sum_usage())
                     out.append(event)
                 case _:
                     self._choice_index = getattr(event, "index", self._choice_index)

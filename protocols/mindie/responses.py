@@ -279,11 +279,15 @@ class TextEncoder(_BaseEncoder):
         return body + b"}\n\n"
 
 
+_MAX_STEPS: Final = 1 << 16
+"""How many steps are listed: their number is the worker's claim."""
+
+
 def _list_step_timings(timings: Sequence[Timing], tokens: int) -> Sequence[Timing]:
     """The timing of each step; a backend that timed only the whole response gives one value."""
     if len(timings) > 1:
         return timings
-    first = timings[0] if timings else Timing()
+    first, tokens = timings[0] if timings else Timing(), min(tokens, _MAX_STEPS)
     return [first, *[Timing(batch_size=first.batch_size)] * (tokens - 1)][:tokens]
 
 

@@ -722,6 +722,7 @@ class MindiePassthrough:
             priority=(body.priority - 1) * PRIORITY_STEP if "priority" in checked else None,
             timeout=float(body.timeout) if "timeout" in checked else None,
             response_options=ResponseOptions(details=True),
+            context_length=about.context_length,
         )
         way = "generate_stream" if stream else "generate"
         path = f"/v2/models/{quote(about.backend_model, safe='')}/{way}"

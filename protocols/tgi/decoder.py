@@ -17,9 +17,9 @@ from protocols.core.events import (
     TextDelta,
     TokenLogprob,
     TopLogprob,
-    Usage,
 )
 from protocols.core.request import GenerationRequest
+from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS
 from protocols.tgi.errors import raise_worker_error
 
@@ -59,15 +59,15 @@ class TgiDetails(Struct):
     """Details of a unary response, or of a stream's end. Related servers send ``input_length``."""
 
     finish_reason: str | None = None
-    generated_tokens: int | None = None
-    input_length: int | None = None
-    prompt_tokens: int | None = None
+    generated_tokens: Any = None
+    input_length: Any = None
+    prompt_tokens: Any = None
     prefill: list[TgiToken] | None = None
     tokens: list[TgiToken] | None = None
     top_tokens: list[list[TgiToken]] | None = None
 
     @property
-    def prompt_length(self) -> int | None:
+    def prompt_length(self) -> Any:
         """The number of prompt tokens; unary responses report it only on request."""
         if self.input_length is not None:
             return self.input_length
@@ -128,6 +128,7 @@ class GenerateDecoder:
         self._request = request
         self._body_reader = sse.ResponseBodyReader((b"{", b"["))
         self._sse_parser = sse.SseParser()
+        self._usage_reader = UsageReader(request)
         self._is_done = False
         self._prompt_sent = not request.echo
         self._texts: list[str] = []
@@ -189,8 +190,9 @@ class GenerateDecoder:
         """Add the end, preceded by text that no token held, such as half a character."""
         text, sent = wire.generated_text or "", "".join(self._texts)
         if text.startswith(sent) and (rest := text[len(sent) :]):
-            events.append(TextDelta(rest, tokens=0 if sent else _get_token_count(wire.details)))
-        events += _build_end_events(wire.details)
+            count = 0 if sent else self._get_token_count(wire.details)
+            events.append(TextDelta(rest, tokens=count))
+        events += self._build_end_events(wire.details)
         self._is_done = True
 
     # --- one JSON body ----------------------------------------------------------------------------
@@ -207,7 +209,7 @@ class GenerateDecoder:
         prompt = tuple(map(build_token_logprob, details.prefill or ()))
         self._add_prompt(prompt if self._request.logprobs is not None else (), events)
         events += self._build_text_events(wire.generated_text, details)
-        return [*events, *_build_end_events(details)]
+        return [*events, *self._build_end_events(details)]
 
     def _build_text_events(self, text: str, details: TgiDetails) -> list[Event]:
         tokens = details.tokens or []
@@ -226,7 +228,8 @@ class GenerateDecoder:
         ids = tuple(token_id for token in id_tokens for token_id in token.ids)
         if not (text or ids or logprobs):
             return []
-        return [TextDelta(text, tokens=_get_token_count(details), token_ids=ids, logprobs=logprobs)]
+        count = self._get_token_count(details)
+        return [TextDelta(text, tokens=count, token_ids=ids, logprobs=logprobs)]
 
     # --- both -------------------------------------------------------------------------------------
 
@@ -244,23 +247,22 @@ class GenerateDecoder:
     def _is_hidden(self, token: TgiToken) -> bool:
         return bool(token.special) and self._request.stopping.skip_special_tokens is not False
 
+    def _build_end_events(self, details: TgiDetails | None) -> list[Event]:
+        """Build a choice end, usage if known, and the end of the response."""
+        if details is None:
+            return [ChoiceEnd("unknown"), StreamEnd()]
+        reason = WORKER_FINISH_REASONS.get(details.finish_reason or "", "unknown")
+        if reason is None:
+            raise WorkerFailed(f"The worker broke off ({(details.finish_reason or '')[:32]}).")
+        reader = self._usage_reader
+        usage = reader.read_usage(details.prompt_length, details.generated_tokens)
+        return [ChoiceEnd(reason), *reader.build_end(usage)]
 
-def _build_end_events(details: TgiDetails | None) -> list[Event]:
-    """Build a choice end, usage if known, and the end of the response."""
-    if details is None:
-        return [ChoiceEnd("unknown"), StreamEnd()]
-    reason = WORKER_FINISH_REASONS.get(details.finish_reason or "", "unknown")
-    if reason is None:
-        raise WorkerFailed(f"The worker broke off ({(details.finish_reason or '')[:32]}).")
-    prompt, count = details.prompt_length, details.generated_tokens
-    if prompt is None or count is None:
-        return [ChoiceEnd(reason), StreamEnd()]
-    return [ChoiceEnd(reason), Usage(prompt, count), StreamEnd()]
-
-
-def _get_token_count(details: TgiDetails | None) -> int:
-    """Return the token count of a unary response."""
-    return (details and details.generated_tokens) or 1
+    def _get_token_count(self, details: TgiDetails | None) -> int:
+        """Return the token count of a unary response."""
+        return (
+            details and self._usage_reader.read_completion_tokens(details.generated_tokens)
+        ) or 1
 
 
 def _build_read_error(body: bytes) -> GatewayError:

@@ -7,10 +7,10 @@ other workers the end of the body is the only sign.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from protocols.core import sse
 from protocols.core.errors import GatewayError, MalformedRequest, StreamBroken, WorkerFailed
@@ -19,7 +19,6 @@ from protocols.core.events import (
     Event,
     FinishReason,
     ResponseMetadata,
-    StreamEnd,
     StreamStart,
     TextDelta,
     TokenLogprob,
@@ -27,6 +26,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.request import GenerationRequest
+from protocols.core.token_counts import UsageReader
 from protocols.json_body import JSON_ERRORS
 from protocols.triton import rapidjson
 from protocols.triton.errors import raise_response_error, raise_worker_error
@@ -69,9 +69,6 @@ def map_output_names(wires: Mapping[str, str]) -> Mapping[str, str]:
     return _DEFAULT_OUTPUT_NAMES if known == _DEFAULT_OUTPUT_NAMES else known
 
 
-_NonNegativeInt = Annotated[int, Meta(ge=0)]
-
-
 class ParsedResponse(Struct):
     """A response or an event: each list has one item for each choice, as far as known."""
 
@@ -79,8 +76,8 @@ class ParsedResponse(Struct):
     model: str | None
     finish_reasons: Sequence[str] = ()
     stop_reasons: Sequence[str] = ()
-    token_counts: Sequence[int] = ()
-    prompt_tokens: int | None = None
+    token_counts: Sequence[Any] = ()
+    prompt_tokens: Any = None
     logprobs: Sequence[tuple[TokenLogprob, ...]] = ()
 
 
@@ -92,8 +89,8 @@ class _SingleText(Struct, forbid_unknown_fields=True):
     model_version: str | None = None
     finish_reason: str | UnsetType | None = UNSET
     stop_reason: str | UnsetType | None = UNSET
-    num_output_tokens: _NonNegativeInt | UnsetType = UNSET
-    num_input_tokens: _NonNegativeInt | None = None
+    num_output_tokens: int | UnsetType = UNSET
+    num_input_tokens: int | None = None
     id: str | None = None
     sequence_id: int = 0
     sequence_start: bool = False
@@ -205,8 +202,8 @@ def _parse_reason(value: Any) -> str:
     return value if isinstance(value, str) else NO_REASON
 
 
-def _parse_counts(values: list[Any]) -> list[int]:
-    return [value for value in values if type(value) is int and value >= 0]
+def _parse_counts(values: list[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
 
 
 def _parse_logprobs(
@@ -298,6 +295,7 @@ class GenerateDecoder:
         self._may_be_empty = adapter.may_be_empty(request)
         """Whether a body without events is a response without text."""
         self._reports_finish_reason = False
+        self._usage_reader = UsageReader(request)
         self._prompt_tokens: int | None = None
         self._token_count: int | None = None
         self._has_metadata = False
@@ -318,9 +316,10 @@ class GenerateDecoder:
         open_choices = [i for i in range(self._choice_count) if i not in self._ended_choices]
         if open_choices:
             self._check_end(open_choices)
-        usage = [] if self._request.response_options.usage == "each" else self._build_usage()
+        running = self._request.response_options.usage == "each"
         ends = [ChoiceEnd("unknown", index) for index in open_choices]
-        return [*events, *ends, *usage, StreamEnd()]
+        usage = None if running else self._build_usage()
+        return [*events, *ends, *self._usage_reader.build_end(usage)]
 
     def _check_end(self, open_choices: Sequence[int]) -> None:
         """Raise StreamBroken unless these choices are complete."""
@@ -388,7 +387,7 @@ class GenerateDecoder:
             self._seen_choices.add(index)
             self._add_choice(parsed, index, text, events)
         if parsed.token_counts and self._request.response_options.usage == "each":
-            events += self._build_usage()
+            events += filter(None, (self._build_usage(),))
         self._accepts_texts = self._expects_texts and self._has_begun()
 
     def _has_begun(self) -> bool:
@@ -405,18 +404,21 @@ class GenerateDecoder:
         if not self._has_metadata and parsed.model is not None:
             self._has_metadata = True
             events.append(ResponseMetadata(parsed.model))
-        if parsed.prompt_tokens is not None:
+        prompt_tokens = self._usage_reader.read_prompt_tokens(parsed.prompt_tokens)
+        if prompt_tokens is not None:
             if self._prompt_tokens is None and not self._is_unary:
-                events.append(StreamStart(parsed.prompt_tokens))
-            self._prompt_tokens = parsed.prompt_tokens
+                events.append(StreamStart(prompt_tokens))
+            self._prompt_tokens = prompt_tokens
         if parsed.token_counts:
-            self._token_count = (self._token_count or 0) + sum(parsed.token_counts)
+            self._token_count = self._usage_reader.add_completion_tokens(
+                self._token_count, parsed.token_counts
+            )
+            if self._token_count is None:
+                parsed.token_counts = ()
 
-    def _build_usage(self) -> list[Event]:
+    def _build_usage(self) -> Usage | None:
         """Return the worker's usage, if it counted both prompt and completion tokens."""
-        if self._prompt_tokens is None or self._token_count is None:
-            return []
-        return [Usage(self._prompt_tokens, self._token_count)]
+        return self._usage_reader.read_usage(self._prompt_tokens, self._token_count)
 
     # --- one choice -------------------------------------------------------------------------------
 
@@ -444,7 +446,7 @@ class GenerateDecoder:
     ) -> int:
         """Return the token count of a text, from the most precise source."""
         if len(parsed.token_counts) == len(parsed.texts):
-            return parsed.token_counts[index]
+            return int(parsed.token_counts[index])
         if logprobs:
             return len(logprobs)
         return 1 if self._token_per_event and not self._is_unary else math.ceil(len(text) / 4)

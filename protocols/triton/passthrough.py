@@ -23,7 +23,7 @@ from protocols.core.errors import (
     UpstreamErrorText,
     WorkerFailed,
 )
-from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
+from protocols.core.events import ChoiceEnd, Event, StreamStart, TextDelta
 from protocols.core.interfaces import (
     ClientRequest,
     PassthroughReader,
@@ -32,6 +32,7 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.request import GenerationRequest
+from protocols.core.token_counts import UsageReader
 from protocols.passthrough import NameReplacer, UnaryPassthroughReader, VerbatimStreamReader
 from protocols.triton import errors as triton_errors
 from protocols.triton import rapidjson, requests
@@ -140,7 +141,8 @@ def _raise_response_error(
 class _ResponseTracker:
     """Collects what the gateway records of a response."""
 
-    def __init__(self, *, token_per_event: bool) -> None:
+    def __init__(self, request: GenerationRequest, *, token_per_event: bool) -> None:
+        self._usage_reader = UsageReader(request)
         self._token_per_event = token_per_event
         self._prompt_tokens: int | None = None
         self._token_count: int | None = None
@@ -148,13 +150,15 @@ class _ResponseTracker:
 
     def add(self, outputs: Mapping[str, Any]) -> list[Event]:
         events: list[Event] = []
-        counts = _list_counts(outputs, "num_output_tokens")
+        before, reader = self._token_count or 0, self._usage_reader
+        counts = _list_values(outputs, "num_output_tokens")
         if counts:
-            self._token_count = (self._token_count or 0) + sum(counts)
-        prompt_counts = _list_counts(outputs, "num_input_tokens")
-        if self._prompt_tokens is None and prompt_counts:
-            self._prompt_tokens = prompt_counts[0]
-            events.append(StreamStart(self._prompt_tokens))
+            self._token_count = reader.add_completion_tokens(self._token_count, counts)
+        for count in _list_values(outputs, "num_input_tokens")[:1]:
+            prompt_tokens = reader.read_prompt_tokens(count)
+            if self._prompt_tokens is None and prompt_tokens is not None:
+                self._prompt_tokens = prompt_tokens
+                events.append(StreamStart(prompt_tokens))
         for reason in _list_values(outputs, "finish_reason"):
             if isinstance(reason, str) and (self._finish_reason is None or reason != _NO_REASON):
                 self._finish_reason = reason
@@ -165,27 +169,23 @@ class _ResponseTracker:
         )
         if text := "".join([str(value) for value in values if value is not None]):
             estimate = 1 if self._token_per_event else math.ceil(len(text) / 4)
-            events.append(TextDelta(text, tokens=sum(counts) if counts else estimate))
+            tokens = (
+                self._token_count - before if counts and self._token_count is not None else None
+            )
+            events.append(TextDelta(text, tokens=estimate if tokens is None else tokens))
         return events
 
     def close(self) -> list[Event]:
         """Raise StreamBroken if the model reports finish reasons, and sent none."""
         if self._token_per_event and self._finish_reason == _NO_REASON:
             raise StreamBroken("The worker's stream stopped before its end.")
-        events: list[Event] = [
-            ChoiceEnd(FINISH_REASONS.get(self._finish_reason or "") or "unknown")
-        ]
-        if self._prompt_tokens is not None and self._token_count is not None:
-            events.append(Usage(self._prompt_tokens, self._token_count))
-        return [*events, StreamEnd()]
+        usage = self._usage_reader.read_usage(self._prompt_tokens, self._token_count)
+        end = ChoiceEnd(FINISH_REASONS.get(self._finish_reason or "") or "unknown")
+        return [end, *self._usage_reader.build_end(usage)]
 
 
 def _list_values(outputs: Mapping[str, Any], name: str) -> list[Any]:
     return flatten_values(outputs[name]) if name in outputs else []
-
-
-def _list_counts(outputs: Mapping[str, Any], name: str) -> list[int]:
-    return [count for count in _list_values(outputs, name) if type(count) is int and count >= 0]
 
 
 def _list_other_outputs(outputs: Mapping[str, Any]) -> list[Any]:
@@ -216,7 +216,8 @@ def _parse_object(body: bytes) -> Mapping[str, Any]:
 class _UnaryDecoder:
     """Decodes what the gateway records of a unary response."""
 
-    def __init__(self, names: ModelNames) -> None:
+    def __init__(self, request: GenerationRequest, names: ModelNames) -> None:
+        self._request = request
         self._names = names
         self._body = bytearray()
 
@@ -232,16 +233,16 @@ class _UnaryDecoder:
             raise StreamBroken("The worker's answer is empty.")
         outputs = _parse_object(body)
         _raise_response_error(outputs, self._names, 200, framed=False)
-        tracker = _ResponseTracker(token_per_event=False)
+        tracker = _ResponseTracker(self._request, token_per_event=False)
         return [*tracker.add(outputs), *tracker.close()]
 
 
 class _StreamDecoder:
     """Decodes what the gateway records of a stream, which may have no events."""
 
-    def __init__(self, names: ModelNames) -> None:
+    def __init__(self, request: GenerationRequest, names: ModelNames) -> None:
         self._names = names
-        self._tracker = _ResponseTracker(token_per_event=True)
+        self._tracker = _ResponseTracker(request, token_per_event=True)
         self._sse_parser = sse.SseParser(limit=_MAX_EVENT_BYTES)
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -287,15 +288,21 @@ def build_passthrough(
     stream = operation == "generate_stream"
     model = about.backend_model
     request = GenerationRequest(
-        model=model, kind="completion", prompts=_find_prompts(fields), stream=stream
+        model=model,
+        kind="completion",
+        prompts=_find_prompts(fields),
+        stream=stream,
+        context_length=about.context_length,
     )
     names = ModelNames(get_model_name(model), about.model)
     headers = (("Content-Type", EVENT_STREAM),) if stream else CHUNKED_JSON_HEADERS
 
     def create_reader() -> PassthroughReader:
         if stream:
-            return VerbatimStreamReader(_StreamDecoder(names), names.replacer, _MAX_EVENT_BYTES)
-        return UnaryPassthroughReader(_UnaryDecoder(names), names.replacer)
+            return VerbatimStreamReader(
+                _StreamDecoder(request, names), names.replacer, _MAX_EVENT_BYTES
+            )
+        return UnaryPassthroughReader(_UnaryDecoder(request, names), names.replacer)
 
     return PassthroughRequest(
         request,

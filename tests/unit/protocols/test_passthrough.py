@@ -669,7 +669,7 @@ def test_text_is_forwarded_as_it_is(*, blanks: bool, many: int, at_once: bool) -
         STREAM[1].replace(b'"model":"llama"', b'"model" : "llama"'),
         STREAM[1].replace(b'"llama"', b'"other"'),
         STREAM[1].replace(b'"id":"c"', b'"id":"d"'),
-        STREAM[1].replace(b'"choices"', b'\r"choices"'),
+        STREAM[1].replace(b'"choices"', b'\rdata: "choices"'),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])

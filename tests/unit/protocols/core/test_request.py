@@ -98,3 +98,18 @@ def test_a_request_for_a_target_says_the_same_of_all_else(request: Request, aske
 
     assert got == replace(request, model="its", source="openai")
     assert [*got.set_fields.items()] == plainly(got)
+
+
+def test_a_request_for_a_target_has_its_context_length() -> None:
+    request = GenerationRequest(model="m", kind="chat")
+    before = dict(request.set_fields)
+
+    bound = request.bind_target("its", "openai", 4096)
+
+    assert bound == replace(request, model="its", source="openai", context_length=4096)
+    assert dict(bound.set_fields) == before | {
+        "model": "its",
+        "source": "openai",
+        "context_length": 4096,
+    }
+    assert bound.bind_target("its", "openai").context_length == 4096

@@ -206,7 +206,7 @@ def test_only_the_name_is_replaced() -> None:
          [TextDelta("a", tokens=4), ChoiceEnd("unknown"),
          StreamEnd()]),
         (b'{"text_output":"a","num_input_tokens":-1,"finish_reason":"cancelled"}',
-         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
+         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd(has_ignored_usage=True)]),
         (b'{"text_output":"a","finish_reason":"None"}',
          [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
         (b'{"text_output":"a","finish_reason":7}',

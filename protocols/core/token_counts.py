@@ -1,0 +1,81 @@
+"""Token counts and other numbers that workers report. They are checked before they are used."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from protocols.core.events import Event, StreamEnd, Usage
+from protocols.core.request import EmbeddingRequest, Request
+
+MAX_TOKENS: Final = 1 << 24
+"""More tokens than the context of any model, for each prompt and each choice."""
+MAX_TIMESTAMP: Final = 1 << 40
+"""A Unix time in seconds, far in the future."""
+
+
+def read_integer(value: Any, maximum: int) -> int | None:
+    """The value if it is an integer from 0 to ``maximum``."""
+    return value if type(value) is int and 0 <= value <= maximum else None
+
+
+class UsageReader:
+    """Checks the token counts of one response.
+
+    A count is plausible if it is an integer from 0 to the model's context length, or to
+    ``MAX_TOKENS`` if that is unknown, for each prompt or choice. After an implausible count, the
+    usage is ignored (``has_ignored``), and the gateway counts instead.
+    """
+
+    __slots__ = ("_request", "has_ignored")
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.has_ignored = False
+
+    def read_usage(
+        self, prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None
+    ) -> Usage | None:
+        """The usage; None if one of the first two is missing, or any is implausible."""
+        usage = (
+            self.read_prompt_tokens(prompt),
+            self.read_completion_tokens(completion),
+            self.read_prompt_tokens(cached),
+            self.read_completion_tokens(reasoning),
+        )
+        if self.has_ignored or usage[0] is None or usage[1] is None:
+            return None
+        return Usage(usage[0], usage[1], usage[2], usage[3])
+
+    def read_prompt_tokens(self, value: Any) -> int | None:
+        """The number of tokens of all prompts; None if it is missing or implausible."""
+        request = self._request
+        prompts = request.inputs if isinstance(request, EmbeddingRequest) else request.prompts
+        return self._read_count(value, len(prompts))
+
+    def read_completion_tokens(self, value: Any) -> int | None:
+        """The number of tokens of all choices; None if it is missing or implausible."""
+        request = self._request
+        if isinstance(request, EmbeddingRequest):
+            return self._read_count(value, 1)
+        return self._read_count(value, request.choice_count * (request.best_of or 1))
+
+    def add_completion_tokens(self, total: int | None, counts: Iterable[Any]) -> int | None:
+        """``total`` and these counts together; None if any count was implausible."""
+        for value in counts:
+            count = self.read_completion_tokens(value)
+            total = self.read_completion_tokens((total or 0) + (count or 0))
+        return None if self.has_ignored else total
+
+    def build_end(self, usage: Usage | None = None) -> list[Event]:
+        """The last events of the response."""
+        if usage is None or self.has_ignored:
+            return [StreamEnd(self.has_ignored)]
+        return [usage, StreamEnd()]
+
+    def _read_count(self, value: Any, item_count: int) -> int | None:
+        if value is None:
+            return None
+        maximum = (self._request.context_length or MAX_TOKENS) * (item_count or 1)
+        count = read_integer(value, maximum)
+        if count is None:
+            self.has_ignored = True
+        return count

@@ -1,0 +1,79 @@
+"""Comments, pings and empty chunks of a worker are no progress: timeouts go on."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Serve
+from tests.fakes import END, ScriptedWorker, chunk
+from tests.fault.fronts import DONE, SAYS, STOP
+from tests.integration.test_passthrough import whole
+
+CONFIG = """
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+limits: {{drain_timeout: 1s}}
+backends:
+  pool:
+    protocol: openai
+    workers: ["{worker}"]
+    health: {{interval: 1h}}
+    timeouts: {timeouts}
+models:
+  chat: {{backend: pool, model: llama}}
+"""
+BODY: dict[str, Any] = {
+    "model": "chat",
+    "messages": [{"role": "user", "content": "hi"}],
+    "stream": True,
+}
+PINGS = {
+    "comment": b": ping\n\n",
+    "event": b"event: ping\n\n",
+    "id": b"id: 7\n\n",
+    "chunk without content": b'data: {"model":"llama","choices":[{"index":0,"delta":{}}]}\n\n',
+    "chunk without choices": b'data: {"id":"c","model":"llama","choices":[]}\n\n',
+}
+every_ping = pytest.mark.parametrize("ping", PINGS.values(), ids=PINGS.keys())
+both_ways = pytest.mark.parametrize("headers", [{}, {"x-interlingua-strict": "1"}])
+PAUSE = 0.02
+REPEATED = 150
+
+
+def repeat(ping: bytes) -> list[Any]:
+    return [part for _ in range(REPEATED) for part in (chunk(ping), PAUSE)]
+
+
+@every_ping
+@both_ways
+async def test_pings_do_not_restart_the_idle_timeout(
+    serve: Serve, ping: bytes, headers: dict[str, str]
+) -> None:
+    reply = [SAYS, *repeat(ping), chunk(STOP), chunk(DONE) + END]
+    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
+        front = await serve(CONFIG.format(worker=worker.url, timeouts="{idle: 300ms}"))
+        answer = await front.http.post("/v1/chat/completions", json=BODY, headers=headers)
+
+    [record] = front.records
+    assert (record.outcome, record.error) == ("truncated", "DeadlineExceeded")
+    assert "[DONE]" not in answer.text
+
+
+@every_ping
+async def test_pings_do_not_restart_the_first_token_timeout(serve: Serve, ping: bytes) -> None:
+    head, _, _ = SAYS.partition(b"\r\n\r\n")
+    reply = [head + b"\r\n\r\n", *repeat(ping), chunk(STOP), chunk(DONE) + END]
+    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
+        front = await serve(CONFIG.format(worker=worker.url, timeouts="{first_token: 300ms}"))
+        answer = await front.http.post("/v1/chat/completions", json=BODY)
+
+    assert answer.status_code == 504
+
+
+async def test_content_restarts_the_idle_timeout(serve: Serve) -> None:
+    text = b'data: {"id":"c","model":"llama","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    reply = [SAYS, *repeat(text)[:50], chunk(STOP), chunk(DONE) + END]
+    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
+        front = await serve(CONFIG.format(worker=worker.url, timeouts="{idle: 300ms}"))
+        answer = await front.http.post("/v1/chat/completions", json=BODY)
+
+    assert "[DONE]" in answer.text
