@@ -44,7 +44,6 @@ SHARED_PARAMS: tuple[Param, ...] = (
         "int",
         minimum=-INT64_LIMIT,
         maximum=INT64_LIMIT - 1,
-        description="a negative seed is kept as its two's complement",
     ),
     _USER,
 )

@@ -307,8 +307,6 @@ def _read_shared_fields(
     for stop in values.get("stopping.stop", ()):
         if not stop:
             raise empty_value_error("stop", stop)
-    if (seed := values.get("sampling.seed")) is not None and seed < 0:
-        values["sampling.seed"] = seed % 2**64
     if "logit_bias" in values.provided_fields:
         values["sampling.logit_bias"] = _read_logit_bias(fields["logit_bias"])
     if values.get("request.beam_search"):

@@ -174,7 +174,7 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     """The rules of a listener with this profile."""
 
 
-SEED_PARAM = Param("seed", "sampling.seed", "int", minimum=0, maximum=2**64 - 1)
+SEED_PARAM = Param("seed", "sampling.seed", "int", minimum=-(2**63), maximum=2**63 - 1)
 STOP_PARAM = Param("stop", "stopping.stop", "strings")
 MAX_TOKENS_PARAM = Param("max_tokens", "stopping.max_tokens", "int")
 
@@ -486,8 +486,6 @@ class RequestWriter:
             and uses_chat_endpoint(request)
         ):
             body["max_completion_tokens"] = body.pop("max_tokens")
-        if (seed := body.get("seed")) is not None and seed >= 2**63:
-            body["seed"] = seed - 2**64
         if self._profile.max_stop_strings is not None and "stop" in body:
             body["stop"] = body["stop"][: self._profile.max_stop_strings]
         if request.sampling.do_sample is False:

@@ -163,7 +163,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True, repr_omit_defaults
     typical_p: float | None = None
     do_sample: bool | None = None
     seed: int | None = None
-    """0 to 2**64 - 1; protocols that allow negative seeds map them by two's complement."""
+    """-2**63 to 2**64 - 1, as the client sent it. A worker's range may be smaller."""
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -107,7 +107,7 @@ _COMPLETION_PARAMS = (
 _PENALTY_PARAMS = tuple(
     find_param(CHAT_PARAMS, name) for name in ("presence_penalty", "frequency_penalty")
 )
-_SEED = Param("seed", "sampling.seed", "int")
+_SEED = Param("seed", "sampling.seed", "int", -(2**63), 2**63 - 1)
 _EXTRA_COMPLETION_PARAMS = (
     *_PENALTY_PARAMS,
     _SEED,

@@ -201,7 +201,7 @@ class OvmsUpstream:
             return reducer
         keep_first_prompt(reducer)
         reducer.drop_fields("sampling.logit_bias")
-        if (seed := request.sampling.seed) is not None and seed >= SEED_COUNT:
+        if (seed := request.sampling.seed) is not None and not 0 <= seed < SEED_COUNT:
             reducer.report("sampling.seed", "approximated", f"{seed} to {seed % SEED_COUNT}")
             reducer.set_field("sampling.seed", seed % SEED_COUNT)
         _adapt_beam_search(reducer)

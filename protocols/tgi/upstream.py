@@ -126,7 +126,7 @@ CHAT_PROFILE = WorkerProfile(
         Param("temperature", "sampling.temperature", "float", 0),
         _TOP_P,
         _FREQUENCY_PENALTY,
-        _SEED,
+        replace(_SEED, maximum=2**63 - 1),
         _STOP,
     ),
     completion=(),
@@ -312,8 +312,7 @@ def _iter_unsupported_fields(
 def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:
     """Adapt the request to this server.
 
-    Temperature 0 alone means greedy: with top_p it would sample. TGI's seed has 63 bits; a seed of
-    64 is folded, so that equal seeds give equal results. All releases know ``max_tokens``.
+    Temperature 0 alone means greedy: with top_p it would sample. All releases know ``max_tokens``.
     """
     sampling, stopping = request.sampling, request.stopping
     greedy = sampling.do_sample is False or sampling.temperature == 0
@@ -326,7 +325,6 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
         sampling=replace(
             sampling,
             top_p=None if greedy or is_full_top_p else sampling.top_p,
-            seed=None if sampling.seed is None else sampling.seed % 2**63,
             logit_bias=None,
         ),
         stopping=replace(stopping, stop=stopping.stop[: limits.max_stop_strings]),

@@ -129,7 +129,6 @@ _MIN_POSITIVE: Final = 1e-6
 _MAX_TOKENS_FIELD: Final = "stopping.max_tokens"
 _TEMPERATURE_FIELD: Final = "sampling.temperature"
 _TOP_LOGPROBS_FIELD: Final = "logprobs.top"
-_SEED_FIELD: Final = "sampling.seed"
 _LOGPROB_OUTPUTS: Final = ("logprobs", "output_log_probs")
 _CUMULATIVE_OUTPUTS: Final = ("cumulative_logprob", "cum_log_probs")
 """Outputs from which the gateway reads each token's probability."""
@@ -324,8 +323,6 @@ class ModelAdapter:
     def _limit_param(self, row: Param, datatype: str) -> Param:
         if row.field == "stopping.stop" and self._profile.keeps_stop_strings:
             return structs.replace(row, loss_reason="approximated")
-        if row.field == _SEED_FIELD:
-            return structs.replace(row, minimum=0, maximum=2**64 - 1)
         if row.type == "float":
             is_positive = row.exclusive_minimum or 0 in row.disabled_values
             return structs.replace(row, minimum=_MIN_POSITIVE) if is_positive else row
@@ -345,7 +342,7 @@ class ModelAdapter:
     def _is_sent_unchanged(self, row: Param) -> bool:
         """Whether any value in the row's range is sent unchanged."""
         listed = row.type in _LIST_TYPES and not self.packs_parameters
-        return row.wire not in self.model.inputs and row.field != _SEED_FIELD and not listed
+        return row.wire not in self.model.inputs and not listed
 
     def _build_parameter_support(self) -> dict[str, ParameterSupport]:
         """Build the parameter support of any request."""
@@ -382,8 +379,6 @@ class ModelAdapter:
     def _convert_value(self, row: Param, value: Any, *, exact: bool) -> Any:
         value = value if exact else params.clamp_value(row, value)
         tensor = self.model.inputs.get(row.wire)
-        if row.field == _SEED_FIELD:
-            value = _fold_seed(value, "INT64" if tensor is None else tensor.datatype)
         if tensor is not None:
             return convert_value(value, tensor)
         if isinstance(value, list) and not self.packs_parameters:
@@ -443,11 +438,3 @@ def _find_logprobs_flag(profile: TritonProfile, model: WorkerModel) -> str | Non
         if name in _LOGPROB_OUTPUTS and name in model.outputs and spec.flag in model.inputs:
             return spec.flag
     return None
-
-
-def _fold_seed(seed: int, datatype: str) -> int:
-    """Fold a seed into an integer of so many bits."""
-    bounds = INTEGER_RANGES.get(datatype, INTEGER_RANGES["INT64"])
-    size = bounds.stop - bounds.start
-    seed %= size
-    return seed if seed in bounds else seed - size

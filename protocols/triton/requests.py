@@ -268,8 +268,6 @@ def _read_sampling_values(fields: Mapping[str, Raw], profile: TritonProfile) -> 
             params.store_param(row, value, values)
     except InvalidParameter as e:
         raise errors.build_model_error(e.param or "", profile.error_prefix + e.message) from None
-    if "sampling.seed" in values:
-        values["sampling.seed"] %= 2**64
     for path in ("stopping.stop", "sampling.bad_words"):
         if path in values:
             values[path] = tuple(word for word in values[path] if word)

@@ -42,7 +42,7 @@ SAMPLING: dict[str, Any] = {
     "top_k": 7,
     "min_p": 0.5,
     "typical_p": 0.75,
-    "seed": 2**64 - 1,
+    "seed": -(2**63),
     "repetition_penalty": 1.5,
     "presence_penalty": 2.5,
     "frequency_penalty": -3.5,

@@ -126,7 +126,7 @@ def test_scalars_find_their_place(make_call: MakeCall) -> None:
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, request.n) == (0.0, 0.0, 2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2.0, 2.0)
-    assert sampling.seed == 2**64 - 1
+    assert sampling.seed == -1
     assert sampling.logit_bias == {5: -100.0}
     assert request.labels == {"user": "u", "metadata.team": "a"}
     assert request.reasoning == ReasoningOptions("low")

@@ -295,7 +295,7 @@ def test_what_comes_beside(make: Any) -> None:
     assert request.labels == {"usage_context.team": "a", "user": "u", "metadata.k": "v"}
     assert request.reasoning is not None
     assert (request.reasoning.budget, request.reasoning.include) == (100, True)
-    assert request.sampling.seed == 2**64 - 1
+    assert request.sampling.seed == -1
     off = generation(make(PATH, chat(thinking={"type": "disabled"}, reasoning_effort="low")))
     assert off.reasoning is not None
     assert (off.reasoning.effort, off.reasoning.include) == ("low", False)

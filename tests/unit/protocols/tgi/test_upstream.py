@@ -247,7 +247,11 @@ CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
     (chat(sampling=SamplingParams(temperature=0.0, top_p=0.5)), {"temperature": 0.0}, set()),
     (chat(sampling=SamplingParams(do_sample=False, top_p=0.5)), {"temperature": 0.0}, set()),
     (chat(sampling=SamplingParams(top_p=0.5)), {"top_p": 0.5}, set()),
-    (chat(sampling=SamplingParams(seed=2**64 - 1)), {"seed": 2**63 - 1}, set()),
+    (
+        chat(sampling=SamplingParams(seed=2**64 - 1)),
+        {"seed": 2**63 - 1},
+        {("sampling.seed", "clamped")},
+    ),
     (chat(sampling=SamplingParams(top_k=4)), {}, {("sampling.top_k", "dropped")}),
     (
         chat(sampling=SamplingParams(presence_penalty=0.5, frequency_penalty=0.5)),

@@ -102,13 +102,17 @@ def test_vllm_without_its_own_tensor_takes_plain_parameters() -> None:
 
     assert body.pop("parameters") == {
         "temperature": 1,
-        "seed": -(2**63),
+        "seed": 2**63 - 1,
         "stop": "a",
         "ignore_eos": True,
         "structured_outputs": '{"json_object":true}',
     }
     assert body == {"text_input": "hi", "stream": False, "exclude_input_in_output": True}
-    assert lost(request, made) == {("bad_words", "dropped"), ("n", "dropped")}
+    assert lost(request, made) == {
+        ("seed", "clamped"),
+        ("bad_words", "dropped"),
+        ("n", "dropped"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -135,10 +139,10 @@ def test_vllm_without_its_own_tensor_takes_plain_parameters() -> None:
         ("STRING", [2], "stop", ("a", "b"), ["a", "b"]),
         ("STRING", [-1, 2], "stop", ("a", "b", "c"), None),
         ("UINT64", [1], "seed", 2**64 - 1, 2**64 - 1),
-        ("INT64", [1], "seed", 2**64 - 1, -1),
-        ("INT32", [1], "seed", 2**31, -(2**31)),
-        ("UINT32", [1], "seed", 2**32 + 3, 3),
-        ("STRING", [1], "seed", 2**63, str(-(2**63))),
+        ("INT64", [1], "seed", 2**64 - 1, 2**63 - 1),
+        ("INT32", [1], "seed", 2**31, 2**31 - 1),
+        ("UINT32", [1], "seed", 2**32 + 3, 2**32 - 1),
+        ("STRING", [1], "seed", 2**63, str(2**63)),
     ],
 )
 def test_values_become_what_the_tensor_takes(

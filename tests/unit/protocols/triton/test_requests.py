@@ -24,7 +24,7 @@ VLLM = [
     ({"temperature": "0.5"}, {"sampling.temperature": 0.5}),
     ({"top_k": -1, "top_p": 1}, {"sampling.top_p": 1.0}),
     ({"top_k": 40, "min_p": 0.1}, {"sampling.top_k": 40, "sampling.min_p": 0.1}),
-    ({"seed": -1}, {"sampling.seed": 2**64 - 1}),
+    ({"seed": -1}, {"sampling.seed": -1}),
     ({"ignore_eos": 1}, {"stopping.ignore_eos": True}),
     ({"stop": "x", "n": 2, "best_of": 3}, {"stopping.stop": ("x",), "n": 2, "best_of": 3}),
     ({"lora_name": "sql"}, {"adapter": "sql"}),

@@ -108,14 +108,14 @@ def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tup
         ),
         (
             {"sampling": SamplingParams(temperature=1, top_p=0.5, seed=2**64 - 1)},
-            {"temperature": 1, "top_p": 0.5, "seed": -1},
+            {"temperature": 1, "top_p": 0.5, "seed": 2**63 - 1},
             {"max_tokens": 512, "temperature": 1.0, "top_p": 0.5, "seed": 2**64 - 1},
             {
                 "sampling_param_temperature": 1.0,
                 "sampling_param_top_p": 0.5,
                 "sampling_param_seed": 2**64 - 1,
             },
-            {"temperature": 1, "top_p": 0.5, "seed": -1},
+            {"temperature": 1, "top_p": 0.5, "seed": 2**63 - 1},
         ),
         (
             {"sampling": SamplingParams(do_sample=False)},
