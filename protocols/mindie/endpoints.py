@@ -5,6 +5,7 @@ Source: MindIE-LLM 0695772, http_handler.cpp. Versions in paths are documented, 
 implements them; cluster internals (roles, adapters, dresult) are not supported.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -187,9 +188,38 @@ def build_info_response(call: ClientRequest, catalog: Catalog, setup: MindieConf
     operation = call.endpoint.operation
     if operation in _DESCRIPTIONS:
         return build_json_response(encode_json(_DESCRIPTIONS[operation](call, catalog, setup)))
+    if operation == "timed_health":
+        return _build_timed_health_response(call, catalog)
     if not catalog.ready:
         return errors.build_status_response(503, errors.SERVICE_STOPPED)
     return errors.build_empty_response(200 if _is_ready(call, catalog) else 503)
+
+
+def _build_timed_health_response(call: ClientRequest, catalog: Catalog) -> HttpResponse:
+    """Build the response to ``/health/timed-N``; N is the most seconds that a probe may take.
+
+    The gateway needs no probe: it knows whether workers are healthy. While it stops, it is healthy.
+    Source: MindIE-LLM, http_handler.cpp (InitializeServiceStatusResource, CheckWaitTime).
+    Raises PathNotFound.
+    """
+    probe = _TIMED_HEALTH.fullmatch(call.path_params["probe"])
+    if probe is None:
+        raise PathNotFound("There is no such endpoint.", method="GET", path=call.path)
+    if catalog.ready:
+        if not any(model.ready for model in catalog.list_models()):
+            return errors.build_empty_response(503)
+        digits, most = probe[1] or "1", _MAX_PROBE_SECONDS
+        if len(digits) > len(str(most)):
+            text = f"Max wait time is {most}, input is invalid or too long"
+            return errors.build_status_response(404, text)
+        if not 1 <= int(digits) <= most:
+            text = f"Wait time should be in range of [1, {most}], input is not valid"
+            return errors.build_status_response(404, text)
+    return build_json_response(b'{"status":"healthy"}')
+
+
+_TIMED_HEALTH: Final = re.compile(r"timed(?:-([0-9]+))?", re.ASCII)
+_MAX_PROBE_SECONDS: Final = 600
 
 
 def _is_ready(call: ClientRequest, catalog: Catalog) -> bool:
@@ -281,6 +311,7 @@ class MindIE(MindieUpstream):
         _build_info_endpoint("/v2/health/live", "live", open=True),
         _build_info_endpoint("/v2/health/ready", "ready", open=True),
         _build_info_endpoint("/health", "ready", open=True),
+        _build_info_endpoint("/health/{probe}", "timed_health", open=True),
         _build_info_endpoint("/info", "info"),
         _build_info_endpoint("/v1/models", "models"),
         _build_info_endpoint("/v1/models/{model}", "model"),

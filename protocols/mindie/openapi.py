@@ -226,6 +226,7 @@ _STATE_TYPES: Final = parse_types(
     }
     models = {object: "list", data: ModelCard[]}
     model = ModelCard
+    timed_health = {status: "healthy"}
     """
 )
 _STATE_SUMMARIES: Final[Mapping[str, str]] = {
@@ -238,6 +239,7 @@ _STATE_SUMMARIES: Final[Mapping[str, str]] = {
     "model": "Describe one model.",
     "live": "Whether the server is alive.",
     "ready": "Whether some model can answer.",
+    "timed_health": "Whether some model can answer within the seconds of timed-N.",
     "model_ready": "Whether a model can answer.",
 }
 

@@ -385,3 +385,59 @@ def test_health(desk: Any, path: str, down: int) -> None:
     )
     stopping = one.dialect.handle_info_request(call, Models(ready=False))
     assert (stopping.status, stopping.body) == (503, STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("probe", "status", "body"),
+    [
+        ("timed", 200, b'{"status":"healthy"}'),
+        ("timed-1", 200, b'{"status":"healthy"}'),
+        ("timed-600", 200, b'{"status":"healthy"}'),
+        *[
+            (
+                probe,
+                404,
+                (
+                    b'{"error":"Wait time should be in range of [1, 600], input is not valid",'
+                    b'"error_type":"NotFoundError"}'
+                ),
+            )
+            for probe in ("timed-0", "timed-601", "timed-000")
+        ],
+        *[
+            (
+                probe,
+                404,
+                (
+                    b'{"error":"Max wait time is 600, input is invalid or too long",'
+                    b'"error_type":"NotFoundError"}'
+                ),
+            )
+            for probe in ("timed-0001", f"timed-{10**30}")
+        ],
+    ],
+)
+def test_the_timed_health_check_answers_for_valid_wait_times(
+    desk: Any, probe: str, status: int, body: bytes
+) -> None:
+    one = desk()
+    call = one.call(f"/health/{probe}", method="GET")
+    assert call.endpoint.public
+    up = one.dialect.handle_info_request(call, Models())
+    down = one.dialect.handle_info_request(call, Models(up=False))
+    stopping = one.dialect.handle_info_request(call, Models(ready=False))
+
+    assert (up.status, up.body) == (status, body)
+    assert (down.status, down.body) == (503, b"")
+    assert (stopping.status, stopping.body) == (200, b'{"status":"healthy"}')
+
+
+@pytest.mark.parametrize(
+    "probe", ["timed-", "timed-x", "timed--1", "timed1", "info", "timed-\u0661"]
+)
+def test_other_paths_below_the_health_check_are_unknown(desk: Any, probe: str) -> None:
+    one = desk()
+    call = one.call(f"/health/{probe}", method="GET")
+    with pytest.raises(PathNotFound) as caught:
+        one.dialect.handle_info_request(call, Models())
+    assert one.dialect.encode_error(caught.value, call).status == 404
