@@ -4,12 +4,13 @@ Each protocol declares its rows once. They drive the decoding of client requests
 worker requests, the loss report of a pair of protocols, and the reference pages.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, Literal, Protocol, Self, runtime_checkable
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from protocols.core.errors import InvalidParameter, ParameterProblem
 from protocols.core.loss import LossReason, ParameterSupport
@@ -55,6 +56,10 @@ class Param(Struct, frozen=True):
     """Set on a worker's row if the worker supports the parameter only partly."""
     description: str = ""
 
+    def format_range_error(self, value: Any) -> str:
+        """The server's text for a value above ``maximum``."""
+        return f"'{self.wire}' must be at most {self.maximum}, got {value}"
+
 
 @runtime_checkable
 class ParamTableProvider(Protocol):
@@ -65,6 +70,29 @@ class ParamTableProvider(Protocol):
     """
 
     param_tables: Mapping[str, tuple[Param, ...]]
+
+
+def find_sent_param(
+    adapter: object, operation: str, path: str, provided_fields: Collection[str]
+) -> Param | None:
+    """The adapter's row of the field with which the client set ``path``."""
+    if not isinstance(adapter, ParamTableProvider):
+        return None
+    sent = [
+        row
+        for name, rows in adapter.param_tables.items()
+        if name.partition(",")[0] == operation
+        for row in rows
+        if row.field == path and row.wire in provided_fields
+    ]
+    return sent[-1] if sent else None  # the last one wins in requests, too
+
+
+def build_limit_error(param: Param, maximum: int, value: int) -> InvalidParameter:
+    """The error for a value above a limit of the gateway, as for the parameter's own maximum."""
+    row = replace(param, maximum=maximum, exclusive_maximum=False)
+    text = row.format_range_error(value)
+    return InvalidParameter(text, param=row.wire, problem="above", expected=row, got=value)
 
 
 _PositionedParams = dict[str, list[tuple[int, Param]]]

@@ -1,6 +1,7 @@
 """How a target serves a request: by pass-through, or by translation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -30,10 +31,14 @@ from protocols.core.interfaces import (
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request, SamplingParams, StopConditions
+from protocols.params import Param, build_limit_error, find_sent_param
 
 # The model's name, defaults and limits, applied to a client's request.
 
 SectionT = TypeVar("SectionT", SamplingParams, StopConditions)
+
+ParamFinder = Callable[[str, Collection[str]], Param | None]
+"""See ``protocols.params.find_sent_param``, of an adapter and an operation."""
 
 MAX_CHOICES = 8192
 """The maximum number of choices of a request, over all its prompts. Each costs memory before its
@@ -44,12 +49,17 @@ MAX_TOP_LOGPROBS = 1000
 
 
 def apply_model_settings(
-    request: Request, route: Route, names: Mapping[str, str], source: str
+    request: Request,
+    route: Route,
+    names: Mapping[str, str],
+    source: str,
+    find_param: ParamFinder | None = None,
 ) -> Request:
     """The request for the route's target.
 
-    ``names`` maps field paths to the client's wire names, ``source`` is its protocol. Raises
-    InvalidParameter if a parameter exceeds the model's limit or one of the gateway's.
+    ``names`` maps field paths to the client's wire names, ``source`` is its protocol, and
+    ``find_param`` finds the row of a field that it sent. Raises InvalidParameter if a parameter
+    exceeds the model's limit or one of the gateway's.
     """
     context_length = route.model.info.context_length
     if not isinstance(request, GenerationRequest):
@@ -66,7 +76,7 @@ def apply_model_settings(
         stopping = _fill_defaults(request.stopping, defaults.stopping)
         fitted = replace(fitted, sampling=sampling, stopping=stopping)
     limit = route.model.info.max_tokens
-    return fitted if limit is None else _limit_max_tokens(fitted, limit, names)
+    return fitted if limit is None else _limit_max_tokens(fitted, limit, names, find_param)
 
 
 def select_unset_defaults(
@@ -84,12 +94,18 @@ def _fill_defaults(section: SectionT, defaults: Mapping[str, Any]) -> SectionT:
 
 
 def _limit_max_tokens(
-    request: GenerationRequest, limit: int, names: Mapping[str, str]
+    request: GenerationRequest,
+    limit: int,
+    names: Mapping[str, str],
+    find_param: ParamFinder | None,
 ) -> GenerationRequest:
     requested = request.stopping.max_tokens
     if requested is None:
         return replace(request, stopping=replace(request.stopping, max_tokens=limit))
     if requested > limit:
+        row = find_param and find_param("stopping.max_tokens", request.provided_fields)
+        if row:
+            raise build_limit_error(row, limit, requested)
         param = names.get("stopping.max_tokens", "max_tokens")
         raise _build_limit_error(param, limit, requested, "for this model")
     return request
@@ -208,7 +224,9 @@ class ResponseStrategy:
             adapter, client_request, route = self.adapter, self.client_request, self.route
             names = adapter.field_names(client_request)
             decoded = adapter.decode_request(client_request, route.model.info)
-            self._decoded = apply_model_settings(decoded, route, names, adapter.name), names
+            find_param = partial(find_sent_param, adapter, client_request.endpoint.operation)
+            request = apply_model_settings(decoded, route, names, adapter.name, find_param)
+            self._decoded = request, names
         return self._decoded
 
     def _apply_loss_rule(self, rule: OnLoss) -> None:

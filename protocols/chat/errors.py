@@ -192,6 +192,13 @@ def _build_message(error: GatewayError) -> str:
             return f"We could not parse the JSON body of your request: {error.message}"
         case ModelNotFound(model=model):
             return f"The model `{model}` does not exist or you do not have access to it."
+        case ContextTooLong(tokens=int() as tokens, limit=int() as limit) if (
+            not _CONTEXT_LENGTH.search(error.message)
+        ):
+            return (
+                f"This model's maximum context length is {limit} tokens. However, you requested "
+                f"{tokens} tokens. Please reduce the length of the messages or completion."
+            )
         case PathNotFound(method=method, path=path) if path:
             return f"Invalid URL ({method} {path[:256]})"
         case Unauthorized(missing=True):
@@ -264,7 +271,16 @@ _CONTEXT_TOO_LONG = re.compile(
     r"|exceeds? (?:the )?(?:model'?s? )?max(?:imum)? (?:model |context )?(?:length|len)",
     re.IGNORECASE,
 )
-_CONTEXT_LENGTH = re.compile(r"maximum context length (?:is|of) (\d+)", re.IGNORECASE)
+_CONTEXT_LENGTH = re.compile(
+    r"(?:maximum context length (?:is|of)|context (?:length|size|window) \(?)\s*(\d+)",
+    re.IGNORECASE,
+)
+_REQUESTED_TOKENS = re.compile(
+    r"(?:requested(?: about)?|resulted in|request has|prompt contains(?: at least)?"
+    r"|(?:input|request) \()\s*(\d+)\s+(?:input )?tokens",
+    re.IGNORECASE,
+)
+"""The texts of vLLM, OpenAI, SGLang and llama.cpp."""
 _MAX_TEXT_LENGTH = 300
 
 
@@ -358,8 +374,13 @@ def _map_status(status: int, fault: WorkerErrorBody, retry_after: float | None) 
         f"{fault.code} {fault.type} {fault.text}"
     ):
         limit = _CONTEXT_LENGTH.search(fault.text)
+        tokens = _REQUESTED_TOKENS.search(fault.text)
         text = fault.text or "The prompt is longer than the model's context."
-        return ContextTooLong(text, limit=int(limit[1]) if limit else None)
+        return ContextTooLong(
+            text,
+            tokens=int(tokens[1][:18]) if tokens else None,
+            limit=int(limit[1][:18]) if limit else None,
+        )
     match status:
         case 429:
             return RateLimitExceeded(

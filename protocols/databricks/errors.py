@@ -117,5 +117,9 @@ def _describe_range(row: Param) -> str:
             "(" if row.exclusive_minimum else "[",
             ")" if row.exclusive_maximum else "]",
         )
-        return f"in {opening}{row.minimum:g}, {row.maximum:g}{closing}"
+        return f"in {opening}{_format_bound(row.minimum)}, {_format_bound(row.maximum)}{closing}"
     return f"at least {row.minimum:g}" if row.minimum is not None else f"at most {row.maximum:g}"
+
+
+def _format_bound(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"

@@ -47,6 +47,13 @@ class MindieParam(Param, frozen=True):
     type_error: str = ""
     """The text for a value of another type; by default ``NAME must be KIND type.``"""
 
+    def format_range_error(self, value: Any) -> str:
+        """See ``protocols.params.Param``; also for a value below ``minimum``."""
+        return (self.range_error or _RANGE_ERRORS[self.wire]).format(
+            got=format_json_number(value),
+            maximum="3.40282e+38" if self.maximum == FLOAT32_MAX else self.maximum,
+        )
+
 
 class ParamCheck(Struct, frozen=True):
     """A check that a table row cannot express. ``field`` is the path that it sets.
@@ -199,10 +206,7 @@ def _reword_error(param: MindieParam, error: InvalidParameter, value: Any) -> In
         text = param.type_error or f"{param.wire} must be {kind} type."
         problem: ParameterProblem = "type"
     else:
-        text = (param.range_error or _RANGE_ERRORS[param.wire]).format(
-            got=format_json_number(value),
-            maximum="3.40282e+38" if param.maximum == FLOAT32_MAX else param.maximum,
-        )
+        text = param.format_range_error(value)
         problem = error.problem
     return InvalidParameter(text, param=param.wire, problem=problem, expected=param, got=value)
 

@@ -57,19 +57,27 @@ def _build_count_param(wire: str, field: str, disabled_values: tuple[float, ...]
     )
 
 
+class _MaxTokensParam(Param, frozen=True):
+    def format_range_error(self, value: object) -> str:
+        """See ``protocols.params.Param``."""
+        del value
+        return f"{self.wire} value can't be greater than {self.maximum}"
+
+
 def _build_max_tokens_param(wire: str, *, null: bool) -> OvmsParam:
+    row = _MaxTokensParam(
+        wire,
+        "stopping.max_tokens",
+        "strict int",
+        minimum=0,
+        maximum=UINT32_RANGE[1],
+        nullable=null,
+        description="0 is judged after everything else: with echo it scores the prompt",
+    )
     return OvmsParam(
-        Param(
-            wire,
-            "stopping.max_tokens",
-            "strict int",
-            minimum=0,
-            maximum=UINT32_RANGE[1],
-            nullable=null,
-            description="0 is judged after everything else: with echo it scores the prompt",
-        ),
+        row,
         f"{wire} is not an unsigned integer",
-        f"{wire} value can't be greater than {UINT32_RANGE[1]}",
+        row.format_range_error(None),
         (0, JSON_INTEGER_RANGE[1]),
     )
 

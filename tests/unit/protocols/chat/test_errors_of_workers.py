@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.runtime.build import build_adapter
 from protocols.core.errors import (
     ClientError,
     ContentFiltered,
@@ -95,3 +96,65 @@ def test_the_text_of_a_failure_is_kept_for_the_log_alone() -> None:
 def test_when_to_try_again(headers: dict[str, str], seconds: float | None) -> None:
     assert WORKER.read_error(429, headers, b"").retry_after == seconds
     assert WORKER.read_error(503, headers, b"").retry_after == (seconds or 1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "This model's maximum context length is 8 tokens. However, you requested 20 tokens "
+        "(15 in the messages, 5 in the completion).",
+        "This model's maximum context length is 8 tokens. However, your messages resulted in "
+        "20 tokens.",
+        "This model's maximum context length is 8 tokens. However, your request has 20 input "
+        "tokens.",
+        "The input (20 tokens) is longer than the model's context length (8 tokens).",
+        "the request exceeds the available context size (8 tokens): request (20 tokens)",
+    ],
+)
+def test_the_token_counts_of_a_context_error_are_read(text: str) -> None:
+    found = WORKER.read_error(400, {}, error(message=text))
+
+    assert isinstance(found, ContextTooLong)
+    assert (found.tokens, found.limit) == (20, 8)
+
+
+@pytest.mark.parametrize("count", ["9" * 18, "9" * 200])
+def test_long_token_counts_of_a_context_error_are_cut(count: str) -> None:
+    text = f"maximum context length is {count} tokens, you requested {count} tokens"
+    found = WORKER.read_error(400, {}, error(message=text[:290]))
+
+    assert isinstance(found, ContextTooLong)
+    assert found.limit == int("9" * 18)
+
+
+@pytest.mark.parametrize("protocol", ["openai", "databricks", "ovms", "mindie"])
+@pytest.mark.parametrize(
+    ("worker", "text"),
+    [
+        ("openai", LONG),
+        ("tgi", "`inputs` must have less than 8 tokens. Given: 20"),
+        ("databricks", "Bad request: the prompt has 20 tokens, the model's limit is 8"),
+        ("ovms", "Number of prompt tokens: 20 exceeds model max length: 8"),
+    ],
+)
+def test_a_context_error_has_its_token_counts_in_every_protocol(
+    protocol: str, worker: str, text: str
+) -> None:
+    body = {
+        "openai": {"error": {"message": text, "code": 400}},
+        "tgi": {"error": f"Input validation error: {text}", "error_type": "validation"},
+        "databricks": {"error_code": "BAD_REQUEST", "message": text},
+        "ovms": {"error": text},
+    }[worker]
+    status = 422 if worker == "tgi" else 400
+    found = build_adapter(worker, None, {}).read_error(status, {}, json.dumps(body).encode())
+    assert isinstance(found, ContextTooLong), found
+    assert (found.tokens, found.limit) == (20, 8)
+
+    client: Any = build_adapter(protocol, None, {})
+    written = client.encode_error(found, None).body
+
+    assert b"20" in written
+    assert b"8" in written
+    if protocol == "openai":
+        assert b"maximum context length is 8 tokens. However, you requested 20 tokens" in written

@@ -1,0 +1,69 @@
+"""A model's limits are reported like the client's own server reports its limits."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Serve
+
+CONFIG = """
+listeners: [{{address: "127.0.0.1:0", protocols: [{protocol}]}}]
+limits: {{drain_timeout: 1s}}
+backends: {{echo: {{kind: echo}}}}
+models:
+  chat: {{backend: echo, limits: {{max_tokens: 1048577}}}}
+"""
+ABOVE = 1_048_578
+MESSAGES = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+PROMPT = {"model": "chat", "prompt": "hi"}
+OPENAI = (
+    "Invalid '{}': integer above maximum value. "
+    "Expected a value <= 1048577, but got 1048578 instead."
+)
+CASES: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
+    "openai chat": ("openai", "/v1/chat/completions", MESSAGES, "max_tokens", OPENAI),
+    "openai chat, newer field": (
+        "openai", "/v1/chat/completions", MESSAGES, "max_completion_tokens", OPENAI
+    ),
+    "openai completion": ("openai", "/v1/completions", PROMPT, "max_tokens", OPENAI),
+    "databricks": (
+        "databricks",
+        "/serving-endpoints/chat/invocations",
+        {"messages": MESSAGES["messages"]},
+        "max_tokens",
+        "{} must be in [1, 1048577], got 1048578",
+    ),
+    "ovms": (
+        "ovms", "/v3/chat/completions", MESSAGES, "max_tokens",
+        "{} value can't be greater than 1048577",
+    ),
+    "ovms, newer field": (
+        "ovms", "/v3/chat/completions", MESSAGES, "max_completion_tokens",
+        "{} value can't be greater than 1048577",
+    ),
+    "mindie chat": (
+        "mindie", "/v1/chat/completions", MESSAGES, "max_tokens",
+        "Parameter {} must be (0,1048577], got 1048578",
+    ),
+    "triton": (
+        "{name: triton, profile: vllm}", "/v2/models/chat/generate", {"text_input": "hi"},
+        "max_tokens", "'{}' must be at most 1048577, got 1048578",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+async def test_a_limit_names_the_field_that_the_client_sent_in_its_server_s_words(
+    serve: Serve, case: tuple[str, str, dict[str, Any], str, str]
+) -> None:
+    protocol, path, body, field, text = case
+    front = await serve(CONFIG.format(protocol=protocol))
+    answer = await front.http.post(path, json=body | {field: ABOVE})
+
+    assert 400 <= answer.status_code < 500
+    values = list(answer.json().values())
+    texts = [value["message"] if isinstance(value, dict) else value for value in values]
+    assert any(str(written).endswith(text.format(field)) for written in texts), texts
+    if protocol == "openai":
+        assert answer.json()["error"]["param"] == field
+        assert answer.json()["error"]["code"] == "integer_above_max_value"
