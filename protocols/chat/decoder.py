@@ -407,7 +407,7 @@ class _PartialToolCall:
         self.id: str | None = None
         self.call_index: int | None = None
         """Its position in the choice, once its name is known."""
-        self.pending_arguments = ""
+        self.pending_arguments: list[str] = []
         """Arguments that came before the name."""
 
 
@@ -417,6 +417,9 @@ class ToolCallAssembler:
     def __init__(self, index: int) -> None:
         self._choice_index = index
         self._calls: dict[int, _PartialToolCall] = {}
+        self._keys_by_id: dict[str, int] = {}
+        self._last_key = -1
+        """The largest key of a call."""
         self._started_count = 0
 
     def read_delta(self, delta: WireDelta) -> list[Event]:
@@ -443,26 +446,27 @@ class ToolCallAssembler:
         if wire.index is not None:
             return wire.index
         if wire.id:
-            for key, call in self._calls.items():
-                if call.id == wire.id:
-                    return key
-            return max(self._calls, default=-1) + 1
+            key = self._keys_by_id.get(wire.id)
+            return self._last_key + 1 if key is None else key
         started = bool(wire.function and wire.function.name)
         if started and position in self._calls:
-            return max(self._calls) + 1
-        return position if position in self._calls or started else max(self._calls, default=0)
+            return self._last_key + 1
+        return position if position in self._calls or started else max(self._last_key, 0)
 
     def _read_fragment(self, key: int, wire: WireToolCall, events: list[Event]) -> None:
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = _PartialToolCall()
-        call.id = call.id or wire.id
+            self._last_key = max(self._last_key, key)
+        if wire.id and not call.id:
+            call.id = wire.id
+            self._keys_by_id.setdefault(wire.id, key)
         name, arguments = _read_function(wire)
         if call.call_index is None:
-            call.pending_arguments += arguments
+            call.pending_arguments.append(arguments)
             if not name:
                 return
-            call.call_index, arguments = self._started_count, call.pending_arguments
+            call.call_index, arguments = self._started_count, "".join(call.pending_arguments)
             self._started_count += 1
             made_up = f"call_{self._choice_index}_{call.call_index}"
             events.append(

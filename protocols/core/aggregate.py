@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocols.core.errors import StreamBroken
 from protocols.core.events import (
@@ -65,6 +66,11 @@ class ResponseAccumulator:
         self._choices: dict[int, UnaryChoice] = {}
         self._open_choices: dict[int, UnaryChoice] = {}
         """The choices that have not ended."""
+        self._texts: dict[int, list[str]] = {}
+        """The pieces of each choice's text; joined at the end, since each concatenation copies."""
+        self._reasoning: dict[int, list[str]] = {}
+        self._arguments: dict[tuple[int, int], list[str]] = {}
+        """The pieces of the arguments of each tool call of a choice."""
         self._embeddings: dict[int, tuple[float, ...]] = {}
         self._response = UnaryResponse()
         self._ended = False
@@ -74,7 +80,7 @@ class ResponseAccumulator:
         for event in events:
             if type(event) is TextDelta:
                 choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
-                choice.text += event.text
+                self._texts[event.index].append(event.text)
                 choice.tokens += event.tokens
                 if event.token_ids:
                     choice.token_ids += event.token_ids
@@ -97,6 +103,12 @@ class ResponseAccumulator:
         """The response. Raises StreamBroken unless every choice ended and StreamEnd came."""
         if self._open_choices or not self._ended:
             raise StreamBroken("the answer stopped before its end")
+        for index, choice in self._choices.items():
+            choice.text = "".join(self._texts[index])
+            choice.reasoning = "".join(self._reasoning.get(index, ()))
+        for (index, call), pieces in self._arguments.items():
+            calls = self._choices[index].tool_calls
+            calls[call] = replace(calls[call], arguments="".join(pieces))
         self._response.choices = sorted(self._choices.values(), key=_INDEX)
         if self._embeddings:
             self._response.embeddings = [self._embeddings[i] for i in sorted(self._embeddings)]
@@ -121,6 +133,7 @@ class ResponseAccumulator:
         if index in self._choices:
             raise StreamBroken(f"choice {index} went on after its end")
         choice = self._choices[index] = self._open_choices[index] = UnaryChoice(index)
+        self._texts[index] = []
         return choice
 
     def _extend_choice(
@@ -130,25 +143,21 @@ class ResponseAccumulator:
     ) -> None:
         match event:
             case PromptEcho(_, text, logprobs):
-                choice.text += text
+                self._texts[choice.index].append(text)
                 choice.echo_length += len(text)
                 choice.logprobs += logprobs
             case ReasoningDelta(text, _, signature):
-                choice.reasoning += text
+                self._reasoning.setdefault(choice.index, []).append(text)
                 choice.reasoning_signature = signature or choice.reasoning_signature
             case RefusalDelta(text):
                 choice.refusal += text
             case ToolCallStart():
                 choice.tool_calls.append(ToolCall(event.id, event.name, ""))
-            case _:  # CallArguments
-                self._add_arguments(choice, event.call_index, event.text)
-
-    @staticmethod
-    def _add_arguments(choice: UnaryChoice, call: int, text: str) -> None:
-        if call >= len(choice.tool_calls):
-            raise StreamBroken(f"arguments for tool call {call}, which has not begun")
-        old = choice.tool_calls[call]
-        choice.tool_calls[call] = ToolCall(old.id, old.name, old.arguments + text, old.kind)
+            case _:  # ToolCallDelta
+                call = event.call_index
+                if call >= len(choice.tool_calls):
+                    raise StreamBroken(f"arguments for tool call {call}, which has not begun")
+                self._arguments.setdefault((choice.index, call), []).append(event.text)
 
 
 def aggregate(events: Iterable[Event]) -> UnaryResponse:

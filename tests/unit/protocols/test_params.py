@@ -15,14 +15,17 @@ from protocols.core.request import (
     SamplingParams,
     StopConditions,
 )
+from protocols.openai.endpoints import OpenAI
 from protocols.params import (
     Param,
     ParamTable,
     ParamTableProvider,
     ParamType,
     ParsedParams,
+    build_limit_error,
     build_parameter_support,
     check_param,
+    find_sent_param,
     map_field_names,
     read_param,
     read_params,
@@ -219,3 +222,22 @@ def test_rows_of_one_field_are_written_each() -> None:
 
     assert write_params(twice, {"n": 2}) == {"n": 2, "many": 2}
     assert write_params(twice, request.set_fields) == {}
+
+
+def test_the_row_of_the_field_that_the_client_sent_is_found() -> None:
+    path = "stopping.max_tokens"
+    found = find_sent_param(OpenAI(), "chat", path, {"max_tokens", "n"})
+    assert found is not None
+    assert found.wire == "max_tokens"
+    both = find_sent_param(OpenAI(), "chat", path, {"max_tokens", "max_completion_tokens"})
+    assert both is not None
+    assert both.wire == "max_completion_tokens"
+    assert find_sent_param(OpenAI(), "chat", path, {"n"}) is None
+    assert find_sent_param(object(), "chat", path, {"max_tokens"}) is None
+
+
+def test_an_error_above_a_limit_names_the_limit() -> None:
+    error = build_limit_error(Param("x", "n", "int", 1, 9), 5, 7)
+    assert (error.message, error.param, error.value) == ("'x' must be at most 5, got 7", "x", 7)
+    assert error.problem == "above"
+    assert error.expected == Param("x", "n", "int", 1, 5)

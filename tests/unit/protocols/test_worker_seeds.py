@@ -54,7 +54,7 @@ def find_seed(value: Any) -> Any:
 def test_a_seed_is_sent_exactly_or_reported(
     protocol: str, profile: str | None, fields: dict[str, Any], seed: int
 ) -> None:
-    adapter = build_adapter(protocol, profile, {})
+    adapter: Any = build_adapter(protocol, profile, {})
     request: Request = GenerationRequest(model="m", sampling=SamplingParams(seed=seed), **fields)
 
     sent = find_seed(json.loads(adapter.encode_request(request).body))

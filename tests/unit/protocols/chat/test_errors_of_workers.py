@@ -101,12 +101,18 @@ def test_when_to_try_again(headers: dict[str, str], seconds: float | None) -> No
 @pytest.mark.parametrize(
     "text",
     [
-        "This model's maximum context length is 8 tokens. However, you requested 20 tokens "
-        "(15 in the messages, 5 in the completion).",
-        "This model's maximum context length is 8 tokens. However, your messages resulted in "
-        "20 tokens.",
-        "This model's maximum context length is 8 tokens. However, your request has 20 input "
-        "tokens.",
+        (
+            "This model's maximum context length is 8 tokens. However, you requested 20 tokens "
+            "(15 in the messages, 5 in the completion)."
+        ),
+        (
+            "This model's maximum context length is 8 tokens. However, your messages resulted in "
+            "20 tokens."
+        ),
+        (
+            "This model's maximum context length is 8 tokens. However, your request has 20 input "
+            "tokens."
+        ),
         "The input (20 tokens) is longer than the model's context length (8 tokens).",
         "the request exceeds the available context size (8 tokens): request (20 tokens)",
     ],
@@ -147,7 +153,8 @@ def test_a_context_error_has_its_token_counts_in_every_protocol(
         "ovms": {"error": text},
     }[worker]
     status = 422 if worker == "tgi" else 400
-    found = build_adapter(worker, None, {}).read_error(status, {}, json.dumps(body).encode())
+    adapter: Any = build_adapter(worker, None, {})
+    found = adapter.read_error(status, {}, json.dumps(body).encode())
     assert isinstance(found, ContextTooLong), found
     assert (found.tokens, found.limit) == (20, 8)
 
