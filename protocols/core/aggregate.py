@@ -105,7 +105,8 @@ class ResponseAccumulator:
             raise StreamBroken("the answer stopped before its end")
         for index, choice in self._choices.items():
             choice.text = "".join(self._texts[index])
-            choice.reasoning = "".join(self._reasoning.get(index, ()))
+            if index in self._reasoning:
+                choice.reasoning = "".join(self._reasoning[index])
         for (index, call), pieces in self._arguments.items():
             calls = self._choices[index].tool_calls
             calls[call] = replace(calls[call], arguments="".join(pieces))

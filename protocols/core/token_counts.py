@@ -35,6 +35,15 @@ class UsageReader:
         self, prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None
     ) -> Usage | None:
         """The usage; None if one of the first two is missing, or any is implausible."""
+        maximum = self._request.context_length or MAX_TOKENS
+        if (
+            type(prompt) is type(completion) is int
+            and 0 <= prompt <= maximum
+            and 0 <= completion <= maximum
+            and cached is reasoning is None
+            and not self.has_ignored
+        ):
+            return Usage(prompt, completion)  # as nearly all responses report it
         usage = (
             self.read_prompt_tokens(prompt),
             self.read_completion_tokens(completion),
