@@ -13,7 +13,7 @@ from backends.torch.model import (
     IntMatmulLinear,
     ModelRunner,
     get_fused_operator,
-    load_forward,
+    load_model_runner,
     quantize_linear,
 )
 from tests.torch.test_invariance import alone, check, compose, long_llama, requests
@@ -96,7 +96,7 @@ def test_the_operator_belongs_to_one_engine(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Any) -> LoadedModel:
-    return assemble_model(ModelRunner(long_llama(288), made=quantize_linear), tokenizer)
+    return assemble_model(ModelRunner(long_llama(288), linear_factory=quantize_linear), tokenizer)
 
 
 def test_the_same_in_any_composition(model: LoadedModel) -> None:
@@ -106,7 +106,7 @@ def test_the_same_in_any_composition(model: LoadedModel) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "float32"])
 def test_only_who_asks_has_it(dtype: str, tiny_folder: Any) -> None:
-    forward = load_forward(ModelLocation(str(tiny_folder), "generate"), "cpu", dtype, None)
+    forward = load_model_runner(ModelLocation(str(tiny_folder), "generate"), "cpu", dtype, None)
     kinds = {type(layer) for layer in forward._model.modules()}
     assert bool(kinds & {FusedInt8Linear, IntMatmulLinear}) == (dtype == "int8")
     assert forward._model.dtype is torch.float32  # embeddings and norms stay as they were
@@ -116,4 +116,4 @@ def test_it_is_for_processors(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch)
     place = pick_device("meta")
     monkeypatch.setattr("backends.torch.model.pick_device", lambda asked: place)
     with pytest.raises(ModelError, match="int8 needs a CPU"):
-        load_forward(ModelLocation(str(tiny_folder), "generate"), "auto", "int8", None)
+        load_model_runner(ModelLocation(str(tiny_folder), "generate"), "auto", "int8", None)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from backends.torch.model import PrepackedLinear, _round_rows, prepack_linears
+from backends.torch.model import PrepackedLinear, _pad_row_count, prepack_linears
 
 SIZES = [(64, 48), (128, 64), (259, 64), (96, 1536), (576, 1536)]
 
@@ -61,7 +61,7 @@ def test_what_does_not_fit_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     [(1, 2), (2, 2), (3, 3), (16, 16), (17, 24), (24, 24), (128, 128), (129, 160), (2048, 2048)],
 )
 def test_numbers_of_rows_are_few(rows: int, computed: int) -> None:
-    assert _round_rows(rows) == computed
+    assert _pad_row_count(rows) == computed
 
 
 def test_a_layer_tells_its_dtype() -> None:

@@ -38,7 +38,7 @@ from backends.torch.ipc import (
 )
 from backends.torch.loaded_model import LoadedModel, assemble_model
 from backends.torch.loader import ModelError, ModelLocation
-from backends.torch.model import ATTENTION_NAME, ModelRunner, load_forward
+from backends.torch.model import ATTENTION_NAME, ModelRunner, load_model_runner
 from backends.torch.scheduler import SchedulerConfig
 from tests.torch.conftest import Driven
 
@@ -175,5 +175,5 @@ def test_the_same_tokens_as_transformers(served: tuple[str, LoadedModel]) -> Non
 )
 def test_families_that_are_not_served_are_told_before_loading(tmp_path: Path, config: Any) -> None:
     config.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="can't be kept in our rows"):
-        load_forward(ModelLocation(str(tmp_path), "generate"), "cpu", "auto", None)
+    with pytest.raises(ModelError, match="does not use transformers' attention interface"):
+        load_model_runner(ModelLocation(str(tmp_path), "generate"), "cpu", "auto", None)
