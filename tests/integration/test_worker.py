@@ -268,7 +268,7 @@ def test_a_model_that_can_not_be_served_is_told(commands: Start, tmp_path: Path)
     one = commands("worker", "--model", str(tmp_path), "--port", "0")
     assert one.ended() == 1
     assert "interlingua can't serve" in one.said()
-    assert "knows no family 'of-next-year'" in one.said()
+    assert "does not support model type 'of-next-year'" in one.said()
     assert "listening" not in one.said()
 
 

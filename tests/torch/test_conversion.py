@@ -100,7 +100,7 @@ def test_two_at_once_convert_once(cache: Path, file: Path, monkeypatch: pytest.M
 
     found.append(convert_gguf(file, cache, waits))
     first.join()
-    assert "another process converts it: waiting" in told
+    assert "another process is converting it: waiting" in told
     assert len(made) == 1
     assert found[0] == found[1]
     assert [p.name for p in cache.iterdir() if p.is_dir()] == [found[0].name]
@@ -121,7 +121,7 @@ def test_a_crash_in_the_middle_leaves_no_model(cache: Path, file: Path) -> None:
     one.send_signal(signal.SIGKILL)
     one.communicate()
     (left,) = [p for p in cache.iterdir() if p.is_dir()]
-    assert left.name.startswith(".making-")
+    assert left.name.startswith(".converting-")
 
     folder = convert_gguf(file, cache, silent)
     assert [p for p in cache.iterdir() if p.is_dir()] == [folder]
@@ -143,7 +143,9 @@ def test_too_little_room_is_told_before_it_is_tried(
         free = 1000
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Full)
-    with pytest.raises(ModelError, match=r"too full to convert into .*: 0 MB are needed"):
+    with pytest.raises(
+        ModelError, match=r"not enough disk space to convert into .*: 0 MB are needed"
+    ):
         find_model(str(file), silent)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
 
@@ -152,7 +154,7 @@ def test_too_little_memory_is_told_before_it_is_tried(
     cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "get_free_memory", lambda _: 1_000_000)
-    with pytest.raises(ModelError, match=r"to convert x\.gguf takes 1 MB of memory, and 1 MB are"):
+    with pytest.raises(ModelError, match=r"converting x\.gguf needs 1 MB of memory, and 1 MB are"):
         find_model(str(file), silent)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
     monkeypatch.setattr(loader, "get_free_memory", lambda _: None)

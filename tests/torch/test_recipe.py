@@ -101,7 +101,7 @@ def test_recipe_of_the_files(tmp_path: Path) -> None:
 )
 def test_ways_to_pool(tmp_path: Path, said: dict[str, Any], pooling: tuple[str, ...]) -> None:
     recipe = pools(tmp_path, **said)
-    assert (recipe.pooling, recipe.includes_prompt) == (pooling, True)
+    assert (recipe.modes, recipe.includes_prompt) == (pooling, True)
     assert not pools(tmp_path, include_prompt=False, **said).includes_prompt
 
 
@@ -109,9 +109,9 @@ def test_ways_to_pool(tmp_path: Path, said: dict[str, Any], pooling: tuple[str, 
     ("said", "says"),
     [
         ({"pooling_mode_median_tokens": True}, "pooling_mode_median_tokens"),
-        ({"pooling_mode": "median"}, "not served here: median"),
-        ({"pooling_mode_mean_tokens": False}, "not served here: nothing"),
-        ({"pooling_mode": ["mean", 3]}, "not served here: mean, 3"),
+        ({"pooling_mode": "median"}, "unsupported pooling modes: median"),
+        ({"pooling_mode_mean_tokens": False}, "unsupported pooling modes: none"),
+        ({"pooling_mode": ["mean", 3]}, "unsupported pooling modes: mean, 3"),
     ],
 )
 def test_ways_that_are_not_served(tmp_path: Path, said: dict[str, Any], says: str) -> None:
