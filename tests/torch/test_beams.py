@@ -35,7 +35,7 @@ def searched(
         placed = search.advance(scored(model, prompt, texts), length, grow)
         if search.is_done:
             break
-        texts = [beam.text for beam in placed]
+        texts = [beam.hypothesis for beam in placed]
     assert search.is_done
     return search.finished
 
@@ -75,16 +75,16 @@ def test_the_first_that_goes_on_from_a_slot_stays_in_it() -> None:
     search: BeamSearch[tuple[int, int]] = BeamSearch(3, 1, 1.0)
     first = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(3, 4)
     placed = search.advance(first, 1, lambda slot, token: ((slot, token), False))
-    assert sorted(beam.text for beam in placed) == [(0, 0), (0, 1), (0, 2)]
-    assert placed[0].text == (0, 0)
+    assert sorted(beam.hypothesis for beam in placed) == [(0, 0), (0, 1), (0, 2)]
+    assert placed[0].hypothesis == (0, 0)
     lines = torch.tensor([[0.1, 0.1, 0.1, 0.7], [0.9, 0.1, 0, 0], [0.6, 0.4, 0, 0]]).log()
-    slots = {beam.text[1]: slot for slot, beam in enumerate(placed)}
+    slots = {beam.hypothesis[1]: slot for slot, beam in enumerate(placed)}
     placed = search.advance(
-        lines[[placed[s].text[1] for s in range(3)]], 2, lambda s, t: ((s, t), False)
+        lines[[placed[s].hypothesis[1] for s in range(3)]], 2, lambda s, t: ((s, t), False)
     )
     # 0.5 x 0.7, 0.3 x 0.9 and 0.15 x 0.6: each has its own child.
     assert [beam.parent for beam in placed] == [0, 1, 2]
-    assert {beam.text for beam in placed} == {(slots[0], 3), (slots[1], 0), (slots[2], 0)}
+    assert {beam.hypothesis for beam in placed} == {(slots[0], 3), (slots[1], 0), (slots[2], 0)}
 
 
 def test_where_few_may_follow_slots_repeat_and_search_on() -> None:
@@ -97,10 +97,10 @@ def test_where_few_may_follow_slots_repeat_and_search_on() -> None:
 
     forced = torch.full((3, 4), float("-inf"))
     forced[:, 2] = 0.0
-    texts = [beam.text for beam in search.advance(forced, 1, grow)]
+    texts = [beam.hypothesis for beam in search.advance(forced, 1, grow)]
     assert texts == [(2,)] * 3
     free = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(3, 4)
-    texts = [beam.text for beam in search.advance(free, 2, grow)]
+    texts = [beam.hypothesis for beam in search.advance(free, 2, grow)]
     assert sorted(texts) == [(2, 0), (2, 1), (2, 2)]
 
 
@@ -108,7 +108,7 @@ def test_what_ends_beyond_the_first_is_not_kept() -> None:
     search: BeamSearch[int] = BeamSearch(1, 1, 1.0)
     line = torch.tensor([[0.6, 0.4]]).log()
     (beam,) = search.advance(line, 1, lambda _, token: (token, token == 1))
-    assert (beam.text, search.finished, search.is_done) == (0, [], False)
+    assert (beam.hypothesis, search.finished, search.is_done) == (0, [], False)
 
 
 def test_diversity_counts_what_earlier_groups_took() -> None:
@@ -116,7 +116,8 @@ def test_diversity_counts_what_earlier_groups_took() -> None:
         search: BeamSearch[int] = BeamSearch(2, 1, 1.0, diversity=0.5)
         line = torch.tensor([[-1.0, -1.4, -1.7, -2.1]] * 2)
         return [
-            beam.text for beam in search.advance(line, 1, lambda _, token: (token, False), taken)
+            beam.hypothesis
+            for beam in search.advance(line, 1, lambda _, token: (token, False), taken)
         ]
 
     assert found([]) == [0, 1]

@@ -176,14 +176,14 @@ def test_lenient_unless_the_function_is_strict(noisy: Drive) -> None:
         )
         if strict:
             assert (got.failed().kind, got.failed().param) == ("unsupported", "tools")
-            assert "held to: not" in got.failed().message
+            assert "unsupported keys: not" in got.failed().message
         else:
             assert "".join(one.text for one in got.of(ToolArgumentsEvent)) == '{"a": 1}'
 
 
 @pytest.mark.parametrize(
     ("parameters", "said"),
-    [(b'{"type":"string"}', "not those of an object"), (b"[1]", "no JSON Schema")],
+    [(b'{"type":"string"}', "must have type object"), (b"[1]", "must be a JSON Schema")],
 )
 def test_parameters_that_are_none(noisy: Drive, parameters: bytes, said: str) -> None:
     given = PromptInput(

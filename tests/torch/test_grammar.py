@@ -133,7 +133,7 @@ def test_a_tokenizer_that_can_not_be_read(tokenizer: Any) -> None:
 
 def test_without_the_library_that_holds(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
-    with pytest.raises(RequestRejectedError, match="without llguidance"):
+    with pytest.raises(RequestRejectedError, match="needs llguidance"):
         grammars(tokenizer).compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
 
 
