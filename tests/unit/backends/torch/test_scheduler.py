@@ -21,7 +21,7 @@ from backends.torch.loader import ModelError
 from backends.torch.sampling import SamplingRules, sample_tokens
 from backends.torch.scheduler import TURN_TOKENS, FairQueue, SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup
-from tests.torch.conftest import Driven, Scripted
+from tests.tiny_model import Driven, Scripted
 
 Drive = Callable[..., Any]
 Play = Callable[..., tuple[Driven, Scripted]]

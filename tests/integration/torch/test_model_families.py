@@ -40,7 +40,7 @@ from backends.torch.loaded_model import LoadedModel, assemble_model
 from backends.torch.loader import ModelError, ModelLocation
 from backends.torch.model import ATTENTION_NAME, ModelRunner, load_model_runner
 from backends.torch.scheduler import SchedulerConfig
-from tests.torch.conftest import Driven
+from tests.tiny_model import Driven
 
 COUNT = 24
 LENGTHS = (1, 5, 33, 70, 18)

@@ -19,10 +19,10 @@ from backends.torch.loader import (
     load_pretrained,
     load_weights,
 )
-from tests.torch.conftest import byte_tokenizer, tiny_llama
-from tests.torch.tiny_gguf import write_gguf
+from tests.integration.torch.tiny_gguf import write_gguf
+from tests.tiny_model import byte_tokenizer, tiny_llama
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def silent(text: str) -> None:

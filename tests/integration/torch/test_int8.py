@@ -16,7 +16,13 @@ from backends.torch.model import (
     load_model_runner,
     quantize_linear,
 )
-from tests.torch.test_invariance import alone, check, compose, long_llama, requests
+from tests.integration.torch.test_batch_invariance import (
+    alone,
+    check,
+    compose,
+    long_llama,
+    requests,
+)
 
 WAYS = [IntMatmulLinear, *([FusedInt8Linear] if get_fused_operator() else [])]
 

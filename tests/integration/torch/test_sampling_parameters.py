@@ -20,8 +20,8 @@ from backends.torch.loaded_model import LoadedModel
 from backends.torch.tokenization import InputProcessor
 from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.params import Param
-from tests.torch.conftest import Driven
-from tests.torch.ways import Way, ways
+from tests.integration.torch.ways import Way, ways
+from tests.tiny_model import Driven
 
 Json = dict[str, Any]
 Drive = Callable[..., Any]

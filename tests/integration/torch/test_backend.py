@@ -92,7 +92,7 @@ async def test_the_gateway_imports_no_torch() -> None:
         "import sys, backends.torch.backend\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)  # noqa: ASYNC221
     assert done.returncode == 0
 
@@ -303,7 +303,7 @@ async def test_the_process_dies_with_the_gateway(tiny_folder: Path) -> None:
         "-c",
         STARTS,
         str(tiny_folder),
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         stdout=asyncio.subprocess.PIPE,
     )
     assert gateway.stdout is not None

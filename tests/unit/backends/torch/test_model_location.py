@@ -134,7 +134,7 @@ def test_without_the_hub_its_cache_serves(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OFFLINE, "org/here", "org/elsewhere"],
         env=os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         check=True,

@@ -43,7 +43,7 @@ from backends.torch.ipc import (
 )
 from backends.torch.loader import ModelLocation
 from backends.torch.settings import TorchSettings
-from tests.torch.conftest import byte_tokenizer
+from tests.tiny_model import byte_tokenizer
 
 
 @given(st.lists(st.integers(1, MAX_BATCH_TOKENS), max_size=50))

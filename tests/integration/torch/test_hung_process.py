@@ -12,7 +12,7 @@ from backends.torch.backend import EngineProcess, TorchBackend
 from protocols.core.errors import StreamBroken
 from protocols.core.events import Event, StreamEnd
 from protocols.core.request import Message, PromptOptions, TextPart
-from tests.torch.test_client import LONG, context, drained, events, request
+from tests.integration.torch.test_backend import LONG, context, drained, events, request
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 

@@ -20,7 +20,7 @@ from backends.torch.loader import (
     pick_device,
     pick_dtype,
 )
-from tests.torch.conftest import tiny_llama
+from tests.tiny_model import tiny_llama
 
 CPU = torch.device("cpu")
 
