@@ -1,4 +1,4 @@
-"""A model of two layers that knows only bytes, and a way to drive an engine by hand."""
+"""A tiny model with a byte tokenizer, runners with scripted output, and an engine driver."""
 
 import copy
 import threading
@@ -40,21 +40,21 @@ TEMPLATE = (
 
 
 def byte_tokenizer() -> Any:
-    """A token for each byte, and two special ones."""
+    """A tokenizer with a token for each byte, and special tokens."""
     vocabulary = {letter: byte for byte, letter in enumerate(_build_byte_letters())}
-    inner = Tokenizer(models.BPE(vocabulary, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    fast: Any = PreTrainedTokenizerFast
-    tokenizer = fast(
-        tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>", bos_token="<bos>"
+    bpe = Tokenizer(models.BPE(vocabulary, []))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    tokenizer_class: Any = PreTrainedTokenizerFast
+    tokenizer = tokenizer_class(
+        tokenizer_object=bpe, eos_token="<eos>", pad_token="<pad>", bos_token="<bos>"
     )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
 def tiny_llama(**options: Any) -> Any:
-    """Random weights, always the same."""
+    """A Llama model with two layers and fixed random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=259,
@@ -73,38 +73,38 @@ def tiny_llama(**options: Any) -> Any:
     return llama._from_config(config, **options)
 
 
-class Scripted:
-    """Stands for a Forward: after a prompt it says the script, whatever was drawn before."""
+class ScriptedRunner:
+    """A ModelRunner that generates a script after the prompt, whatever was sampled before."""
 
     context_length = 512
     vocabulary_size = 259
     cache_bytes_per_token = 0
 
-    def __init__(self, script: Sequence[int], prompt: int, most: int = 1 << 30) -> None:
+    def __init__(self, script: Sequence[int], prompt: int, max_tokens: int = 1 << 30) -> None:
         self._script = script
         self._prompt = prompt
-        self.most = most
-        """So many tokens are too many for its memory."""
-        self.passes: list[int] = []
-        """How many segments each pass had."""
+        self.max_tokens = max_tokens
+        """A batch with more tokens fails with an out-of-memory error."""
+        self.batch_sizes: list[int] = []
+        """The number of segments in each forward pass."""
 
     def __call__(self, segments: Sequence[BatchSegment]) -> torch.Tensor:
-        if sum(len(segment.tokens) for segment in segments) > self.most:
+        if sum(len(segment.tokens) for segment in segments) > self.max_tokens:
             raise RuntimeError("out of memory")
-        self.passes.append(len(segments))
+        self.batch_sizes.append(len(segments))
         rows = []
         for segment in segments:
             segment.cache.advance(len(segment.tokens))
             if segment.logit_count:
-                at = segment.cache.length - self._prompt
-                line = torch.zeros(self.vocabulary_size)
-                line[self._script[at] if at < len(self._script) else EOS] = 30.0
-                rows.append(line)
+                position = segment.cache.length - self._prompt
+                logits = torch.zeros(self.vocabulary_size)
+                logits[self._script[position] if position < len(self._script) else EOS] = 30.0
+                rows.append(logits)
         return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary_size)
 
 
-class Noise:
-    """Stands for a Forward: any token is as likely as any other, by chance and always the same."""
+class RandomRunner:
+    """A ModelRunner that returns random logits, the same in every run."""
 
     context_length = 4096
     cache_bytes_per_token = 0
@@ -117,32 +117,32 @@ class Noise:
         for segment in segments:
             segment.cache.advance(len(segment.tokens))
             if segment.logit_count:
-                chance = torch.Generator().manual_seed(segment.cache.length)
-                rows.append(torch.randn(self.vocabulary_size, generator=chance))
+                generator = torch.Generator().manual_seed(segment.cache.length)
+                rows.append(torch.randn(self.vocabulary_size, generator=generator))
         return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary_size)
 
 
-def _job_of(news: Any) -> int:
-    job: int = news.request_id
-    return job
+def _get_request_id(event: Any) -> int:
+    request_id: int = event.request_id
+    return request_id
 
 
-class Driven:
-    """An engine, and what it has told."""
+class EngineDriver:
+    """Runs an engine step by step and records its events."""
 
-    def __init__(self, model: LoadedModel, limits: SchedulerConfig | None = None) -> None:
+    def __init__(self, model: LoadedModel, config: SchedulerConfig | None = None) -> None:
         self.now = 0.0
-        self.told: list[EngineEvent] = []
+        self.events: list[EngineEvent] = []
         self.woken = threading.Event()
-        """Set when the engine should look again."""
+        """Set when the engine should step again."""
         self.engine = TorchEngine(
-            model, limits or SchedulerConfig(), self.told.append, lambda: self.now, self.woken.set
+            model, config or SchedulerConfig(), self.events.append, lambda: self.now, self.woken.set
         )
 
-    def run(self, *specs: GenerateCommand, steps: int = 1000) -> "Driven":
-        """Submit, and step until there is nothing to do."""
-        for spec in specs:
-            self.engine.submit(spec)
+    def run(self, *commands: GenerateCommand, steps: int = 1000) -> "EngineDriver":
+        """Submit commands, and step until there is nothing to do."""
+        for command in commands:
+            self.engine.submit(command)
         for _ in range(steps):
             if not self.engine.step():
                 if not (self.engine._grammar_manager or self.engine._background_tokenizer):
@@ -151,38 +151,49 @@ class Driven:
                 self.woken.clear()
         return self
 
-    def of(self, kind: type[T], job: int = 1) -> list[T]:
-        """What was told of a job, of this kind."""
-        return [one for one in self.told if isinstance(one, kind) and _job_of(one) == job]
+    def select(self, kind: type[T], request_id: int = 1) -> list[T]:
+        """The events of a request that have this type."""
+        return [
+            one
+            for one in self.events
+            if isinstance(one, kind) and _get_request_id(one) == request_id
+        ]
 
-    def text(self, job: int = 1, choice: int = 0) -> str:
-        """A choice's text."""
-        return "".join(p.text for p in self.of(TextEvent, job) if p.choice == choice)
+    def text(self, request_id: int = 1, choice: int = 0) -> str:
+        """The text of a choice."""
+        return "".join(
+            event.text for event in self.select(TextEvent, request_id) if event.choice == choice
+        )
 
-    def ids(self, job: int = 1, choice: int = 0) -> list[int]:
-        """A choice's tokens."""
-        return [i for p in self.of(TextEvent, job) if p.choice == choice for i in p.ids]
+    def ids(self, request_id: int = 1, choice: int = 0) -> list[int]:
+        """The tokens of a choice."""
+        return [
+            i
+            for event in self.select(TextEvent, request_id)
+            if event.choice == choice
+            for i in event.ids
+        ]
 
-    def ended(self, job: int = 1) -> dict[int, ChoiceEndEvent]:
+    def ended(self, request_id: int = 1) -> dict[int, ChoiceEndEvent]:
         """The end of each choice."""
-        ends = self.of(ChoiceEndEvent, job)
+        ends = self.select(ChoiceEndEvent, request_id)
         assert len({end.choice for end in ends}) == len(ends)
         return {end.choice: end for end in ends}
 
-    def finished(self, job: int = 1) -> RequestFinishedEvent:
-        """The one end of a job."""
-        (one,) = self.of(RequestFinishedEvent, job)
-        return one
+    def finished(self, request_id: int = 1) -> RequestFinishedEvent:
+        """The only finish event of a request."""
+        (event,) = self.select(RequestFinishedEvent, request_id)
+        return event
 
-    def failed(self, job: int = 1) -> RequestFailedEvent:
-        """The one failure of a job."""
-        (one,) = self.of(RequestFailedEvent, job)
-        return one
+    def failed(self, request_id: int = 1) -> RequestFailedEvent:
+        """The only failure event of a request."""
+        (event,) = self.select(RequestFailedEvent, request_id)
+        return event
 
-    def echo(self, job: int = 1) -> PromptEchoEvent:
-        """The one echo of a job."""
-        (one,) = self.of(PromptEchoEvent, job)
-        return one
+    def echo(self, request_id: int = 1) -> PromptEchoEvent:
+        """The only prompt echo of a request."""
+        (event,) = self.select(PromptEchoEvent, request_id)
+        return event
 
 
 @pytest.fixture(scope="session")
@@ -197,36 +208,38 @@ def tiny(tokenizer: Any) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def reference() -> Any:
-    """The same model as transformers runs it."""
+    """The same model, run by transformers."""
     return tiny_llama().eval()
 
 
 @pytest.fixture
-def driven(tiny: LoadedModel) -> Callable[..., Driven]:
-    return lambda limits=None: Driven(tiny, limits)
+def driven(tiny: LoadedModel) -> Callable[..., EngineDriver]:
+    return lambda limits=None: EngineDriver(tiny, limits)
 
 
 @pytest.fixture
-def scripted(tokenizer: Any) -> Callable[..., tuple[Driven, Scripted]]:
-    """An engine whose model says ``script`` after a prompt of one token."""
+def scripted(tokenizer: Any) -> Callable[..., tuple[EngineDriver, ScriptedRunner]]:
+    """Makes an engine whose model generates ``script`` after a prompt of one token."""
 
     def make(
         script: str | bytes | Sequence[int],
-        limits: SchedulerConfig | None = None,
-        most: int = 1 << 30,
-    ) -> tuple[Driven, Scripted]:
+        config: SchedulerConfig | None = None,
+        max_tokens: int = 1 << 30,
+    ) -> tuple[EngineDriver, ScriptedRunner]:
         ids = list(script.encode() if isinstance(script, str) else script)
-        forward = Scripted(ids, prompt=1, most=most)
-        reader = InputProcessor(tokenizer, context=512, vocabulary=259, defaults={})
-        model = LoadedModel(cast("ModelRunner", forward), tokenizer, reader, frozenset({EOS}))
-        return Driven(model, limits), forward
+        runner = ScriptedRunner(ids, prompt=1, max_tokens=max_tokens)
+        input_processor = InputProcessor(tokenizer, context=512, vocabulary=259, defaults={})
+        model = LoadedModel(
+            cast("ModelRunner", runner), tokenizer, input_processor, frozenset({EOS})
+        )
+        return EngineDriver(model, config), runner
 
     return make
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model as a folder that can be loaded."""
+    """A folder with the tiny model."""
     folder = tmp_path_factory.mktemp("tiny")
     tiny_llama().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -234,18 +247,25 @@ def tiny_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture
-def noisy(tokenizer: Any) -> Callable[..., Driven]:
-    """An engine whose model knows nothing, and goes on for long."""
+def noisy(tokenizer: Any) -> Callable[..., EngineDriver]:
+    """Makes an engine whose model generates random tokens."""
 
     def make(
-        limits: SchedulerConfig | None = None, *, special: str = "", template: str = ""
-    ) -> Driven:
-        own = copy.deepcopy(tokenizer)
-        own.add_special_tokens({"additional_special_tokens": [special] if special else []})
-        own.chat_template = template or own.chat_template
-        forward = Noise(len(own))
-        reader = InputProcessor(own, context=4096, vocabulary=len(own), defaults={})
-        ends = frozenset({own.eos_token_id})
-        return Driven(LoadedModel(cast("ModelRunner", forward), own, reader, ends), limits)
+        config: SchedulerConfig | None = None, *, special: str = "", template: str = ""
+    ) -> EngineDriver:
+        tokenizer_copy = copy.deepcopy(tokenizer)
+        tokenizer_copy.add_special_tokens(
+            {"additional_special_tokens": [special] if special else []}
+        )
+        tokenizer_copy.chat_template = template or tokenizer_copy.chat_template
+        runner = RandomRunner(len(tokenizer_copy))
+        input_processor = InputProcessor(
+            tokenizer_copy, context=4096, vocabulary=len(tokenizer_copy), defaults={}
+        )
+        end_tokens = frozenset({tokenizer_copy.eos_token_id})
+        return EngineDriver(
+            LoadedModel(cast("ModelRunner", runner), tokenizer_copy, input_processor, end_tokens),
+            config,
+        )
 
     return make

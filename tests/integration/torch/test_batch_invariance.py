@@ -1,9 +1,9 @@
-"""What a request is answered does not depend on what else the engine does, to the last bit.
+"""The output of a request does not depend on what else the engine does, bit for bit.
 
-A few requests are answered alone, and then again in compositions drawn by seed: in any company and
-order, with any chunks and places, with blocks found in the cache or not, with memory so short that
-rows are given up and read again, while neighbours are cancelled. Tokens and log probabilities must
-be the same.
+A few requests run alone, and then again in random compositions: with any other requests and order,
+any prefill chunks and slots, with and without prefix cache hits, with so little memory that
+sequences are preempted and recomputed, while other requests are cancelled. Tokens and log
+probabilities must be the same.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ from backends.torch.loaded_model import LoadedModel, assemble_model, load_model
 from backends.torch.loader import find_model
 from backends.torch.model import ATTENTION_NAME, ModelRunner
 from backends.torch.scheduler import SchedulerConfig
-from tests.tiny_model import Driven
+from tests.tiny_model import EngineDriver
 
 GREEDY = EngineSamplingParams(temperature=0)
 HOT = EngineSamplingParams(temperature=1.1, top_p=0.95, top_k=50, seed=11)
@@ -88,11 +88,11 @@ def requests(seed: int, count: int, longest: int, most: int = 80) -> list[Genera
     return found
 
 
-def said(driven: Driven, spec: GenerateCommand) -> Said:
+def said(driven: EngineDriver, spec: GenerateCommand) -> Said:
     return {
         choice: [
             (token.id, token.logprob)
-            for piece in driven.of(TextEvent, spec.request_id)
+            for piece in driven.select(TextEvent, spec.request_id)
             if piece.choice == choice
             for token in piece.tokens
         ]
@@ -116,7 +116,7 @@ def compose(model: LoadedModel, pool: list[tuple[GenerateCommand, Said]], seed: 
         max_chunk_tokens=dice.choice((32, 64, 100, 256)),
         cache_bytes=dice.choice((0, 0, 0, 1 << 30)),
     )
-    driven = Driven(model, limits)
+    driven = EngineDriver(model, limits)
     chosen = dice.sample(pool, dice.randrange(2, 9))
     arrivals = sorted((dice.randrange(12), i) for i in range(len(chosen)))
     leaving = {chosen[0][0].request_id: dice.randrange(25)} if dice.random() < 0.4 else {}
@@ -135,17 +135,17 @@ def compose(model: LoadedModel, pool: list[tuple[GenerateCommand, Said]], seed: 
         step += 1
     finished = 0
     for spec, alone in chosen:
-        assert not driven.of(RequestFailedEvent, spec.request_id)
-        if driven.of(RequestFinishedEvent, spec.request_id):
+        assert not driven.select(RequestFailedEvent, spec.request_id)
+        if driven.select(RequestFinishedEvent, spec.request_id):
             finished += 1
             assert said(driven, spec) == alone, (seed, spec.request_id)
     assert finished >= len(chosen) - len(leaving)
-    found = sum(one.cached_tokens for one in driven.told if isinstance(one, RequestFinishedEvent))
+    found = sum(one.cached_tokens for one in driven.events if isinstance(one, RequestFinishedEvent))
     return Seen(driven.engine.stats.preemptions, found, finished)
 
 
 def alone(model: LoadedModel, specs: list[GenerateCommand]) -> list[tuple[GenerateCommand, Said]]:
-    return [(spec, said(Driven(model).run(spec), spec)) for spec in specs]
+    return [(spec, said(EngineDriver(model).run(spec), spec)) for spec in specs]
 
 
 @pytest.fixture(scope="module")

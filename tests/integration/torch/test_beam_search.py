@@ -1,4 +1,4 @@
-"""Beams in the engine: what is found, and how they live beside others."""
+"""Beam search in the engine, alone and beside other requests."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -189,7 +189,7 @@ def test_n_of_them_are_told_each_in_one_piece(driven: Drive) -> None:
     every = driven().run(asked(5))
     got = driven().run(asked(5, n=2))
     assert found(got) == found(every)[:2]
-    assert len(got.of(TextEvent)) == 2
+    assert len(got.select(TextEvent)) == 2
     assert got.finished().completion_tokens == 2 * STEPS
     assert got.finished().max_batch == 5
     assert got.engine.active_count == 0
@@ -200,7 +200,7 @@ def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: A
     picking = EngineSamplingParams(temperature=0, repetition_penalty=1.5)
     got = driven().run(asked(3, sampling=picking, logprobs=2, n=2))
     prompt = tokenizer.encode("Hello")
-    for piece in got.of(TextEvent):
+    for piece in got.select(TextEvent):
         with torch.inference_mode():
             truth = reference(torch.tensor([[*prompt, *piece.ids]])).logits[0].log_softmax(-1)
         assert [token.id for token in piece.tokens] == list(piece.ids)
@@ -320,7 +320,9 @@ def test_more_beams_than_places_are_refused(driven: Drive) -> None:
 def test_penalties_without_measure_are_refused(driven: Drive, name: str) -> None:
     def failed(value: float) -> list[RequestFailedEvent]:
         penalty: dict[str, Any] = {name: value}
-        found: list[RequestFailedEvent] = driven().run(asked(2, **penalty)).of(RequestFailedEvent)
+        found: list[RequestFailedEvent] = (
+            driven().run(asked(2, **penalty)).select(RequestFailedEvent)
+        )
         return found
 
     for value in (1e9, -1e9, float("nan")):

@@ -1,4 +1,4 @@
-"""GGUF files are converted once, whole or not at all."""
+"""GGUF files are converted once, and completely or not at all."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""An engine that hangs is killed and another takes its place; one that only works long is not."""
+"""An engine process that hangs is killed and replaced; one that is only slow is not."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Layers in 8 bits: near the exact ones, and never dependent on what is beside a row."""
+"""Quantized (int8) layers: close to the exact ones, and batch-invariant."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""Families of models, tiny and at random, held against transformers' own ``generate``.
+"""Model families, tiny and with random weights, compared with transformers' ``generate``.
 
-Each is asked alone, in a batch, and with prompts read in small chunks: the greedy tokens are those
-of transformers, the log probabilities within 1e-3 of its own, and, but for mixtures of experts, bit
-for bit the same in each of these compositions.
+Each runs alone, in a batch, and with prompts in small prefill chunks: the greedy tokens are those
+of transformers, the log probabilities are within 1e-3, and, except for mixtures of experts, they
+are bit for bit the same in all of these cases.
 """
 
 import copy
@@ -40,7 +40,7 @@ from backends.torch.loaded_model import LoadedModel, assemble_model
 from backends.torch.loader import ModelError, ModelLocation
 from backends.torch.model import ATTENTION_NAME, ModelRunner, load_model_runner
 from backends.torch.scheduler import SchedulerConfig
-from tests.tiny_model import Driven
+from tests.tiny_model import EngineDriver
 
 COUNT = 24
 LENGTHS = (1, 5, 33, 70, 18)
@@ -141,9 +141,9 @@ def asked(job: int, prompt: list[int]) -> GenerateCommand:
     )
 
 
-def told(driven: Driven, job: int) -> tuple[list[int], list[float | None]]:
-    pieces = driven.of(TextEvent, job)
-    assert driven.of(RequestFinishedEvent, job)
+def told(driven: EngineDriver, job: int) -> tuple[list[int], list[float | None]]:
+    pieces = driven.select(TextEvent, job)
+    assert driven.select(RequestFinishedEvent, job)
     ids = [i for piece in pieces for i in piece.ids]
     return ids, [token.logprob for piece in pieces for token in piece.tokens]
 
@@ -152,12 +152,12 @@ def test_the_same_tokens_as_transformers(served: tuple[str, LoadedModel]) -> Non
     family, model = served
     alone: list[tuple[list[int], list[float | None]]] = []
     for prompt, (ids, scores) in zip(prompts(), truth(family), strict=True):
-        alone.append(told(Driven(model).run(asked(1, prompt)), 1))
+        alone.append(told(EngineDriver(model).run(asked(1, prompt)), 1))
         assert alone[-1][0] == ids
         assert torch.allclose(torch.tensor(alone[-1][1]), torch.tensor(scores), atol=1e-3)
     for chunk in (256, 7):
         batch = [asked(job, prompt) for job, prompt in enumerate(prompts())]
-        together = Driven(model, SchedulerConfig(max_chunk_tokens=chunk)).run(*batch)
+        together = EngineDriver(model, SchedulerConfig(max_chunk_tokens=chunk)).run(*batch)
         found = [told(together, job) for job in range(len(batch))]
         if family in MIXTURES:
             assert [ids for ids, _ in found] == [ids for ids, _ in alone]

@@ -1,4 +1,4 @@
-"""The built-in encoder, held against transformers by hand."""
+"""The built-in encoder, compared with transformers."""
 
 import importlib.util
 from typing import Any

@@ -1,4 +1,4 @@
-"""The models that come with the project, through the real process."""
+"""The built-in models in a real engine process."""
 
 import asyncio
 import importlib.util

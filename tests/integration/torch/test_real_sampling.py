@@ -1,4 +1,4 @@
-"""Searches, watermarks and seeds with the model that comes with the project, in its process."""
+"""Beam search, watermarks and seeds with the built-in model in its process."""
 
 import asyncio
 import importlib.util

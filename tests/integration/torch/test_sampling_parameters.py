@@ -1,7 +1,8 @@
-"""Every option that a dialect's clients may send, from their bytes to the tokens.
+"""Every sampling parameter of every endpoint, from the client's bytes to the generated tokens.
 
-Each row of each dialect's tables is here, or is said to be no concern of sampling. A test sends the
-option as a client would, and looks at what the engine made of it: each fails where it is ignored.
+Each row of each client adapter's parameter tables is tested here, or listed as irrelevant for
+sampling. A test sends the parameter as a client would and checks the engine's output, so that it
+fails if the parameter is ignored.
 """
 
 import copy
@@ -20,8 +21,8 @@ from backends.torch.loaded_model import LoadedModel
 from backends.torch.tokenization import InputProcessor
 from protocols.core.request import GenerationRequest, LogprobsOptions
 from protocols.params import Param
-from tests.integration.torch.ways import Way, ways
-from tests.tiny_model import Driven
+from tests.integration.torch.endpoint_cases import EndpointCase, list_endpoint_cases
+from tests.tiny_model import EngineDriver
 
 Json = dict[str, Any]
 Drive = Callable[..., Any]
@@ -39,22 +40,24 @@ def _seeded(order: ipc.GenerateCommand) -> ipc.GenerateCommand:
 
 
 class Bench:
-    """Asks in one way, and shows what came of it."""
+    """Sends requests to one endpoint and returns their results."""
 
-    def __init__(self, way: Way, tiny: LoadedModel, scripted: Drive, reference: Any) -> None:
-        self.way = way
+    def __init__(
+        self, case: EndpointCase, tiny: LoadedModel, scripted: Drive, reference: Any
+    ) -> None:
+        self.case = case
         self.reference = reference
         self.model = tiny
         self._scripted = scripted
-        self.told: tuple[str, ...] = ()
+        self.losses: tuple[str, ...] = ()
         """The wire names of what was told as lost, of the last request."""
 
     def request(self, options: Json) -> GenerationRequest:
         """The request with these options, by field."""
         tokens = {"stopping.max_tokens": MANY, **options}
-        wires = {self.way.wire(f) or f: v for f, v in tokens.items() if v is not None}
-        request, names = self.way.asked(wires)
-        self.told = tuple(
+        wires = {self.case.get_wire_name(f) or f: v for f, v in tokens.items() if v is not None}
+        request, names = self.case.decode(wires)
+        self.losses = tuple(
             one.field for one in ipc.find_unsupported_params(request, names, templates=False)
         )
         return request
@@ -70,8 +73,8 @@ class Bench:
         """An engine that has answered; ``__`` in a name stands for a dot. Nothing may be lost."""
         given = {name.replace("__", "."): value for name, value in options.items()}
         order = _seeded(self.order(given))
-        assert self.told == ()
-        return Driven(self.model).run(msgspec.structs.replace(order, token_ids=True))
+        assert self.losses == ()
+        return EngineDriver(self.model).run(msgspec.structs.replace(order, token_ids=True))
 
     def ids(self, **options: Any) -> list[int]:
         """The tokens of its only choice."""
@@ -86,7 +89,7 @@ class Bench:
         """As ``run``, by a model that says this and then ends."""
         given = {name.replace("__", "."): value for name, value in options.items()}
         order = self.order(given)
-        assert self.told == ()
+        assert self.losses == ()
         driven, forward = self._scripted(script)
         prompts = driven.engine._input_processor.tokenize_prompts(order.input, order.stopping)
         forward._prompt = len(prompts[0])
@@ -198,7 +201,7 @@ def watermark(bench: Bench) -> None:
 
 def n(bench: Bench) -> None:
     """OVMS gives several of a beam search only."""
-    searched = bench.way.name.startswith("ovms")
+    searched = bench.case.name.startswith("ovms")
     drawn: Json = {"sampling__temperature": HOT, "sampling__seed": 1}
     got = bench.run(n=3, **(_beams(bench, 3) if searched else drawn))
     assert set(got.ended()) == {0, 1, 2}
@@ -211,21 +214,23 @@ def best_of(bench: Bench) -> None:
     request = bench.request(given)
     every = msgspec.structs.replace(request, n=4, best_of=None, logprobs=LogprobsOptions(0))
     order = ipc.build_generate_command(every, 1, 60.0, templates=False)
-    all_four = Driven(bench.model).run(msgspec.structs.replace(order, token_ids=True))
+    all_four = EngineDriver(bench.model).run(msgspec.structs.replace(order, token_ids=True))
     found = {
-        sum(t.logprob or 0.0 for p in all_four.of(TextEvent) if p.choice == i for t in p.tokens): i
+        sum(
+            t.logprob or 0.0 for p in all_four.select(TextEvent) if p.choice == i for t in p.tokens
+        ): i
         for i in range(4)
     }
     got = bench.run(**{name.replace(".", "__"): value for name, value in given.items()})
-    wanted = range(4) if bench.way.name.startswith("mindie") else [found[max(found)]]
+    wanted = range(4) if bench.case.name.startswith("mindie") else [found[max(found)]]
     assert [got.ids(choice=i) for i in got.ended()] == [all_four.ids(choice=i) for i in wanted]
 
 
 def _beams(bench: Bench, width: int) -> Json:
     """What asks for so many beams."""
-    if bench.way.has("sampling.beam_width"):
+    if bench.case.supports("sampling.beam_width"):
         return {"sampling__beam_width": width}
-    if bench.way.has("request.beam_search"):
+    if bench.case.supports("request.beam_search"):
         return {"request__beam_search": True, "n": width}
     return {"request__beams": True, "n": width}
 
@@ -327,7 +332,7 @@ def skip_special_tokens(bench: Bench) -> None:
 
 
 def truncate_prompt(bench: Bench) -> None:
-    (started,) = bench.run(stopping__truncate_prompt=3).of(PrefillDoneEvent)
+    (started,) = bench.run(stopping__truncate_prompt=3).select(PrefillDoneEvent)
     assert started.prompt_tokens == 3
 
 
@@ -338,7 +343,7 @@ def add_special_tokens(bench: Bench) -> None:
     reader = InputProcessor(tokenizer, context=128, vocabulary=259, defaults={})
     bench.model = bench.model._replace(tokenizer=tokenizer, input_processor=reader)
     with_, without = (
-        bench.run(templating__add_special_tokens=on).of(PrefillDoneEvent)[0].prompt_tokens
+        bench.run(templating__add_special_tokens=on).select(PrefillDoneEvent)[0].prompt_tokens
         for on in (True, False)
     )
     assert with_ == without + 1
@@ -347,9 +352,9 @@ def add_special_tokens(bench: Bench) -> None:
 def overflow(bench: Bench) -> None:
     long = {"prompt": "x" * 500}
     order = bench.order({**long, "stopping.overflow": "truncate"})
-    assert Driven(bench.model).run(order).finished().prompt_tokens == 128 - MANY
+    assert EngineDriver(bench.model).run(order).finished().prompt_tokens == 128 - MANY
     order = bench.order({**long, "stopping.overflow": "error"})
-    assert Driven(bench.model).run(order).failed().kind == "too_long"
+    assert EngineDriver(bench.model).run(order).failed().kind == "too_long"
 
 
 def echo(bench: Bench) -> None:
@@ -358,23 +363,23 @@ def echo(bench: Bench) -> None:
 
 def logprobs(bench: Bench) -> None:
     """OVMS tells no alternatives."""
-    row = next(row for row in bench.way.rows if row.field == "logprobs.top")
-    wanted = 0 if row.type == "bool" or bench.way.name.startswith("ovms") else 3
+    row = next(row for row in bench.case.rows if row.field == "logprobs.top")
+    wanted = 0 if row.type == "bool" or bench.case.name.startswith("ovms") else 3
     value = True if row.type == "bool" else min(3, int(row.maximum or 3))
     _tops(bench, wanted, logprobs__top=value)
 
 
 def chat_logprobs(bench: Bench) -> None:
-    alone = {} if not bench.way.has("request.logprobs") else {"request__logprobs": True}
+    alone = {} if not bench.case.supports("request.logprobs") else {"request__logprobs": True}
     if alone:
         _tops(bench, 0, **alone)
-    if bench.way.has("request.top_logprobs"):
+    if bench.case.supports("request.top_logprobs"):
         _tops(bench, 2, **alone, request__top_logprobs=2)
 
 
 def _tops(bench: Bench, wanted: int, **options: Any) -> None:
     got = bench.run(**options)
-    tokens = [token for piece in got.of(TextEvent) for token in piece.tokens]
+    tokens = [token for piece in got.select(TextEvent) for token in piece.tokens]
     assert [token.id for token in tokens] == got.ids() != []
     assert {len(token.top) for token in tokens} == {wanted}
 
@@ -387,7 +392,9 @@ def prompt_logprobs(bench: Bench) -> None:
 
 def token_ids(bench: Bench) -> None:
     for wanted in (True, False):
-        got = Driven(bench.model).run(_seeded(bench.order({"response_options.token_ids": wanted})))
+        got = EngineDriver(bench.model).run(
+            _seeded(bench.order({"response_options.token_ids": wanted}))
+        )
         assert bool(got.ids()) == wanted
 
 
@@ -463,80 +470,82 @@ ELSEWHERE: Final[Mapping[str, str]] = {
 """What is no option of sampling, or of what is told of it."""
 
 SEARCHES: Final = ("sampling.beam_width", "request.beam_search", "request.beams")
-ALL: Final = tuple(ways())
+ALL: Final = tuple(list_endpoint_cases())
 
 
-def rows() -> Iterator[tuple[Way, Param]]:
-    for way in ALL:
-        yield from ((way, row) for row in way.rows)
+def rows() -> Iterator[tuple[EndpointCase, Param]]:
+    for case in ALL:
+        yield from ((case, row) for row in case.rows)
 
 
 def named(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
     """Each row of these fields; one that is said alike in several places of a dialect once."""
     found, known = [], []
-    for way, row in rows():
-        alike = (way.name.split()[0], way.body, row)
-        if row.field in cases and not _means_nothing(way, row) and alike not in known:
+    for case, row in rows():
+        alike = (case.name.split()[0], case.body, row)
+        if row.field in cases and not _means_nothing(case, row) and alike not in known:
             known.append(alike)
-            found.append(pytest.param(way, row, id=f"{way.name}: {row.wire}"))
-    return pytest.mark.parametrize(("way", "row"), found)
+            found.append(pytest.param(case, row, id=f"{case.name}: {row.wire}"))
+    return pytest.mark.parametrize(("case", "row"), found)
 
 
-def _means_nothing(way: Way, row: Param) -> bool:
+def _means_nothing(case: EndpointCase, row: Param) -> bool:
     """The penalties of a search, where none can be asked for."""
     penalty = row.field in ("sampling.length_penalty", "sampling.diversity_penalty")
-    return penalty and not any(way.has(field) for field in SEARCHES)
+    return penalty and not any(case.supports(field) for field in SEARCHES)
 
 
 def test_no_option_is_left_out() -> None:
     known = {*CASES, *TOLD, *ELSEWHERE}
-    assert {f"{way.name}: {row.wire}" for way, row in rows() if row.field not in known} == set()
+    assert {f"{case.name}: {row.wire}" for case, row in rows() if row.field not in known} == set()
     assert known == {row.field for _, row in rows()}
 
 
 @named(CASES)
 def test_an_option_reaches_the_tokens(
-    way: Way, row: Param, tiny: LoadedModel, scripted: Drive, reference: Any
+    case: EndpointCase, row: Param, tiny: LoadedModel, scripted: Drive, reference: Any
 ) -> None:
     alone = msgspec.structs.replace(
-        way, rows=(row, *(other for other in way.rows if other.field != row.field))
+        case, rows=(row, *(other for other in case.rows if other.field != row.field))
     )
     CASES[row.field](Bench(alone, tiny, scripted, reference))
 
 
 @named(TOLD)
-def test_what_is_not_done_is_told(way: Way, row: Param, tiny: LoadedModel, scripted: Drive) -> None:
-    bench = Bench(way, tiny, scripted, None)
+def test_what_is_not_done_is_told(
+    case: EndpointCase, row: Param, tiny: LoadedModel, scripted: Drive
+) -> None:
+    bench = Bench(case, tiny, scripted, None)
     bench.request({row.field: TOLD[row.field][0]})
-    assert bench.told == (row.wire,)
+    assert bench.losses == (row.wire,)
 
 
-def of(*begins: str) -> pytest.MarkDecorator:
-    """A parameter for each way whose name begins so."""
-    found = [pytest.param(way, id=way.name) for way in ALL if way.name.startswith(begins)]
-    return pytest.mark.parametrize("way", found)
+def parametrize_endpoints(*begins: str) -> pytest.MarkDecorator:
+    """Parametrize a test with each endpoint whose name has one of these prefixes."""
+    found = [pytest.param(case, id=case.name) for case in ALL if case.name.startswith(begins)]
+    return pytest.mark.parametrize("case", found)
 
 
-@of("openai", "databricks 2026 chat", "databricks 2026 completion")
-def test_biases_are_no_rows(way: Way, tiny: LoadedModel, scripted: Drive) -> None:
+@parametrize_endpoints("openai", "databricks 2026 chat", "databricks 2026 completion")
+def test_biases_are_no_rows(case: EndpointCase, tiny: LoadedModel, scripted: Drive) -> None:
     """They are no scalars, so the tables do not have them."""
-    logit_bias(Bench(way, tiny, scripted, None))
+    logit_bias(Bench(case, tiny, scripted, None))
 
 
-@of("triton vllm", "triton trtllm", "triton llmapi")
-def test_what_triton_asks_by_flags(way: Way, tiny: LoadedModel, scripted: Drive) -> None:
+@parametrize_endpoints("triton vllm", "triton trtllm", "triton llmapi")
+def test_what_triton_asks_by_flags(case: EndpointCase, tiny: LoadedModel, scripted: Drive) -> None:
     """Tensors of their own, beside the parameters: what is told of a text besides the text."""
-    inputs = way.dialect._profile.inputs
-    body = msgspec.structs.replace(way, body=lambda options: {"text_input": "Hello", **options})
+    inputs = case.adapter._profile.inputs
+    body = msgspec.structs.replace(case, body=lambda options: {"text_input": "Hello", **options})
     bench = Bench(body, tiny, scripted, None)
     logs = {"return_logprobs", "return_log_probs", "return_cumulative_logprob"} & set(inputs)
     exclude = next(
-        name for name in inputs if name.startswith(way.dialect._profile.exclude_prompt_flags)
+        name for name in inputs if name.startswith(case.adapter._profile.exclude_prompt_flags)
     )
     assert logs
     for flag in logs:
         got = bench.run(**{flag: True})
-        assert all(token.logprob for piece in got.of(TextEvent) for token in piece.tokens)
-        assert sum(len(piece.tokens) for piece in got.of(TextEvent)) == len(got.ids()) > 0
+        assert all(token.logprob for piece in got.select(TextEvent) for token in piece.tokens)
+        assert sum(len(piece.tokens) for piece in got.select(TextEvent)) == len(got.ids()) > 0
     assert bench.run(**{exclude: False}).echo().text == "Hello"
-    assert bench.run(**{exclude: True}).of(PromptEchoEvent) == []
+    assert bench.run(**{exclude: True}).select(PromptEchoEvent) == []

@@ -1,4 +1,4 @@
-"""The tiny model of these tests as a GGUF file, as llama.cpp's converter would write it."""
+"""Writes the tiny model as a GGUF file, as llama.cpp's converter does."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _NAMES = {
 
 
 def write_gguf(file: Path) -> Path:
-    """Writes it, and gives ``file`` back. ``he`` is the one token of more than a byte."""
+    """Write the GGUF file and return ``file``. Its only token of several bytes is ``he``."""
     model = tiny_llama()
     writer = gguf.GGUFWriter(str(file), "llama")
     _describe(writer, model.config)
@@ -63,7 +63,7 @@ def _describe(writer: Any, config: Any) -> None:
 
 
 def _interleaved(name: str, data: Any, config: Any) -> Any:
-    """GGUF has the two halves of each rotated head interleaved."""
+    """Interleave the two halves of each rotary head, as GGUF stores them."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for part, number in heads.items():
         if part in name:

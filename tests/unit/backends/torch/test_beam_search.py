@@ -1,4 +1,4 @@
-"""The search itself, held against transformers' and against a plain one written here."""
+"""BeamSearch, compared with transformers' beam search and with a simple reference."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Text on its way out: laws that hold for any cut of a text into tokens."""
+"""Detokenization: properties that hold however a text is split into tokens."""
 
 from typing import Any
 

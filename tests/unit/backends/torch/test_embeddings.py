@@ -1,4 +1,4 @@
-"""Vectors: batches, pooling, the recipe beside a model."""
+"""Embeddings: batches, pooling, requests."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The engine, driven by hand: what comes in, a step, what is told."""
+"""The engine, run step by step: commands, steps, events."""
 
 from collections.abc import Callable
 from typing import Any
@@ -83,7 +83,7 @@ def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: A
     prompt, output = tokenizer.encode("Hello"), got.ids()
     with torch.inference_mode():
         truth = reference(torch.tensor([prompt + output])).logits[0].log_softmax(-1)
-    tokens = [token for piece in got.of(TextEvent) for token in piece.tokens]
+    tokens = [token for piece in got.select(TextEvent) for token in piece.tokens]
     assert [t.id for t in tokens] == output
     for at, token in enumerate(tokens):
         line = truth[len(prompt) - 1 + at]
@@ -159,7 +159,7 @@ def test_best_of_returns_the_likeliest(driven: Drive) -> None:
     hot = EngineSamplingParams(temperature=1, seed=5)
     every = driven().run(asked(picking=hot, n=4, best_of=4, logprobs=0))
     sums = {
-        i: sum(t.logprob or 0 for p in every.of(TextEvent) if p.choice == i for t in p.tokens)
+        i: sum(t.logprob or 0 for p in every.select(TextEvent) if p.choice == i for t in p.tokens)
         for i in range(4)
     }
     best = sorted(sums, key=lambda i: -sums[i])[:2]
@@ -177,7 +177,7 @@ def test_several_prompts_have_their_own_choices(driven: Drive) -> None:
     assert got.ids(choice=0) == driven().run(asked("ab")).ids()
     assert got.ids(choice=2) == driven().run(asked("cd")).ids()
     assert got.finished().prompt_tokens == 4
-    assert len(got.of(PrefillDoneEvent)) == 1
+    assert len(got.select(PrefillDoneEvent)) == 1
 
 
 def test_penalties_and_bans_reach_the_tokens(driven: Drive) -> None:
@@ -280,7 +280,7 @@ def test_min_tokens_holds_eos_and_stop_back(scripted: Drive) -> None:
 def test_characters_are_never_broken(scripted: Drive) -> None:
     got, _ = scripted("é€😀!")
     got.run(said(StopParams()))
-    assert [piece.text for piece in got.of(TextEvent)] == ["é", "€", "😀", "!"]
+    assert [piece.text for piece in got.select(TextEvent)] == ["é", "€", "😀", "!"]
     assert len(got.ids()) == 10
 
 
@@ -371,7 +371,7 @@ def test_what_is_wrong_is_told_and_takes_no_place(
 ) -> None:
     got = driven().run(spec)
     if spec.input.prompts == ("",):  # an empty prompt is the beginning of a text
-        assert not got.of(RequestFailedEvent)
+        assert not got.select(RequestFailedEvent)
         return
     assert got.failed().kind == kind
     assert (got.engine.active_count, got.engine.waiting_count) == (0, 0)
@@ -384,15 +384,15 @@ def test_cancelling_frees_the_row_before_the_next_step(scripted: Drive) -> None:
     got, forward = scripted("a" * 400)
     got.run(said(StopParams()), msgspec.structs.replace(said(StopParams()), request_id=2), steps=5)
     assert got.engine.active_count == 2
-    told = len(got.of(TextEvent))
+    told = len(got.select(TextEvent))
     got.engine.cancel(1)
     assert got.engine.active_count == 1
     got.engine.step()
-    assert forward.passes[-1] == 1
-    assert len(got.of(TextEvent)) == told
+    assert forward.batch_sizes[-1] == 1
+    assert len(got.select(TextEvent)) == told
     got.engine.cancel(2)
     assert not got.engine.step()
-    assert not got.of(RequestFinishedEvent) + got.of(RequestFinishedEvent, 2)
+    assert not got.select(RequestFinishedEvent) + got.select(RequestFinishedEvent, 2)
 
 
 def test_cancelling_while_waiting_and_while_reading(driven: Drive) -> None:
@@ -404,7 +404,7 @@ def test_cancelling_while_waiting_and_while_reading(driven: Drive) -> None:
     got.engine.cancel(99)
     got.run()
     assert got.finished(3).completion_tokens == 24
-    assert not got.of(RequestFinishedEvent, 1) + got.of(RequestFinishedEvent, 2)
+    assert not got.select(RequestFinishedEvent, 1) + got.select(RequestFinishedEvent, 2)
 
 
 def test_without_credit_a_row_rests_and_others_go_on(scripted: Drive) -> None:
@@ -428,15 +428,15 @@ def test_places_are_limited_and_priority_decides(scripted: Drive) -> None:
         for i in range(1, 6)
     ]
     got.run(*specs)
-    assert max(forward.passes) == 2
-    order = [one.request_id for one in got.told if isinstance(one, RequestFinishedEvent)]
+    assert max(forward.batch_sizes) == 2
+    order = [one.request_id for one in got.events if isinstance(one, RequestFinishedEvent)]
     assert order == [5, 4, 3, 2, 1]
 
 
 def test_the_queue_is_bounded(scripted: Drive) -> None:
     got, _ = scripted("abc", SchedulerConfig(max_sequences=1, max_waiting=2))
     got.run(*(msgspec.structs.replace(said(StopParams()), request_id=i) for i in range(1, 5)))
-    assert [one.request_id for one in got.told if isinstance(one, RequestFailedEvent)] == [3, 4]
+    assert [one.request_id for one in got.events if isinstance(one, RequestFailedEvent)] == [3, 4]
     assert got.failed(3).kind == "overloaded"
     assert got.finished(2).completion_tokens == 4
 
@@ -453,9 +453,9 @@ def test_a_deadline_ends_a_request(scripted: Drive) -> None:
 def test_a_failing_pass_fails_its_requests_and_no_more(scripted: Drive) -> None:
     got, forward = scripted("abc")
     got.run(said(StopParams()), steps=1)
-    forward.most = 0
+    forward.max_tokens = 0
     got.run()
     assert got.failed().kind == "failed"
-    forward.most = 100
+    forward.max_tokens = 100
     got.run(msgspec.structs.replace(said(StopParams()), request_id=2))
     assert got.text(2) == "abc"

@@ -1,4 +1,4 @@
-"""Grammars on their way: compiled beside the engine, kept, given up."""
+"""Grammars are compiled in the background, cached, and time out."""
 
 import sys
 import threading
@@ -59,7 +59,7 @@ def test_others_do_not_wait_for_a_grammar(noisy: Drive, tokenizer: Any) -> None:
     while got.engine.step():
         pass
     assert got.finished(2)
-    assert got.of(TextEvent) == []
+    assert got.select(TextEvent) == []
     grammars.go.set()
     (future,) = got.engine._grammar_manager._waiting.values()
     future.result(30)
@@ -86,7 +86,7 @@ def test_who_leaves_while_it_is_prepared(noisy: Drive, tokenizer: Any) -> None:
     got.engine.submit(asked(OutputFormat("regex", "abc")))
     got.engine.cancel(1)
     grammars.go.set()
-    assert got.run().told == []
+    assert got.run().events == []
     assert got.engine.waiting_count == 0
 
 

@@ -1,4 +1,4 @@
-"""Requests to orders, news to events, and what is reported as lost."""
+"""Requests become commands, engine events become events, and losses are reported."""
 
 import struct
 from typing import Any

@@ -1,4 +1,4 @@
-"""Forms and functions, from core requests to what the engine is told."""
+"""Output formats and functions, from requests to commands."""
 
 from typing import Any
 

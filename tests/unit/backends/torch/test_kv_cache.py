@@ -1,4 +1,4 @@
-"""The memory of keys and values: what is written is read, whoever shares, moves or forgets it."""
+"""The KV cache: what is written is read, however blocks are shared, moved or evicted."""
 
 import random
 

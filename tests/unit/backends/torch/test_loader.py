@@ -1,4 +1,4 @@
-"""What does not fit is told before it is loaded, and nothing is loaded in part."""
+"""Models that do not fit or are incomplete are rejected before they are loaded."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A local model where torch is not installed: told at once, and not tried again and again."""
+"""A local model without torch fails at once, and is not restarted again and again."""
 
 from pathlib import Path
 

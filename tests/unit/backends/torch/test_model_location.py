@@ -1,4 +1,4 @@
-"""Where models are found, and what is said when they are not."""
+"""Models are found in folders, packages and on the hub; errors say what to do."""
 
 import os
 import subprocess

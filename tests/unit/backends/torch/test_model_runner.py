@@ -1,4 +1,4 @@
-"""The packed pass, held against transformers' own way."""
+"""The packed forward pass, compared with transformers' own."""
 
 from typing import Any
 

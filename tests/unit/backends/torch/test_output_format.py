@@ -1,4 +1,4 @@
-"""Answers held to a form, whatever the model would rather say."""
+"""Output formats are enforced, whatever the model prefers."""
 
 import re
 from collections.abc import Callable
@@ -189,7 +189,7 @@ def test_choices_have_grammars_of_their_own(noisy: Drive) -> None:
 
 def test_logprobs_are_the_models_own(noisy: Drive) -> None:
     got = noisy().run(asked(OutputFormat("choice", '["yes"]'), logprobs=2))
-    tokens = [token for piece in got.of(TextEvent) for token in piece.tokens]
+    tokens = [token for piece in got.select(TextEvent) for token in piece.tokens]
     assert [token.data for token in tokens] == [b"y", b"e", b"s"]
     assert all(token.logprob < -1 and len(token.top) == 2 for token in tokens)
     assert all(token.top[0].logprob > token.logprob for token in tokens)
@@ -228,7 +228,7 @@ def test_where_no_token_is_left_the_request_fails(noisy: Drive) -> None:
     failed = got.failed()
     assert (failed.kind, failed.param) == ("invalid", "response_format")
     assert "no token is allowed" in failed.message
-    assert got.of(ChoiceEndEvent) == []
+    assert got.select(ChoiceEndEvent) == []
     assert got.ended(2)[0].reason == "eos"
     assert got.engine.active_count == 0
 
@@ -287,7 +287,7 @@ def test_what_can_not_be_held_to_is_refused(
     assert (failed.kind, failed.param) == (kind, "guided_json")
     assert said in failed.message
     assert len(failed.message) < 300
-    assert got.of(TextEvent) == []
+    assert got.select(TextEvent) == []
     assert got.engine.waiting_count == 0
 
 

@@ -1,4 +1,4 @@
-"""The recipe that sentence-transformers' files give."""
+"""The pooling configuration from sentence-transformers' files."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Linear layers: what they give, whatever is beside a row, and what becomes of the old ones."""
+"""Prepacked linear layers: batch invariance, and the original weights are freed."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Calls in a model's own form, read by the template that came with it."""
+"""Output in a model's own format, parsed with the tokenizer's response template."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -150,9 +150,9 @@ def said(scripted: Drive, calling: FunctionChoice, *functions: FunctionDefinitio
 def test_it_is_heard_in_the_engine(scripted: Drive) -> None:
     got = said(scripted, FunctionChoice(("add",)), ADD)
     assert got.text() == "Let me  see."
-    assert "".join(one.text for one in got.of(ReasoningEvent)) == "I add."
-    assert [one.name for one in got.of(ToolCallEvent)] == ["add"]
-    assert "".join(one.text for one in got.of(ToolArgumentsEvent)) == '{"a":7,"b":"x"}'
+    assert "".join(one.text for one in got.select(ReasoningEvent)) == "I add."
+    assert [one.name for one in got.select(ToolCallEvent)] == ["add"]
+    assert "".join(one.text for one in got.select(ToolArgumentsEvent)) == '{"a":7,"b":"x"}'
     assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
 
 
@@ -168,4 +168,4 @@ def test_it_is_heard_in_the_engine(scripted: Drive) -> None:
 def test_what_must_be_held_to_is_not_left_to_the_model(
     scripted: Drive, calling: FunctionChoice, functions: Sequence[FunctionDefinition]
 ) -> None:
-    assert not said(scripted, calling, *functions).of(ReasoningEvent)
+    assert not said(scripted, calling, *functions).select(ReasoningEvent)

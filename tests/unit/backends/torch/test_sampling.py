@@ -1,4 +1,4 @@
-"""The sampler, held against transformers' processors row by row, and its noise against chance."""
+"""Sampling, compared with transformers' processors, and the distribution of its random numbers."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who goes first, who gives way, and what a failing pass costs."""
+"""Scheduling order, preemption, and failures of a forward pass."""
 
 import threading
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from backends.torch.loader import ModelError
 from backends.torch.sampling import SamplingRules, sample_tokens
 from backends.torch.scheduler import TURN_TOKENS, FairQueue, SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup
-from tests.tiny_model import Driven, Scripted
+from tests.tiny_model import EngineDriver, ScriptedRunner
 
 Drive = Callable[..., Any]
-Play = Callable[..., tuple[Driven, Scripted]]
+Play = Callable[..., tuple[EngineDriver, ScriptedRunner]]
 
 
 def asked(job: int, prompt: str = "x", **fields: Any) -> GenerateCommand:
@@ -45,9 +45,9 @@ def order(line: FairQueue) -> list[int]:
     return [line.pop().request.command.request_id for _ in range(len(line))]
 
 
-def begun(driven: Driven) -> list[int]:
+def begun(driven: EngineDriver) -> list[int]:
     """The jobs in the order of their first pieces."""
-    pieces = (one for one in driven.told if isinstance(one, TextEvent))
+    pieces = (one for one in driven.events if isinstance(one, TextEvent))
     return list(dict.fromkeys(piece.request_id for piece in pieces))
 
 
@@ -108,7 +108,7 @@ def test_rows_give_way_when_memory_runs_out_and_nobody_sees_it(driven: Drive) ->
     assert got.engine.stats.preemptions > 0
     assert got.engine.block_pool.used_blocks == 0
     # The last to come gives way: nobody overtakes.
-    assert [one.request_id for one in got.told if isinstance(one, RequestFinishedEvent)] == [
+    assert [one.request_id for one in got.events if isinstance(one, RequestFinishedEvent)] == [
         1,
         2,
         3,
@@ -120,7 +120,7 @@ def test_the_less_urgent_give_way(driven: Drive) -> None:
     early = [asked(job, chr(96 + job) * 30, max_tokens=90) for job in (1, 2)]
     got = driven(SchedulerConfig(cache_bytes=0)).run(*early, steps=20)
     got.run(asked(3, "c" * 30, max_tokens=90, priority=1))
-    assert next(one.request_id for one in got.told if isinstance(one, RequestFinishedEvent)) != 2
+    assert next(one.request_id for one in got.events if isinstance(one, RequestFinishedEvent)) != 2
     assert got.engine.stats.preemptions > 0
 
 
@@ -147,7 +147,7 @@ def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) 
             alone[0].ids(1, choice) for choice in range(4)
         ]
         assert got.ids(2) == alone[1].ids(2)
-        assert [one.request_id for one in got.told if isinstance(one, RequestFinishedEvent)] == [
+        assert [one.request_id for one in got.events if isinstance(one, RequestFinishedEvent)] == [
             2,
             1,
         ]
@@ -272,7 +272,7 @@ def test_a_tenant_that_keeps_sending_does_not_starve_another(driven: Drive) -> N
     got = driven(SchedulerConfig(max_sequences=2))
     got.run(asked(1, "a" * 30, n=2, best_of=2, max_tokens=60, tenant="a"), steps=2)
     job = 2
-    while not got.of(RequestFinishedEvent, 1):
+    while not got.select(RequestFinishedEvent, 1):
         got.run(asked(job, max_tokens=1, tenant="b"), steps=2)
         job += 1
         assert job < 500
@@ -304,9 +304,9 @@ def test_a_long_input_is_tokenized_while_other_requests_run(
     long = asked(2, max_tokens=2)
     cut = msgspec.structs.replace(long.input, prompts=("y" * 100_000,), truncate_to=8)
     got.engine.submit(msgspec.structs.replace(long, input=cut))
-    while not got.of(RequestFinishedEvent, 1):
+    while not got.select(RequestFinishedEvent, 1):
         got.engine.step()
-    assert (got.engine.waiting_count, got.of(RequestFinishedEvent, 2)) == (1, [])
+    assert (got.engine.waiting_count, got.select(RequestFinishedEvent, 2)) == (1, [])
     may_tokenize.set()
     got.run()
     assert got.finished(2).prompt_tokens == 8
@@ -327,7 +327,7 @@ def test_a_long_input_can_be_cancelled_while_it_is_tokenized(
     got.engine.cancel(1)
     tokenized.set()
     got.run()
-    assert got.told == []
+    assert got.events == []
     assert got.engine.waiting_count == 0
 
 
@@ -384,7 +384,7 @@ def test_a_cancelled_request_leaves_no_block(driven: Drive) -> None:
 def test_a_prompt_too_large_for_the_machine_fails_alone(scripted: Play) -> None:
     got, forward = scripted("abcdef")
     got.run(asked(1, max_tokens=6), steps=2)
-    forward.most = 40
+    forward.max_tokens = 40
     got.run(asked(2, "y" * 100), asked(3, max_tokens=6))
     assert got.failed(2).kind == "failed"
     assert got.text(1) == "abcdef"
@@ -395,9 +395,9 @@ def test_a_prompt_too_large_for_the_machine_fails_alone(scripted: Play) -> None:
 def test_of_rows_that_fail_together_the_youngest_goes(scripted: Play) -> None:
     got, forward = scripted("abcdef")
     got.run(*(asked(job, max_tokens=6) for job in (1, 2, 3)), steps=2)
-    forward.most = 2
+    forward.max_tokens = 2
     got.run()
-    assert [one.request_id for one in got.told if isinstance(one, RequestFailedEvent)] == [3]
+    assert [one.request_id for one in got.events if isinstance(one, RequestFailedEvent)] == [3]
     assert (got.text(1), got.text(2)) == ("abcdef", "abcdef")
 
 
@@ -429,7 +429,7 @@ def test_a_draw_that_fails_costs_one_request(
 
 def test_memory_that_cannot_be_had_is_told_at_once(scripted: Play) -> None:
     with pytest.raises(ModelError, match="KV cache"):
-        scripted("abc", SchedulerConfig(), most=0)
+        scripted("abc", SchedulerConfig(), max_tokens=0)
 
 
 def test_figures_of_a_step(scripted: Play) -> None:

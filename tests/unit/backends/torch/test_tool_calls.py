@@ -1,4 +1,4 @@
-"""Calls of functions: offered, forced, streamed, and never a letter of their marks in the text."""
+"""Tool calls: optional, required, streamed, and without their markers in the text."""
 
 import random
 import re
@@ -91,10 +91,10 @@ def asked(
 
 def made(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
     """The names and arguments of the calls, of which each began once, in order."""
-    begun = [one for one in got.of(ToolCallEvent) if one.choice == choice]
+    begun = [one for one in got.select(ToolCallEvent) if one.choice == choice]
     assert [one.call for one in begun] == list(range(len(begun)))
     assert all(re.fullmatch("call_[0-9a-f]{24}", one.id) for one in begun)
-    pieces = [one for one in got.of(ToolArgumentsEvent) if one.choice == choice]
+    pieces = [one for one in got.select(ToolArgumentsEvent) if one.choice == choice]
     texts = ["".join(one.text for one in pieces if one.call == i) for i in range(len(begun))]
     found = [(one.name, msgspec.json.decode(text)) for one, text in zip(begun, texts, strict=True)]
     assert all(jsonschema_rs.is_valid(SCHEMAS[name], value) for name, value in found)
@@ -131,8 +131,8 @@ def test_the_named_function_is_called_once(noisy: Drive, family: ToolCallFormat)
 
 def test_arguments_come_as_they_are_made(noisy: Drive) -> None:
     got = noisy().run(asked(FunctionChoice(("weather",), required=True, parallel=False)))
-    assert len(got.of(ToolArgumentsEvent)) > 30
-    assert "".join(one.text for one in got.of(ToolArgumentsEvent)).startswith('{"city": "')
+    assert len(got.select(ToolArgumentsEvent)) > 30
+    assert "".join(one.text for one in got.select(ToolArgumentsEvent)).startswith('{"city": "')
 
 
 def test_what_is_held_back_takes_no_credit(noisy: Drive) -> None:
@@ -140,7 +140,7 @@ def test_what_is_held_back_takes_no_credit(noisy: Drive) -> None:
     choice = FunctionChoice(("weather",), required=True, parallel=False)
     spec = asked(choice, n=16, best_of=16, initial_credit=20)
     got = noisy().run(spec)
-    assert sum(one.token_count for one in got.of(ToolCallEvent)) > 200
+    assert sum(one.token_count for one in got.select(ToolCallEvent)) > 200
     got.engine.credit(1, 10_000)
     assert len(got.run().ended()) == 16
 
@@ -157,9 +157,13 @@ def test_cut_by_length_it_says_so(noisy: Drive) -> None:
     calling = FunctionChoice(("weather",), required=True)
     got = noisy().run(asked(calling, ending=StopParams(max_tokens=60)))
     assert got.ended()[0].reason == "length"
-    assert "".join(one.text for one in got.of(ToolArgumentsEvent)).startswith('{"city"')
+    assert "".join(one.text for one in got.select(ToolArgumentsEvent)).startswith('{"city"')
     early = noisy().run(asked(calling, ending=StopParams(max_tokens=20)))
-    assert (early.text(), early.of(ToolCallEvent), early.ended()[0].reason) == ("", [], "length")
+    assert (early.text(), early.select(ToolCallEvent), early.ended()[0].reason) == (
+        "",
+        [],
+        "length",
+    )
 
 
 def test_lenient_unless_the_function_is_strict(noisy: Drive) -> None:
@@ -178,7 +182,7 @@ def test_lenient_unless_the_function_is_strict(noisy: Drive) -> None:
             assert (got.failed().kind, got.failed().param) == ("unsupported", "tools")
             assert "unsupported keys: not" in got.failed().message
         else:
-            assert "".join(one.text for one in got.of(ToolArgumentsEvent)) == '{"a": 1}'
+            assert "".join(one.text for one in got.select(ToolArgumentsEvent)) == '{"a": 1}'
 
 
 @pytest.mark.parametrize(
@@ -223,7 +227,7 @@ def test_text_goes_over_to_calls(scripted: Drive) -> None:
     assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
     counted = [
         one.token_count
-        for one in got.told
+        for one in got.events
         if isinstance(one, TextEvent | ToolCallEvent | ToolArgumentsEvent)
     ]
     assert len(script) - 40 < sum(counted) <= len(script)
@@ -245,7 +249,7 @@ def test_no_mark_that_was_cut_is_text(scripted: Drive) -> None:
     got = said(
         scripted, 'Hm. <tool_call>\n{"name": "weather_now"', ending=StopParams(max_tokens=30)
     )
-    assert (got.text(), got.of(ToolCallEvent), got.ended()[0].reason) == ("Hm.", [], "length")
+    assert (got.text(), got.select(ToolCallEvent), got.ended()[0].reason) == ("Hm.", [], "length")
 
 
 def test_a_form_or_calls(scripted: Drive) -> None:
@@ -268,7 +272,7 @@ def test_llama_calls_begin_with_a_brace(noisy: Drive) -> None:
         picking = EngineSamplingParams(temperature=1, seed=seed, logit_bias=bias)
         got = noisy(template=template(llama)).run(asked(seed=seed, picking=picking))
         kinds.add(bool(made(got)))
-        assert bool(got.text()) != bool(got.of(ToolCallEvent)) or not got.of(ToolCallEvent)
+        assert bool(got.text()) != bool(got.select(ToolCallEvent)) or not got.select(ToolCallEvent)
         assert not got.text().lstrip().startswith("{")
     assert kinds == {True, False}
 

@@ -1,4 +1,4 @@
-"""The watermark, held against transformers' own and found by its detector."""
+"""The watermark, compared with transformers' and found by its detector."""
 
 from typing import Any
 

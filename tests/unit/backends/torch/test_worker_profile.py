@@ -1,4 +1,4 @@
-"""What a gateway promises of our own workers, the engine does: the profile and the engine agree."""
+"""The engine supports every parameter in the profile of our own workers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every way in which a client may ask for text, with the parameters that each takes."""
+"""Every endpoint that generates text, with its parameters and a request body."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -62,67 +62,67 @@ _BODIES: Final[Mapping[str, Callable[[Json], Json]]] = {
     "ovms chat": _chat,
     "ovms completion": _plain,
 }
-LIKE_ANOTHER: Final = frozenset(
+EQUIVALENT_ENDPOINTS: Final = frozenset(
     {"triton generate_stream", "triton infer", "mindie text_stream", "mindie generate_stream",
      "mindie root"}
 )  # fmt: skip
-"""Those that read the rows of another by the same code, and differ in how the answer is framed."""
+"""Endpoints with the same parameters and code as another; only the response framing differs."""
 
 
-class Way(Struct, frozen=True):
-    """One way to ask: a dialect in one profile, at one endpoint, in one manner."""
+class EndpointCase(Struct, frozen=True):
+    """An endpoint of a client adapter in one profile, with its parameter table."""
 
     name: str
-    dialect: Any
+    adapter: Any
     endpoint: Endpoint
     rows: tuple[Param, ...]
     body: Callable[[Json], Json]
 
-    def wire(self, field: str) -> str | None:
-        """How a field is called, if it can be said at all; an echo is declined by its opposite."""
+    def get_wire_name(self, field: str) -> str | None:
+        """The parameter's name for a field; None if the endpoint has none."""
         return next((row.wire for row in self.rows if row.field == field), None)
 
-    def has(self, *fields: str) -> bool:
-        """Whether all of these can be said."""
-        return all(self.wire(field) is not None for field in fields)
+    def supports(self, *fields: str) -> bool:
+        """Whether the endpoint has parameters for all of these fields."""
+        return all(self.get_wire_name(field) is not None for field in fields)
 
-    def asked(self, options: Json) -> tuple[GenerationRequest, Mapping[str, str]]:
-        """The request with these options, by wire name; and the names for reports of loss."""
+    def decode(self, options: Json) -> tuple[GenerationRequest, Mapping[str, str]]:
+        """The request with these options, by wire name, and the field names for loss reports."""
         params = dict.fromkeys(("model", "name", "served", "version"), "m")
         body = json.dumps(self.body(options)).encode()
         headers = {"content-type": "application/json"}
         call = ClientRequest(self.endpoint, params, headers, "", body, self.endpoint.path)
-        request = self.dialect.decode_request(call)
+        request = self.adapter.decode_request(call)
         assert isinstance(request, GenerationRequest)
-        return request, self.dialect.field_names(call)
+        return request, self.adapter.field_names(call)
 
     @property
     def kind(self) -> Literal["chat", "text"]:
-        """Whether it is a conversation."""
+        """Whether it takes chat messages or a prompt."""
         return "chat" if self.body is _chat else "text"
 
 
-def ways() -> Iterator[Way]:
-    """All of them; of profiles that read the same rows at the same place only the first."""
+def list_endpoint_cases() -> Iterator[EndpointCase]:
+    """Every endpoint; of profiles with the same parameters at the same endpoint only the first."""
     known: list[tuple[str, str, tuple[Param, ...]]] = []
     for name, where in PROTOCOLS.items():
         module, _, kind = where.partition(":")
         family = getattr(import_module(module), kind)
         options = {"model": "m"} if name == "mindie" else {}
         for profile in family.profiles:
-            dialect = family(profile, **options)
-            for key, rows in getattr(dialect, "param_tables", {}).items():
+            adapter = family(profile, **options)
+            for key, rows in getattr(adapter, "param_tables", {}).items():
                 if "embedding" in key or (name, key, rows) in known:
                     continue
                 known.append((name, key, rows))
                 manner = profile if name == "triton" else key
-                if f"{name} {key}" not in LIKE_ANOTHER:
+                if f"{name} {key}" not in EQUIVALENT_ENDPOINTS:
                     body = _BODIES[f"{name} {manner}"]
-                    endpoint = _endpoint(dialect, key)
-                    yield Way(f"{name} {profile} {key}", dialect, endpoint, rows, body)
+                    endpoint = _endpoint(adapter, key)
+                    yield EndpointCase(f"{name} {profile} {key}", adapter, endpoint, rows, body)
 
 
-def _endpoint(dialect: Any, key: str) -> Endpoint:
+def _endpoint(adapter: Any, key: str) -> Endpoint:
     variant = key.partition(",")[0]
-    found: Endpoint = next(one for one in dialect.endpoints if one.operation == variant)
+    found: Endpoint = next(one for one in adapter.endpoints if one.operation == variant)
     return found
