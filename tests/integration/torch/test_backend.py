@@ -265,7 +265,9 @@ async def test_a_process_that_dies_is_started_anew(backend: TorchBackend) -> Non
 async def test_a_model_that_is_not_there_is_told_and_not_tried_again() -> None:
     broken = TorchBackend(path="package:there_is_no_such_package")
     await broken.start()
-    with pytest.raises(WorkerUnreachable, match="no package there_is_no_such_package"):
+    with pytest.raises(
+        WorkerUnreachable, match="package there_is_no_such_package is not installed"
+    ):
         await anext(broken.stream(request(), context()))
     assert not broken.ready
     await broken.aclose()
