@@ -22,6 +22,7 @@ from gateway.config import listeners, loader, schema
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplanationStore
 from gateway.http_server.listener import LISTENER_CLASSES, Listener
+from gateway.http_server.overload import BodyBudget
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import write_log_line
 from gateway.pipeline.handler import GatewayServices
@@ -29,7 +30,7 @@ from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
-from gateway.runtime.build import build_connection_limits, load_symbol
+from gateway.runtime.build import build_connection_limits, compute_body_budget, load_symbol
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import (
@@ -254,6 +255,7 @@ class Gateway:
         self.listener_urls: dict[listeners.ListenerId, str] = {}
         """The URL of each bound listener."""
         self._is_draining = False
+        self._body_budget = BodyBudget(compute_body_budget(config.limits))
         self._retire_tasks: set[asyncio.Task[None]] = set()
         self._closing_backends: list[Backend] = []
         self._closing_listeners: list[Listener] = []
@@ -281,6 +283,11 @@ class Gateway:
     def backends(self) -> dict[str, Backend]:
         """The current backends by name."""
         return self._current.backends
+
+    @property
+    def admin_server(self) -> AdminServer | None:
+        """The admin listener, if there is one."""
+        return self._admin_server
 
     def _list_leased_counters(self) -> Sequence[LeasedCounter]:
         """The leased counters of the current rate limiter."""
@@ -485,6 +492,7 @@ class Gateway:
         ]
         self._closing_listeners += gone
         limits = build_connection_limits(now.config.limits)
+        self._body_budget.limit = compute_body_budget(now.config.limits)
         for listener_id, listener in self.listeners.items():
             now.handlers[listener_id].adopt_running(old.handlers[listener_id])
             listener.handle_request = now.get_handler(listener_id)
@@ -544,7 +552,11 @@ class Gateway:
         )
         made = cast(
             "Listener",
-            kind(now.get_handler(listener_id), build_connection_limits(now.config.limits)),
+            kind(
+                now.get_handler(listener_id),
+                build_connection_limits(now.config.limits),
+                self._body_budget,
+            ),
         )
         made.is_draining = self._is_draining
         return made

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from backends.interfaces import Backend
+from gateway.admin.api import AdminServer
 from gateway.config import listeners as config_listeners
 from gateway.config import schema
 from gateway.http_server.listener import Listener
@@ -192,6 +193,10 @@ class ServingState(Protocol):
     def listeners(self) -> Mapping[config_listeners.ListenerId, Listener]:
         """The current listeners."""
 
+    @property
+    def admin_server(self) -> AdminServer | None:
+        """The admin listener, if there is one."""
+
 
 def set_up_process_metrics(
     metrics: "MetricsCollector", state: ServingState, *, vllm: bool
@@ -202,6 +207,7 @@ def set_up_process_metrics(
     """
     from gateway.observability.metrics.requests import RunningRequestCollector  # noqa: PLC0415 - as above
     from gateway.observability.metrics.system import (  # noqa: PLC0415 - as above
+        ListenerStats,
         ProcessCollector,
         RateLimitCollector,
     )
@@ -217,11 +223,14 @@ def set_up_process_metrics(
             for server in now.handlers.values():
                 yield from (exchange.record for exchange in server.dispatcher.running_requests)
 
-    def get_listeners() -> Mapping[str, Listener]:
-        return {
+    def get_listeners() -> Mapping[str, ListenerStats]:
+        stats: dict[str, ListenerStats] = {
             config_listeners.listener_name(listener_id): listener
             for listener_id, listener in state.listeners.items()
         }
+        return (
+            stats if state.admin_server is None else stats | {"admin": state.admin_server.listener}
+        )
 
     running = RunningRequestCollector(get_records, get_queued_ids)
     process = ProcessCollector(get_listeners)
