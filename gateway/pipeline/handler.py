@@ -54,6 +54,7 @@ from protocols.core.interfaces import (
     Clock,
     Headers,
     HttpResponse,
+    RoutingInfo,
     SupportsTokenize,
 )
 
@@ -240,16 +241,21 @@ class RequestHandler:
                     record, principal, open_to_all=self._settings.explain_without_key
                 )
                 request.writer = recorder.wrap_writer(request.writer)
-            body = await http.body(self._settings.max_body_size)
-            if "content-encoding" in headers:
-                body = self._decompress_body(http, body)
+            if found.endpoint.method != "GET":  # whose bodies nobody needs, keys or not
+                body = await http.body(self._settings.max_body_size)
+                if "content-encoding" in headers:
+                    body = await self._decompress_body(http, body)
             call = _make_client_request(found, http, record, body)
             recorder.record_request(dialect, call, principal, http.peer)
             if found.endpoint.task in _MODEL_TASKS:
+                if len(body) < _LARGE_BODY:
+                    info = dialect.read_routing_info(call)
+                else:
+                    info = await asyncio.to_thread(dialect.read_routing_info, call)
                 routed = RoutedRequest(
                     dialect,
                     call,
-                    dialect.read_routing_info(call),
+                    info,
                     self._make_context(call, recorder, record),
                     request.writer,
                     record,
@@ -259,7 +265,7 @@ class RequestHandler:
                 )
                 await self._dispatch(routed, request)
             else:
-                self._send_info(dialect, call, request)
+                await self._send_info(dialect, call, request)
         except GatewayError as error:
             _send_error(dialect, error, _make_client_request(found, http, record, body), request)
         except Exception:
@@ -299,16 +305,22 @@ class RequestHandler:
             record.key = principal.name
         return principal
 
-    def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
+    async def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
+        """Decode the body in a thread: a small one may become a large one."""
         encoding = http.headers["content-encoding"]
-        return decompress_body(body, encoding, self._settings.max_body_size) if encoding else body
+        if not encoding:
+            return body
+        return await asyncio.to_thread(
+            decompress_body, body, encoding, self._settings.max_body_size
+        )
 
-    def _send_info(
+    async def _send_info(
         self, dialect: ClientAdapter, call: ClientRequest, request: ActiveRequest
     ) -> None:
         """Answer what needs no model."""
         if call.endpoint.task == "stop":
-            self._cancel_request(dialect, call, request.record)
+            info = await asyncio.to_thread(dialect.read_routing_info, call)
+            self._cancel_request(dialect, info, request.record)
         response = dialect.handle_info_request(call, self._router)
         send_reply(request.writer, response, request.record)
 
@@ -340,20 +352,19 @@ class RequestHandler:
         return route
 
     def _cancel_request(
-        self, dialect: ClientAdapter, call: ClientRequest, record: RequestRecord
+        self, dialect: ClientAdapter, info: RoutingInfo, record: RequestRecord
     ) -> None:
         """Cancel a running request of the same API key, by the client's id for it.
 
         Raises ModelNotFound or RequestNotFound.
         """
-        envelope = dialect.read_routing_info(call)
-        self._router.find_model(envelope.model, envelope.version)
-        asked = envelope.client_id or ""
+        self._router.find_model(info.model, info.version)
+        id_ = info.client_id or ""
         running = (
-            self.dispatcher.named_requests.get((dialect.name, record.key, asked)) if asked else None
+            self.dispatcher.named_requests.get((dialect.name, record.key, id_)) if id_ else None
         )
         if running is None:
-            raise RequestNotFound("no running request has this id", id=asked)
+            raise RequestNotFound("no running request has this id", id=id_)
         running.stop()
 
     def _make_context(
@@ -411,7 +422,11 @@ async def _tokenize(asked: RoutedRequest, route: Route) -> None:
         raise UnsupportedFeature(
             f"the model {route.model.info.name!r} does not support tokenization"
         )
-    text = dialect.read_text(call)
+    text = (
+        await asyncio.to_thread(dialect.read_text, call)
+        if context.offload_to_thread
+        else dialect.read_text(call)
+    )
     try:
         async with asyncio.timeout(context.deadline.remaining()):
             tokens = await backend.tokenize(text, context)
