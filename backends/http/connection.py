@@ -346,6 +346,7 @@ class HttpConnection(asyncio.Protocol):
             answer.complete = True  # its length is not told: it ends with the connection
         answer.fail()
         self._on_closed(self)
+        del self._parser, self._feed_parser  # they refer to this object: a reference cycle
 
     # --- httptools ------------------------------------------------------------------------------
 
