@@ -246,4 +246,4 @@ def test_a_declared_size_beyond_the_budget_is_refused_before_it_arrives(
     [one] = arrived
     assert isinstance(one, IncomingRequest)
     with pytest.raises(Overloaded):
-        loop.run_until_complete(one.body(1000))
+        loop.run_until_complete(asyncio.wait_for(one.body(1000), 5))
