@@ -15,9 +15,9 @@ TokenDecoder = Callable[[Sequence[int]], str]
 
 _REPLACEMENT_CHARACTER = "\ufffd"
 _MAX_PENDING_TOKENS = 8
-"""A character takes four bytes at most: after so many tokens it is plain that none is coming."""
+"""A character has at most four bytes: after more tokens the bytes are certainly invalid."""
 _PROMPT_TAIL_TOKENS = 5
-"""Some tokenizers decode a token differently at the beginning of a text."""
+"""Prompt tokens decoded before the text: some tokenizers decode the first token differently."""
 
 
 class Detokenizer:
@@ -41,7 +41,7 @@ class Detokenizer:
         return self._accept_text(text)
 
     def close(self) -> str:
-        """What is left, less the beginning of a character."""
+        """The remaining text, without an incomplete character."""
         return (
             self._accept_text(self._decode(self._ids).rstrip(_REPLACEMENT_CHARACTER))
             if self._pending
@@ -49,10 +49,10 @@ class Detokenizer:
         )
 
     def copy(self) -> "Detokenizer":
-        """The same text, to go on otherwise."""
-        other = copy.copy(self)
-        other._ids = list(self._ids)  # noqa: SLF001 - one of the same kind
-        return other
+        """A copy that continues separately."""
+        duplicate = copy.copy(self)
+        duplicate._ids = list(self._ids)  # noqa: SLF001 - one of the same kind
+        return duplicate
 
     def _accept_text(self, text: str) -> str:
         new = text[len(self._decoded) :]
@@ -63,21 +63,21 @@ class Detokenizer:
 
 
 class OutputToken(NamedTuple):
-    """A token as it goes out: its id, and its log probability where that was asked for."""
+    """An output token: its id, and its log probability if requested."""
 
     id: int
     logprob: EngineToken | None
 
 
 class ReadyText(NamedTuple):
-    """Text that may be sent, and the tokens it took."""
+    """Text that may be sent, and its tokens."""
 
     text: str
     tokens: list[OutputToken]
 
 
 class OutputText:
-    """One choice's text on its way out."""
+    """The output text of one choice, with stop strings removed."""
 
     __slots__ = ("_detokenizer", "_include_stop", "_pending_tokens", "_stops", "_text", "stopped")
 
@@ -88,17 +88,17 @@ class OutputText:
         self._text = ""
         self._pending_tokens: list[tuple[int, int, OutputToken]] = []
         self.stopped: str | None = None
-        """The stop string that was found."""
+        """The stop string that ended the text."""
 
     def copy(self) -> "OutputText":
-        """The same text, to go on otherwise."""
-        other = copy.copy(self)
-        other._detokenizer = self._detokenizer.copy()  # noqa: SLF001 - one of the same kind
-        other._pending_tokens = list(self._pending_tokens)  # noqa: SLF001
-        return other
+        """A copy that continues separately."""
+        duplicate = copy.copy(self)
+        duplicate._detokenizer = self._detokenizer.copy()  # noqa: SLF001 - one of the same kind
+        duplicate._pending_tokens = list(self._pending_tokens)  # noqa: SLF001
+        return duplicate
 
     def add_token(self, token: OutputToken, *, scan: bool) -> None:
-        """One more token; with ``scan`` its text is searched for stop strings."""
+        """Add a token; with ``scan`` its text is searched for stop strings."""
         self._append_text(self._detokenizer.add(token.id), token, scan=scan)
 
     def _append_text(self, new: str, token: OutputToken | None, *, scan: bool) -> None:
@@ -110,7 +110,7 @@ class OutputText:
             self._find_stop(start)
 
     def _find_stop(self, start: int) -> None:
-        """The match that ends first is the one: so it would be if letters came one by one."""
+        """Of several matches the one that ends first counts, as if characters came one by one."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             at = self._text.find(stop, max(0, start - len(stop) + 1))
@@ -120,40 +120,42 @@ class OutputText:
             end, at, self.stopped = best
             cut = end if self._include_stop else at
             self._text = self._text[:cut]
-            self._pending_tokens = [held for held in self._pending_tokens if held[0] < cut]
+            self._pending_tokens = [
+                position for position in self._pending_tokens if position[0] < cut
+            ]
 
     def pop_ready(self) -> ReadyText | None:
-        """What may be sent now."""
+        """The text that may be sent now."""
         size = len(self._text) - self._count_uncertain()
         if size <= 0:
             return None
         text, self._text = self._text[:size], self._text[size:]
-        tokens = [taken for _, end, taken in self._pending_tokens if end <= size]
+        tokens = [ready for _, end, ready in self._pending_tokens if end <= size]
         self._pending_tokens = [
-            (max(0, start - size), end - size, taken)
-            for start, end, taken in self._pending_tokens
+            (max(0, start - size), end - size, ready)
+            for start, end, ready in self._pending_tokens
             if end > size
         ]
         return ReadyText(text, tokens)
 
     def _count_uncertain(self) -> int:
-        """The length of the longest end of the text that may yet become a stop string."""
+        """The length of the longest end of the text that may become a stop string."""
         if self.stopped is not None:
             return 0
         return max((count_overlap(self._text, stop) for stop in self._stops), default=0)
 
     def close(self) -> ReadyText | None:
-        """All that is left, once no token follows."""
+        """The remaining text, after the last token."""
         if self.stopped is None:
             self._append_text(self._detokenizer.close(), None, scan=True)
         text, self._text = self._text, ""
-        tokens = [taken for _, _, taken in self._pending_tokens]
+        tokens = [ready for _, _, ready in self._pending_tokens]
         self._pending_tokens = []
         return ReadyText(text, tokens) if text or tokens else None
 
 
 def count_overlap(text: str, stop: str) -> int:
-    """How many letters at the end of ``text`` are the beginning, and not the whole, of ``stop``."""
+    """The length of the longest end of ``text`` that is a proper prefix of ``stop``."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return size
@@ -161,7 +163,7 @@ def count_overlap(text: str, stop: str) -> int:
 
 
 class TokenBytes:
-    """The bytes of each token, as far as a tokenizer tells them."""
+    """The bytes of each token, as far as the tokenizer reveals them."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -174,10 +176,10 @@ class TokenBytes:
         self._byte_by_letter = {letter: byte for byte, letter in enumerate(_build_byte_letters())}
 
     def __call__(self, token: int) -> bytes:
-        found = self._cache.get(token)
-        if found is None:
-            found = self._cache[token] = self._get_bytes(token)
-        return found
+        known = self._cache.get(token)
+        if known is None:
+            known = self._cache[token] = self._get_bytes(token)
+        return known
 
     def _get_bytes(self, token: int) -> bytes:
         if token in self._added_tokens:
@@ -197,7 +199,7 @@ class TokenBytes:
 def tokenize_text(
     tokenizer: Any, data: TokenBytes, text: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The tokens of a text, and the text that each completes. Special tokens stand for none."""
+    """The token ids of a text, and the text that each completes; special tokens have none."""
     ids = tuple(tokenizer.encode(text))
     special = frozenset(tokenizer.all_special_ids)
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -205,10 +207,10 @@ def tokenize_text(
 
 
 def _build_byte_letters() -> list[str]:
-    """The letter that byte-level tokenizers write for each byte."""
-    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    letters, spare = [], 0x100
+    """The letter by which byte-level tokenizers represent each byte."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters, unused_code = [], 0x100
     for byte in range(0x100):
-        letters.append(chr(byte if byte in plain else spare))
-        spare += byte not in plain
+        letters.append(chr(byte if byte in printable else unused_code))
+        unused_code += byte not in printable
     return letters

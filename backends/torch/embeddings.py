@@ -37,8 +37,14 @@ from backends.torch.loader import (
     read_model_config,
 )
 from backends.torch.model import prepack_linears
-from backends.torch.settings import TorchSettings
-from backends.torch.tokenization import RequestRejectedError, make_too_long_error
+from backends.torch.settings import EngineSettings
+from backends.torch.tokenization import (
+    BackgroundTokenizer,
+    RequestRejectedError,
+    is_surely_too_long,
+    make_too_long_error,
+    measure_longest_token,
+)
 
 # The pooling recipe of a model, read from its sentence-transformers files.
 #
@@ -101,14 +107,14 @@ class PoolingConfig(Struct, frozen=True):
 def read_pooling_config(folder: Path) -> PoolingConfig:
     """What the files beside a model say. Raises ModelError for what is not served here."""
     config = read_model_config(folder)
-    told = _read_json_file(folder / "config_sentence_transformers.json", dict[str, Any]) or {}
+    settings = _read_json_file(folder / "config_sentence_transformers.json", dict[str, Any]) or {}
     bert = _read_json_file(folder / "sentence_bert_config.json", dict[str, Any]) or {}
     recipe = PoolingConfig(
         pooling=("last",) if _is_generative(config) else ("mean",),
         max_length=bert.get("max_seq_length"),
         lowercase=bool(bert.get("do_lower_case")),
-        prompts={name: text for name, text in (told.get("prompts") or {}).items() if text},
-        default_prompt=told.get("default_prompt_name"),
+        prompts={name: text for name, text in (settings.get("prompts") or {}).items() if text},
+        default_prompt=settings.get("default_prompt_name"),
         matryoshka_sizes=_read_matryoshka_sizes(config),
     )
     modules = _read_json_file(folder / "modules.json", list[dict[str, Any]])
@@ -148,26 +154,26 @@ def _apply_modules(
     )
 
 
-def _read_pooling_modes(said: Mapping[str, Any], folder: Path) -> tuple[PoolingMode, ...]:
-    name = said.get("pooling_mode")
+def _read_pooling_modes(value: Mapping[str, Any], folder: Path) -> tuple[PoolingMode, ...]:
+    name = value.get("pooling_mode")
     chosen = [name] if isinstance(name, str) else name
     if chosen is None:
-        chosen = [flag for flag in said if flag.startswith("pooling_mode_") and said[flag]]
-    known = _POOLING_FLAGS if name is None else _POOLING_NAMES
-    if not chosen or not all(one in known for one in chosen):
+        chosen = [flag for flag in value if flag.startswith("pooling_mode_") and value[flag]]
+    allowed = _POOLING_FLAGS if name is None else _POOLING_NAMES
+    if not chosen or not all(one in allowed for one in chosen):
         names = ", ".join(map(str, chosen)) or "nothing"
         raise ModelError(f"{folder} pools in a way that is not served here: {names}")
-    return tuple(known[one] for one in known if one in chosen)
+    return tuple(allowed[one] for one in allowed if one in chosen)
 
 
 def _read_dense_config(folder: Path) -> DenseConfig:
-    said = _read_json_file(folder / "config.json", dict[str, Any]) or {}
-    name = str(said.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    value = _read_json_file(folder / "config.json", dict[str, Any]) or {}
+    name = str(value.get("activation_function", "torch.nn.modules.activation.Tanh"))
     kind = name.rpartition(".")[2]
     file = folder / "model.safetensors"
     if kind not in _ACTIVATIONS or not file.is_file():
         raise ModelError(f"{folder}: a layer with {kind} and safetensors weights is wanted here")
-    return DenseConfig(file, kind, bool(said.get("bias", True)))
+    return DenseConfig(file, kind, bool(value.get("bias", True)))
 
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -199,12 +205,12 @@ class DenseLayer:
         return self._activation(torch.nn.functional.linear(vectors, self._weight, self._bias))
 
 
-def pool_states(states: Tensor, mask: Tensor, how: PoolingMode) -> Tensor:
+def pool_states(states: Tensor, mask: Tensor, mode: PoolingMode) -> Tensor:
     """One vector for each row of ``states`` (rows, tokens, size); ``mask`` is 1 on its tokens."""
     states = states.float()
     weight = mask[..., None].to(states.dtype)
     rows = torch.arange(len(states), device=states.device)
-    match how:
+    match mode:
         case "mean":
             return (states * weight).sum(1) / weight.sum(1)
         case "root":
@@ -254,18 +260,20 @@ class EmbeddingModel(NamedTuple):
         return size * len(self.pooling.pooling)
 
 
-def load_encoder(found: ModelLocation, settings: TorchSettings) -> EmbeddingModel:
+def load_encoder(location: ModelLocation, settings: EngineSettings) -> EmbeddingModel:
     """The encoder of a folder. Raises ModelError."""
-    device, folder = pick_device(settings.device), Path(found.source)
+    device, folder = pick_device(settings.device), Path(location.source)
     recipe = read_pooling_config(folder)
     if settings.matryoshka is not None:
         recipe = msgspec.structs.replace(recipe, matryoshka_sizes=settings.matryoshka)
     # Of a model with two halves the first is wanted; a pooler of its own is not.
     halves = read_model_config(folder).get("is_encoder_decoder")
     kind = AutoModelForTextEncoding if halves else AutoModel
-    model = load_weights(kind, found, device, pick_dtype(settings.dtype, device), spare="pooler.")
+    model = load_weights(
+        kind, location, device, pick_dtype(settings.dtype, device), spare="pooler."
+    )
     prepack_linears(model)
-    tokenizer = load_pretrained(AutoTokenizer, found)
+    tokenizer = load_pretrained(AutoTokenizer, location)
     limits = (
         recipe.max_length,
         settings.context,
@@ -333,12 +341,16 @@ class EmbeddingEngine:
         self,
         encoder: EmbeddingModel,
         waiting: int,
-        tell: Callable[[EngineEvent], None],
+        emit: Callable[[EngineEvent], None],
         clock: Callable[[], float],
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """``wake`` is called from another thread when a long input is ready."""
         self._model = encoder
+        self._longest_token = measure_longest_token(encoder.tokenizer)
+        self._background_tokenizer = BackgroundTokenizer(emit, wake)
         self._max_waiting = waiting
-        self._emit = tell
+        self._emit = emit
         self._clock = clock
         self._token_bytes = TokenBytes(encoder.tokenizer)
         self._queue: deque[_QueuedEmbedding] = deque()
@@ -351,7 +363,7 @@ class EmbeddingEngine:
     @property
     def waiting_count(self) -> int:
         """Requests that wait."""
-        return max(len(self._queue) - 1, 0)
+        return max(len(self._queue) - 1, 0) + len(self._background_tokenizer)
 
     @property
     def stats(self) -> EngineStats:
@@ -361,34 +373,52 @@ class EmbeddingEngine:
     def submit(self, spec: EmbedCommand) -> None:
         """Add a request; an invalid one gets an error event."""
         try:
-            if len(self._queue) > self._max_waiting:
+            if len(self._queue) + len(self._background_tokenizer) > self._max_waiting:
                 raise RequestRejectedError("overloaded", "the queue of the local model is full")
             self._check_dimensions(spec.dimensions)
-            prompt = self._model.pooling.get_prompt(spec.instruction)
-            texts = [self._tokenize_input(spec, prompt, text) for text in spec.inputs]
-            if not texts:
-                raise RequestRejectedError("invalid", "there is nothing to embed", param="input")
-            skip = self._count_prompt_tokens(prompt, spec)
-        except RequestRejectedError as refused:
-            self._emit(refused.make_failed_event(spec.request_id))
-        else:
-            self._queue.append(_QueuedEmbedding(spec, texts, skip, self._clock()))
+            self._check_lengths(spec)
+        except RequestRejectedError as rejection:
+            self._emit(rejection.make_failed_event(spec.request_id))
+            return
+        arrived_at = self._clock()
+        self._background_tokenizer.run(
+            spec.request_id,
+            sum(len(text) for text in spec.inputs if isinstance(text, str)),
+            lambda: self._tokenize_inputs(spec),
+            lambda tokens: self._queue.append(_QueuedEmbedding(spec, *tokens, arrived_at)),
+        )
+
+    def _check_lengths(self, spec: EmbedCommand) -> None:
+        """Reject texts that are surely too long before they are tokenized."""
+        limit = self._model.max_length
+        if spec.max_tokens is None:
+            for text in spec.inputs:
+                if isinstance(text, str) and is_surely_too_long(text, limit, self._longest_token):
+                    raise make_too_long_error(None, limit, "input")
+
+    def _tokenize_inputs(self, spec: EmbedCommand) -> tuple[list[list[int]], int]:
+        """The tokens of each input, and how many first tokens of each are not pooled."""
+        prompt = self._model.pooling.get_prompt(spec.instruction)
+        texts = [self._tokenize_input(spec, prompt, text) for text in spec.inputs]
+        if not texts:
+            raise RequestRejectedError("invalid", "there is nothing to embed", param="input")
+        return texts, self._count_prompt_tokens(prompt, spec)
 
     def _check_dimensions(self, size: int | None) -> None:
         """Only vectors that were made for it may be cut: of others a part means nothing."""
-        whole, sizes = self._model.dimensions, self._model.pooling.matryoshka_sizes
-        if size is None or size == whole:
+        full, sizes = self._model.dimensions, self._model.pooling.matryoshka_sizes
+        if size is None or size == full:
             return
         if sizes is None:
-            text = f"this model's vectors have {whole} dimensions and were not made to be cut"
+            text = f"this model's vectors have {full} dimensions and were not made to be cut"
             raise RequestRejectedError("invalid", text, param="dimensions")
         if sizes and size not in sizes:
-            known = ", ".join(str(one) for one in sorted({*sizes, whole}))
+            allowed = ", ".join(str(one) for one in sorted({*sizes, full}))
             raise RequestRejectedError(
-                "invalid", f"dimensions is one of {known}", param="dimensions"
+                "invalid", f"dimensions is one of {allowed}", param="dimensions"
             )
-        if not 1 <= size <= whole:
-            raise RequestRejectedError("invalid", f"dimensions is 1 to {whole}", param="dimensions")
+        if not 1 <= size <= full:
+            raise RequestRejectedError("invalid", f"dimensions is 1 to {full}", param="dimensions")
 
     def _count_prompt_tokens(self, prompt: str, spec: EmbedCommand) -> int:
         """How many tokens of a prompt stand before each text, where they are not to count."""
@@ -401,21 +431,19 @@ class EmbeddingEngine:
     def _tokenize_input(
         self, spec: EmbedCommand, prompt: str, text: str | tuple[int, ...]
     ) -> list[int]:
-        limit, keep = self._model.max_length, spec.max_tokens
-        most = None if keep is None else limit if keep < 0 else min(keep, limit)
+        limit, max_tokens = self._model.max_length, spec.max_tokens
+        most = None if max_tokens is None else limit if max_tokens < 0 else min(max_tokens, limit)
         if isinstance(text, str):
-            whole = prompt + text
-            ids = self._tokenize_text(
-                whole.lower() if self._model.pooling.lowercase else whole, most
-            )
+            full = prompt + text
+            ids = self._tokenize_text(full.lower() if self._model.pooling.lowercase else full, most)
         else:
             if spec.instruction is not None:
-                why = "an instruction stands before texts; token ids have it in them"
-                raise RequestRejectedError("invalid", why, param="instruction")
-            known: int = self._model.model.config.vocab_size
-            if not text or not all(0 <= token < known for token in text):
+                message = "an instruction stands before texts; token ids have it in them"
+                raise RequestRejectedError("invalid", message, param="instruction")
+            allowed: int = self._model.model.config.vocab_size
+            if not text or not all(0 <= token < allowed for token in text):
                 raise RequestRejectedError(
-                    "invalid", f"token ids are 0 to {known - 1}", param="input"
+                    "invalid", f"token ids are 0 to {allowed - 1}", param="input"
                 )
             ids = list(text[:most])
         if len(ids) > limit:
@@ -437,16 +465,17 @@ class EmbeddingEngine:
         return shorter
 
     def tokenize(self, order: TokenizeCommand) -> None:
-        """Cut a text, at once."""
-        self._emit(
-            TokensEvent(
-                order.request_id,
-                *tokenize_text(self._model.tokenizer, self._token_bytes, order.text),
-            )
+        """Tokenize a text."""
+        self._background_tokenizer.run(
+            order.request_id,
+            len(order.text),
+            lambda: tokenize_text(self._model.tokenizer, self._token_bytes, order.text),
+            lambda tokens: self._emit(TokensEvent(order.request_id, *tokens)),
         )
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for this request any more."""
+        """Cancel a request."""
+        self._background_tokenizer.cancel(number)
         self._queue = deque(work for work in self._queue if work.command.request_id != number)
 
     def credit(self, number: int, tokens: int) -> None:
@@ -454,6 +483,7 @@ class EmbeddingEngine:
 
     def step(self) -> bool:
         """One batch. False: there was nothing to do."""
+        self._background_tokenizer.finish_pending()
         while self._queue and self._clock() >= self._queue[0].deadline:
             number = self._queue.popleft().command.request_id
             self._emit(RequestFailedEvent(number, "deadline", "the request's time is up"))
@@ -490,21 +520,21 @@ class EmbeddingEngine:
         with torch.inference_mode():
             states = encoder.model(input_ids=ids, attention_mask=mask).last_hidden_state
             # At least its last token stays of each text.
-            counted = mask * (at >= (sizes[:, None] - 1).clamp(max=work.prompt_tokens))
+            counts = mask * (at >= (sizes[:, None] - 1).clamp(max=work.prompt_tokens))
             vectors = torch.cat(
-                [pool_states(states, counted, how) for how in recipe.pooling], dim=1
+                [pool_states(states, counts, mode) for mode in recipe.pooling], dim=1
             )
             for layer in encoder.dense_layers:
                 vectors = layer(vectors)
             vectors = vectors[:, : spec.dimensions]
-            wanted = recipe.normalize if spec.normalize is None else spec.normalize
-            return torch.nn.functional.normalize(vectors) if wanted else vectors
+            normalize = recipe.normalize if spec.normalize is None else spec.normalize
+            return torch.nn.functional.normalize(vectors) if normalize else vectors
 
-    def _finish_request(self, work: _QueuedEmbedding, begun: float) -> None:
-        whole = torch.stack([work.vectors[i] for i in range(len(work.texts))]).cpu()
-        data = whole.numpy().astype("<f4").tobytes()
-        self._emit(EmbeddingsEvent(work.command.request_id, 0, whole.shape[1], data))
-        queue, compute = begun - work.arrived_at, self._clock() - begun
+    def _finish_request(self, work: _QueuedEmbedding, started_at: float) -> None:
+        full = torch.stack([work.vectors[i] for i in range(len(work.texts))]).cpu()
+        data = full.numpy().astype("<f4").tobytes()
+        self._emit(EmbeddingsEvent(work.command.request_id, 0, full.shape[1], data))
+        queue, compute = started_at - work.arrived_at, self._clock() - started_at
         self._emit(
             RequestFinishedEvent(
                 work.command.request_id, work.tokens, 0, queue, compute, 0.0, max_batch=work.largest

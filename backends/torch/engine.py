@@ -27,11 +27,16 @@ from backends.torch.ipc import (
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache, hash_blocks
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import ModelError
+from backends.torch.sampling import SamplingRules
 from backends.torch.scheduler import PrefillChunk, Scheduler, SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence
 from backends.torch.structured_output import GrammarCompiler
 from backends.torch.token_selection import GrammarManager, TokenSelector
-from backends.torch.tokenization import RequestRejectedError
+from backends.torch.tokenization import (
+    BackgroundTokenizer,
+    RequestRejectedError,
+    measure_input,
+)
 
 # Counters of the engine.
 
@@ -50,20 +55,20 @@ class EngineCounters:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
-    def record_step(self, seconds: float, *, read: int, made: int, batch: int) -> None:
+    def record_step(self, seconds: float, *, prefilled: int, generated: int, batch: int) -> None:
         """Record a step: prompt tokens read, tokens generated, sequences in the batch."""
         self.steps += 1
         self.seconds += seconds
-        self.prompt_tokens += read
-        self.completion_tokens += made
+        self.prompt_tokens += prefilled
+        self.completion_tokens += generated
         self.batched_sequences = batch
 
-    def record_finished(self, told: RequestFinishedEvent) -> None:
+    def record_finished(self, event: RequestFinishedEvent) -> None:
         """Record a finished request."""
-        self.cached_tokens += told.cached_tokens
-        self.queue_seconds += told.queue_seconds
-        self.prefill_seconds += told.prefill_seconds
-        self.decode_seconds += told.decode_seconds
+        self.cached_tokens += event.cached_tokens
+        self.queue_seconds += event.queue_seconds
+        self.prefill_seconds += event.prefill_seconds
+        self.decode_seconds += event.decode_seconds
 
     def make_stats(self, pool: BlockPool, preempted: int) -> EngineStats:
         """The totals as a message."""
@@ -93,17 +98,17 @@ class TorchEngine:
         self,
         model: LoadedModel,
         limits: SchedulerConfig,
-        tell: Callable[[EngineEvent], None],
+        emit: Callable[[EngineEvent], None],
         clock: Callable[[], float],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """``wake`` is called from another thread when a compiled grammar is ready."""
+        """``wake`` is called from another thread when a grammar or a long input is ready."""
         self._runner = model.runner
         self._tokenizer = model.tokenizer
         self._input_processor = model.input_processor
-        self._emit = tell
+        self._emit = emit
         self._clock = clock
-        self._token_selector = TokenSelector(model, tell)
+        self._token_selector = TokenSelector(model, emit)
         self.block_pool = _make_block_pool(model, limits)
         self._scheduler = Scheduler(limits, self.block_pool)
         self._grammar_compiler = GrammarCompiler(
@@ -113,6 +118,8 @@ class TorchEngine:
             model.tokenizer, model.input_processor, self._grammar_compiler
         )
         self._requests: dict[int, EngineRequest] = {}
+        self._background_tokenizer = BackgroundTokenizer(emit, wake)
+        self._shares_prefix_cache = limits.share_prefix_cache
         self._counters = EngineCounters()
 
     @property
@@ -123,7 +130,8 @@ class TorchEngine:
     @property
     def waiting_count(self) -> int:
         """Waiting prompts."""
-        return self._scheduler.waiting_count + len(self._grammar_manager)
+        preparing = len(self._grammar_manager) + len(self._background_tokenizer)
+        return self._scheduler.waiting_count + preparing
 
     @property
     def stats(self) -> EngineStats:
@@ -136,157 +144,195 @@ class TorchEngine:
         return self.block_pool.tokens * self._runner.cache_bytes_per_token
 
     def warm_up(self) -> None:
-        """Load what the first request would otherwise wait for."""
+        """Load the vocabulary for grammars, which the first request would otherwise wait for."""
         self._grammar_compiler.load_vocabulary()
 
     # --- commands -------------------------------------------------------------------------------
 
     def submit(self, spec: GenerateCommand) -> None:
         """Accept a request; emits a RequestFailedEvent if it is invalid."""
+        arrived_at = self._clock()
         try:
-            job = self._build_request(spec)
-            held = self._grammar_manager.start_compilation(job)
-        except RequestRejectedError as refused:
-            self._emit(refused.make_failed_event(spec.request_id))
+            choices = max(spec.n, spec.best_of, len(spec.input.prompts))
+            self._scheduler.check_capacity(choices, len(self._background_tokenizer))
+            self._input_processor.check_sizes(spec)
+        except RequestRejectedError as rejection:
+            self._emit(rejection.make_failed_event(spec.request_id))
             return
-        self._requests[spec.request_id] = job
-        if not held:
-            self._scheduler.add_request(job)
+        self._background_tokenizer.run(
+            spec.request_id,
+            measure_input(spec),
+            lambda: self._tokenize(spec),
+            lambda result: self._add_request(spec, arrived_at, *result),
+        )
 
-    def _build_request(self, spec: GenerateCommand) -> EngineRequest:
-        """Build the state of a request. Raises RequestRejectedError."""
-        self._scheduler.check_capacity(max(spec.n, spec.best_of, len(spec.input.prompts)))
+    def _tokenize(self, spec: GenerateCommand) -> tuple[SamplingRules, list[list[int]]]:
+        """The sampling rules and the prompts. Raises RequestRejectedError."""
         rules = self._input_processor.build_sampling_rules(spec.sampling)
-        prompts = self._input_processor.tokenize_prompts(spec.input, spec.stopping)
-        given = spec.sampling.seed
-        seed = secrets.randbits(64) if given is None else given
-        job = EngineRequest(spec, rules, seed, self._clock(), credit=spec.initial_credit)
-        job.groups = [
+        return rules, self._input_processor.tokenize_prompts(spec.input, spec.stopping)
+
+    def _add_request(
+        self,
+        spec: GenerateCommand,
+        arrived_at: float,
+        rules: SamplingRules,
+        prompts: list[list[int]],
+    ) -> None:
+        """Add a request to the queue, or have its grammar compiled. Raises RequestRejectedError."""
+        request = self._build_request(spec, arrived_at, rules, prompts)
+        is_waiting = self._grammar_manager.start_compilation(request)
+        self._requests[spec.request_id] = request
+        if not is_waiting:
+            self._scheduler.add_request(request)
+
+    def _build_request(
+        self,
+        spec: GenerateCommand,
+        arrived_at: float,
+        rules: SamplingRules,
+        prompts: list[list[int]],
+    ) -> EngineRequest:
+        """Build the state of a request. Raises RequestRejectedError."""
+        seed = secrets.randbits(64) if spec.sampling.seed is None else spec.sampling.seed
+        salt = b"" if spec.tenant is None or self._shares_prefix_cache else spec.tenant.encode()
+        request = EngineRequest(spec, rules, seed, arrived_at, credit=spec.initial_credit)
+        request.groups = [
             SequenceGroup(
-                job, number, ids, SequenceCache(self.block_pool, len(ids)), hash_blocks(ids)
+                request,
+                number,
+                ids,
+                SequenceCache(self.block_pool, len(ids)),
+                hash_blocks(ids, salt),
             )
             for number, ids in enumerate(prompts)
         ]
         if spec.beams is not None:
             self._scheduler.check_beam_capacity(spec.beams.width, max(map(len, prompts)))
-        for group in job.groups:
+        for group in request.groups:
             group.beam_searches = self._token_selector.make_beam_searches(spec)
-        job.prompt_tokens = sum(map(len, prompts))
-        return job
+        request.prompt_tokens = sum(map(len, prompts))
+        return request
 
     def tokenize(self, order: TokenizeCommand) -> None:
-        """Tokenize a text at once; needs no slot."""
-        self._emit(
-            TokensEvent(
-                order.request_id,
-                *tokenize_text(self._tokenizer, self._token_selector.token_bytes, order.text),
-            )
+        """Tokenize a text; needs no slot."""
+        self._background_tokenizer.run(
+            order.request_id,
+            len(order.text),
+            lambda: tokenize_text(self._tokenizer, self._token_selector.token_bytes, order.text),
+            lambda tokens: self._emit(TokensEvent(order.request_id, *tokens)),
         )
 
     def cancel(self, number: int) -> None:
         """Cancel a request."""
-        if job := self._requests.pop(number, None):
-            self._grammar_manager.remove(job)
-            self._scheduler.remove_request(job)
+        self._background_tokenizer.cancel(number)
+        if request := self._requests.pop(number, None):
+            self._grammar_manager.remove(request)
+            self._scheduler.remove_request(request)
 
     def credit(self, number: int, tokens: int) -> None:
-        """The client has read so many tokens of a request."""
-        if job := self._requests.get(number):
-            job.credit += tokens
+        """The client has read this many more tokens of a request."""
+        if request := self._requests.get(number):
+            request.credit += tokens
 
     # --- the step -------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Run one step; returns False if there is nothing to do."""
         self._expire_requests()
+        self._background_tokenizer.finish_pending()
         self._admit_compiled()
-        before = self._scheduler.preemption_count
+        previous = self._scheduler.preemption_count
         self._scheduler.admit_waiting(self._clock())
         ready = self._scheduler.free_slots_for_sample()
-        going, reading = self._scheduler.schedule()
-        if not going and not reading and not ready:
-            return self._scheduler.preemption_count > before
-        began = self._clock()
-        logits, going, reading = self._run_pass(going, reading)
+        running, chunks = self._scheduler.schedule()
+        if not running and not chunks and not ready:
+            return self._scheduler.preemption_count > previous
+        started_at = self._clock()
+        logits, running, chunks = self._run_pass(running, chunks)
         lines = (
-            [] if logits is None else list(torch.split(logits, _count_logit_rows(going, reading)))
+            [] if logits is None else list(torch.split(logits, _count_logit_rows(running, chunks)))
         )
-        for chunk, line in zip(reading, lines[1:], strict=True):
-            self._finish_chunk(chunk, line)
+        for chunk, row_logits in zip(chunks, lines[1:], strict=True):
+            self._finish_chunk(chunk, row_logits)
         fresh = self._start_samples()
         lines[1:] = [row.group.logits for row in fresh if row.group.logits is not None]
-        if rows := [*going, *fresh]:
+        if rows := [*running, *fresh]:
             self._select_tokens(lines, rows)
-        read = sum(len(chunk.segment.tokens) for chunk in reading)
-        batch, seconds = len(rows) + len(reading), self._clock() - began
-        self._counters.record_step(seconds, read=read, made=len(rows), batch=batch)
+        prefilled = sum(len(chunk.segment.tokens) for chunk in chunks)
+        batch, seconds = len(rows) + len(chunks), self._clock() - started_at
+        self._counters.record_step(seconds, prefilled=prefilled, generated=len(rows), batch=batch)
         return True
 
     def _expire_requests(self) -> None:
         now = self._clock()
-        for job in [job for job in self._requests.values() if now >= job.deadline]:
-            self.cancel(job.command.request_id)
+        for request in [request for request in self._requests.values() if now >= request.deadline]:
+            self.cancel(request.command.request_id)
             self._emit(
-                RequestFailedEvent(job.command.request_id, "deadline", "the request's time is up")
+                RequestFailedEvent(
+                    request.command.request_id, "deadline", "the request's time is up"
+                )
             )
 
     def _admit_compiled(self) -> None:
         """Admit requests whose grammar has been compiled."""
-        for job, refused in self._grammar_manager.pop_finished(self._clock()):
+        for request, refused in self._grammar_manager.pop_finished(self._clock()):
             if refused is None:
-                self._scheduler.add_request(job)
+                self._scheduler.add_request(request)
             else:
-                self._reject_request(job, refused)
+                self._reject_request(request, refused)
 
-    def _reject_request(self, job: EngineRequest, refused: RequestRejectedError) -> None:
-        self.cancel(job.command.request_id)
-        self._emit(refused.make_failed_event(job.command.request_id))
+    def _reject_request(self, request: EngineRequest, refused: RequestRejectedError) -> None:
+        self.cancel(request.command.request_id)
+        self._emit(refused.make_failed_event(request.command.request_id))
 
-    def _fail_request(self, job: EngineRequest, error: Exception) -> None:
-        self.cancel(job.command.request_id)
+    def _fail_request(self, request: EngineRequest, error: Exception) -> None:
+        self.cancel(request.command.request_id)
         message = f"the local model failed: {type(error).__name__}"
-        self._emit(RequestFailedEvent(job.command.request_id, "failed", message))
+        self._emit(RequestFailedEvent(request.command.request_id, "failed", message))
 
     def _run_pass(
-        self, going: list[TokenSequence], reading: list[PrefillChunk]
+        self, running: list[TokenSequence], chunks: list[PrefillChunk]
     ) -> tuple[torch.Tensor | None, list[TokenSequence], list[PrefillChunk]]:
         """Run the forward pass; returns the logits and the sequences and chunks they belong to.
 
         If a pass fails (out of memory, for instance), it is repeated without the largest chunk,
         then without the youngest sequence, and so on; the request that was left out last fails.
         """
-        left: list[TokenSequence | PrefillChunk] = [*going, *sorted(reading, key=_get_chunk_order)]
+        remaining: list[TokenSequence | PrefillChunk] = [
+            *running,
+            *sorted(chunks, key=_get_chunk_order),
+        ]
         suspect: EngineRequest | None = None
         failure: Exception | None = None
         logits: torch.Tensor | None = None
-        while left and logits is None:
+        while remaining and logits is None:
             try:
-                logits = self._runner([_make_segment(one) for one in left])
+                logits = self._runner([_make_segment(item) for item in remaining])
             except (RuntimeError, MemoryError) as error:
                 _log.exception("a forward pass failed")
-                suspect, failure = _get_request(left[-1]), error
-                left = [one for one in left if _get_request(one) is not suspect]
+                suspect, failure = _get_request(remaining[-1]), error
+                remaining = [item for item in remaining if _get_request(item) is not suspect]
         if suspect is not None and failure is not None:
             self._fail_request(suspect, failure)
         return (
             logits,
-            [one for one in left if isinstance(one, TokenSequence)],
-            [one for one in left if isinstance(one, PrefillChunk)],
+            [item for item in remaining if isinstance(item, TokenSequence)],
+            [item for item in remaining if isinstance(item, PrefillChunk)],
         )
 
     def _select_tokens(self, lines: list[torch.Tensor], rows: list[TokenSequence]) -> None:
-        """A token for each row, by its line; where that fails, for as many as possible."""
-        before = [len(row.output) for row in rows]
+        """Sample a token for each sequence. If that fails, sample for each request."""
+        previous = [len(row.output) for row in rows]
         try:
-            # The copy that this makes is changed on the way.
-            ended = self._token_selector.select_tokens(torch.cat(lines), rows)
+            # ``cat`` makes a copy, which sampling modifies.
+            finished = self._token_selector.select_tokens(torch.cat(lines), rows)
         except (RuntimeError, MemoryError):
             _log.exception("sampling for %d sequences failed", len(rows))
-            left = [at for at, row in enumerate(rows) if len(row.output) == before[at]]
-            ended = self._select_tokens_one_by_one(lines, rows, left)
-        for row in ended:
+            remaining = [at for at, row in enumerate(rows) if len(row.output) == previous[at]]
+            finished = self._select_tokens_one_by_one(lines, rows, remaining)
+        for row in finished:
             if row.group.request.command.request_id not in self._requests:
-                continue  # it was refused with another of its rows
+                continue  # it was rejected with another of its sequences
             if row.rejection is not None:
                 self._reject_request(row.group.request, row.rejection)
                 continue
@@ -294,83 +340,80 @@ class TorchEngine:
             self._finish_sequence(row)
 
     def _select_tokens_one_by_one(
-        self, lines: list[torch.Tensor], rows: list[TokenSequence], left: list[int]
+        self, lines: list[torch.Tensor], rows: list[TokenSequence], missing: list[int]
     ) -> list[TokenSequence]:
-        """Each request of those left for itself. Whose draw fails then, fails."""
-        ended = []
-        for job in dict.fromkeys(rows[at].group.request for at in left):
-            own = [at for at in left if rows[at].group.request is job]
+        """Sample for each remaining request separately; those whose sampling fails, fail."""
+        finished = []
+        for request in dict.fromkeys(rows[at].group.request for at in missing):
+            indices = [at for at in missing if rows[at].group.request is request]
             try:
-                ended += self._token_selector.select_tokens(
-                    torch.cat(lines)[own], [rows[at] for at in own]
+                finished += self._token_selector.select_tokens(
+                    torch.cat(lines)[indices], [rows[at] for at in indices]
                 )
             except (RuntimeError, MemoryError) as error:
-                self._fail_request(job, error)
-        return ended
+                self._fail_request(request, error)
+        return finished
 
     def _finish_chunk(self, chunk: PrefillChunk, logits: torch.Tensor) -> None:
-        """A chunk went through."""
+        """Handle the results of a computed chunk."""
         complete = self._scheduler.advance_chunk(chunk)
         group = chunk.sequence
         if isinstance(group, TokenSequence):
             return
-        job, end = group.request, group.cache.length
+        request, end = group.request, group.cache.length
         if group.scores_prompt:
             targets = group.prompt[end - len(chunk.segment.tokens) + 1 : end + 1]
             if targets:
                 self._token_selector.score_prompt(group, targets, logits)
         if complete:
             group.logits = logits[-1:].clone()
-        if complete and job.prefilled_at is None:
-            job.prefilled_at = self._clock()
-            self._emit(PrefillDoneEvent(job.command.request_id, job.prompt_tokens))
+        if complete and request.prefilled_at is None:
+            request.prefilled_at = self._clock()
+            self._emit(PrefillDoneEvent(request.command.request_id, request.prompt_tokens))
 
     def _start_samples(self) -> list[TokenSequence]:
-        """Samples of prompts that are read, as far as there are places."""
-        found = []
-        for group in list(self._scheduler.prefilled):
-            while group.samples_started < group.request.sample_count and self._scheduler.has_slots(
-                group
-            ):
-                row = self._token_selector.start_sample(group)
-                if row.max_tokens > 0:
-                    self._scheduler.start_sequence(row)
-                    found.append(row)
-                else:
-                    row.cache.free()
-                    self._finish_sequence(row)
+        """Start samples of prompts whose prefill is done, while there are slots."""
+        started = []
+        while (group := self._scheduler.next_prefilled()) is not None:
+            row = self._token_selector.start_sample(group)
             if group.samples_started == group.request.sample_count:
                 self._scheduler.prefilled.remove(group)
-        return found
+            if row.max_tokens > 0:
+                self._scheduler.start_sequence(row)
+                started.append(row)
+            else:
+                row.cache.free()
+                self._finish_sequence(row)
+        return started
 
     def _finish_sequence(self, row: TokenSequence) -> None:
-        """A sample is complete; perhaps its job is."""
-        job = row.group.request
+        """Finish a sample, and its request if that was the last one."""
+        request = row.group.request
         self._token_selector.finish_sequence(row)
-        if job.is_done:
-            del self._requests[job.command.request_id]
-            finished = self._make_finished_event(job)
+        if request.is_done:
+            del self._requests[request.command.request_id]
+            finished = self._make_finished_event(request)
             self._counters.record_finished(finished)
             self._emit(finished)
 
-    def _make_finished_event(self, job: EngineRequest) -> RequestFinishedEvent:
+    def _make_finished_event(self, request: EngineRequest) -> RequestFinishedEvent:
         now = self._clock()
-        admitted = job.arrived_at if job.admitted_at is None else job.admitted_at
-        prefilled = now if job.prefilled_at is None else job.prefilled_at
+        admitted = request.arrived_at if request.admitted_at is None else request.admitted_at
+        prefilled = now if request.prefilled_at is None else request.prefilled_at
         return RequestFinishedEvent(
-            job.command.request_id,
-            job.prompt_tokens,
-            job.completion_tokens,
-            admitted - job.arrived_at,
+            request.command.request_id,
+            request.prompt_tokens,
+            request.completion_tokens,
+            admitted - request.arrived_at,
             prefilled - admitted,
             now - prefilled,
-            job.max_batch,
-            sum(group.cached_tokens or 0 for group in job.groups),
+            request.max_batch,
+            sum(group.cached_tokens or 0 for group in request.groups),
         )
 
 
 def _count_blocks(model: LoadedModel, limits: SchedulerConfig) -> int:
-    """How many blocks the memory gives: for one whole context at least, for all rows at most."""
+    """The number of blocks: at least one full context, at most one for each sequence."""
     context = -(-model.runner.context_length // BLOCK_SIZE)
     each = model.runner.cache_bytes_per_token * BLOCK_SIZE
     affordable = limits.cache_bytes // each if each else context * limits.max_sequences
@@ -378,7 +421,7 @@ def _count_blocks(model: LoadedModel, limits: SchedulerConfig) -> int:
 
 
 def _make_block_pool(model: LoadedModel, limits: SchedulerConfig) -> BlockPool:
-    """The memory of all rows, all of it taken now. Raises ModelError."""
+    """Allocate the KV cache. Raises ModelError if there is too little memory."""
     pool = BlockPool(_count_blocks(model, limits))
     kv = SequenceCache(pool, 1)
     try:
@@ -390,20 +433,22 @@ def _make_block_pool(model: LoadedModel, limits: SchedulerConfig) -> BlockPool:
     return pool
 
 
-def _make_segment(one: TokenSequence | PrefillChunk) -> BatchSegment:
+def _make_segment(item: TokenSequence | PrefillChunk) -> BatchSegment:
     return (
-        BatchSegment(one.cache, one.output[-1:]) if isinstance(one, TokenSequence) else one.segment
+        BatchSegment(item.cache, item.output[-1:])
+        if isinstance(item, TokenSequence)
+        else item.segment
     )
 
 
-def _get_request(one: TokenSequence | PrefillChunk) -> EngineRequest:
-    return one.group.request if isinstance(one, TokenSequence) else one.sequence.group.request
+def _get_request(item: TokenSequence | PrefillChunk) -> EngineRequest:
+    return item.group.request if isinstance(item, TokenSequence) else item.sequence.group.request
 
 
 def _get_chunk_order(chunk: PrefillChunk) -> tuple[int, ...]:
     return len(chunk.segment.tokens), *chunk.sequence.rank
 
 
-def _count_logit_rows(going: list[TokenSequence], reading: list[PrefillChunk]) -> list[int]:
-    """How many lines of logits belong to all rows, and to each chunk."""
-    return [len(going), *(chunk.segment.logit_count for chunk in reading)]
+def _count_logit_rows(running: list[TokenSequence], chunks: list[PrefillChunk]) -> list[int]:
+    """The rows of logits of all running sequences together, and of each chunk."""
+    return [len(running), *(chunk.segment.logit_count for chunk in chunks)]

@@ -35,7 +35,7 @@ from backends.torch.ipc import (
     encode_frame,
     read_body_length,
 )
-from backends.torch.settings import TorchSettings
+from backends.torch.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
 
@@ -58,29 +58,29 @@ class EngineLoop(Protocol):
 
 
 class EngineChannel:
-    """The socket to the gateway: orders come in by a thread of their own, news are gathered."""
+    """The socket to the gateway: a thread reads commands, and events are sent in batches."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._commands: queue.SimpleQueue[list[EngineCommand]] = queue.SimpleQueue()
         self._events: list[EngineEvent] = []
         self._send_lock = threading.Lock()
-        threading.Thread(target=self._read_commands, daemon=True, name="orders").start()
+        threading.Thread(target=self._read_commands, daemon=True, name="commands").start()
 
-    def queue_event(self, news: EngineEvent) -> None:
-        """To be sent with the next ``flush``."""
-        self._events.append(news)
+    def queue_event(self, events: EngineEvent) -> None:
+        """Queue an event for the next ``send_queued``."""
+        self._events.append(events)
 
     def send_queued(self) -> None:
         """Send the collected events in one frame. The process ends if the gateway is gone."""
         if not self._events:
             return
-        news, self._events = self._events, []
-        self.send_now(*news)
+        events, self._events = self._events, []
+        self.send_now(*events)
 
-    def send_now(self, *news: EngineEvent) -> None:
+    def send_now(self, *events: EngineEvent) -> None:
         """Send this now; may be called from any thread."""
-        data = encode_frame(news)
+        data = encode_frame(events)
         try:
             with self._send_lock:
                 self._socket.sendall(data)
@@ -88,18 +88,20 @@ class EngineChannel:
             os._exit(0)
 
     def wake_reader(self) -> None:
-        """End a wait for orders; may be called from any thread."""
+        """End a wait for commands; may be called from any thread."""
         self._commands.put([])
 
-    def receive_commands(self, wait: float) -> list[EngineCommand]:
-        """What has come in; waits so long for the first."""
-        found: list[EngineCommand] = []
+    def receive_commands(self, timeout: float) -> list[EngineCommand]:
+        """The received commands; waits at most ``wait`` seconds for the first."""
+        commands: list[EngineCommand] = []
         try:
-            found.extend(self._commands.get(timeout=wait) if wait else self._commands.get_nowait())
+            commands.extend(
+                self._commands.get(timeout=timeout) if timeout else self._commands.get_nowait()
+            )
             while True:
-                found.extend(self._commands.get_nowait())
+                commands.extend(self._commands.get_nowait())
         except queue.Empty:
-            return found
+            return commands
 
     def _read_commands(self) -> None:
         try:
@@ -110,88 +112,91 @@ class EngineChannel:
             pass
         except (ValueError, msgspec.MsgspecError):
             _log.exception("invalid frame from the gateway")
-        # Even in the middle of a step: nobody is left to read its outcome.
+        # Even in the middle of a step: the gateway is gone.
         os._exit(0)
 
     def _read_exactly(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            piece = self._socket.recv(size - len(data))
-            if not piece:
+            received = self._socket.recv(size - len(data))
+            if not received:
                 raise EOFError
-            data += piece
+            data += received
         return bytes(data)
 
 
 class _HeartbeatThread:
-    """Tells that the process lives, and how long the present step has taken, from a thread."""
+    """A thread that sends heartbeats with the duration of the current step."""
 
-    def __init__(self, link: EngineChannel, loop: EngineLoop) -> None:
-        self._channel = link
+    def __init__(self, channel: EngineChannel, loop: EngineLoop) -> None:
+        self._channel = channel
         self._loop = loop
         self.step_started_at: float | None = None
-        threading.Thread(target=self._send_heartbeats, daemon=True, name="pulse").start()
+        threading.Thread(target=self._send_heartbeats, daemon=True, name="heartbeats").start()
 
     def _send_heartbeats(self) -> None:
         while True:
-            began, loop = self.step_started_at, self._loop
-            busy = 0.0 if began is None else time.monotonic() - began
+            started_at, loop = self.step_started_at, self._loop
+            step_seconds = 0.0 if started_at is None else time.monotonic() - started_at
             self._channel.send_now(
-                HeartbeatEvent(loop.active_count, loop.waiting_count, busy, loop.stats)
+                HeartbeatEvent(loop.active_count, loop.waiting_count, step_seconds, loop.stats)
             )
             time.sleep(HEARTBEAT_INTERVAL)
 
 
-def run_loop(link: EngineChannel, loop: Any) -> None:
-    """Step for ever. ``loop`` is an Engine or an Embedder."""
-    pulse, busy = _HeartbeatThread(link, loop), False
+def run_loop(channel: EngineChannel, loop: Any) -> None:
+    """Execute commands and steps, for ever."""
+    heartbeat, is_busy = _HeartbeatThread(channel, loop), False
     while True:
-        orders = link.receive_commands(0.0 if busy else HEARTBEAT_INTERVAL)
-        pulse.step_started_at = time.monotonic()
-        for order in orders:
-            _execute_command(link, loop, order)
-        busy = loop.step()
-        link.send_queued()
-        pulse.step_started_at = None
+        commands = channel.receive_commands(0.0 if is_busy else HEARTBEAT_INTERVAL)
+        heartbeat.step_started_at = time.monotonic()
+        for command in commands:
+            _execute_command(channel, loop, command)
+        is_busy = loop.step()
+        channel.send_queued()
+        heartbeat.step_started_at = None
 
 
-def _execute_command(link: EngineChannel, loop: EngineLoop, order: EngineCommand) -> None:
-    match order:
+def _execute_command(channel: EngineChannel, loop: EngineLoop, command: EngineCommand) -> None:
+    match command:
         case CancelCommand(job):
             loop.cancel(job)
         case CreditCommand(job, tokens):
             loop.credit(job, tokens)
         case GenerateCommand() | EmbedCommand() | TokenizeCommand():
-            _submit_request(link, loop, order)
+            _submit_request(channel, loop, command)
 
 
 def _submit_request(
-    link: EngineChannel, loop: Any, order: GenerateCommand | EmbedCommand | TokenizeCommand
+    channel: EngineChannel, loop: Any, command: GenerateCommand | EmbedCommand | TokenizeCommand
 ) -> None:
-    from backends.torch.embeddings import EmbeddingEngine  # noqa: PLC0415 - see _open
+    from backends.torch.embeddings import EmbeddingEngine  # noqa: PLC0415 - see _load_engine
 
     try:
-        if isinstance(order, TokenizeCommand):
-            loop.tokenize(order)
-        elif isinstance(loop, EmbeddingEngine) != isinstance(order, EmbedCommand):
-            does = "gives vectors" if isinstance(loop, EmbeddingEngine) else "makes text"
-            link.queue_event(
+        if isinstance(command, TokenizeCommand):
+            loop.tokenize(command)
+        elif isinstance(loop, EmbeddingEngine) != isinstance(command, EmbedCommand):
+            output = "embeddings" if isinstance(loop, EmbeddingEngine) else "text"
+            channel.queue_event(
                 RequestFailedEvent(
-                    order.request_id, "unsupported", f"this model {does} only", "model"
+                    command.request_id,
+                    "unsupported",
+                    f"this model generates {output} only",
+                    "model",
                 )
             )
         else:
-            loop.submit(order)
-    except Exception as error:  # noqa: BLE001 - one request must not take the others with it
+            loop.submit(command)
+    except Exception as error:  # noqa: BLE001 - one request must not end the others
         _log.exception("a request could not be accepted")
-        link.queue_event(
+        channel.queue_event(
             RequestFailedEvent(
-                order.request_id, "failed", f"the local model failed: {type(error).__name__}"
+                command.request_id, "failed", f"the local model failed: {type(error).__name__}"
             )
         )
 
 
-def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
+def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
     """Load the model and queue ReadyEvent. Imports torch, which takes seconds."""
     import torch  # noqa: PLC0415
 
@@ -207,23 +212,30 @@ def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
         torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
 
     def report(text: str) -> None:
-        link.queue_event(ProgressEvent(text))
-        link.send_queued()
+        channel.queue_event(ProgressEvent(text))
+        channel.send_queued()
 
     tasks: dict[str | None, EngineTask] = {"generate": "generate", "embedding": "embed"}
-    found = find_model(settings.path, report, tasks.get(settings.task))
+    location = find_model(settings.path, report, tasks.get(settings.task))
     report(f"loading {settings.path}")
-    if found.task == "embed":
-        encoder = load_encoder(found, settings)
+    if location.task == "embed":
+        encoder = load_encoder(location, settings)
         device, dimensions = str(encoder.model.device), encoder.dimensions
-        link.queue_event(ReadyEvent("embed", IPC_VERSION, encoder.max_length, device, dimensions))
-        return EmbeddingEngine(encoder, settings.queue, link.queue_event, time.monotonic)
-    how = (settings.device, settings.dtype, settings.context, settings.chat_template)
-    model = load_model(found, *how)
+        channel.queue_event(
+            ReadyEvent("embed", IPC_VERSION, encoder.max_length, device, dimensions)
+        )
+        return EmbeddingEngine(
+            encoder, settings.queue, channel.queue_event, time.monotonic, channel.wake_reader
+        )
+    options = (settings.device, settings.dtype, settings.context, settings.chat_template)
+    model = load_model(location, *options)
     limits = SchedulerConfig(
-        settings.max_concurrency, settings.queue, cache_bytes=settings.kv_cache_memory
+        settings.max_concurrency,
+        settings.queue,
+        cache_bytes=settings.kv_cache_memory,
+        share_prefix_cache=settings.share_prefix_cache,
     )
-    engine = TorchEngine(model, limits, link.queue_event, time.monotonic, link.wake_reader)
+    engine = TorchEngine(model, limits, channel.queue_event, time.monotonic, channel.wake_reader)
     engine.warm_up()
     forward = model.runner
     ready = ReadyEvent(
@@ -233,37 +245,37 @@ def _load_engine(settings: TorchSettings, link: EngineChannel) -> Any:
         str(forward.device),
         cache_bytes=engine.cache_bytes,
     )
-    link.queue_event(ready)
+    channel.queue_event(ready)
     return engine
 
 
-def _try_load_engine(settings: TorchSettings, link: EngineChannel) -> Any | None:
+def _try_load_engine(settings: EngineSettings, channel: EngineChannel) -> Any | None:
     """The engine; None, with a LoadFailedEvent queued, if the model or torch is missing."""
     try:
         from backends.torch.loader import ModelError  # noqa: PLC0415 - imports torch
 
         try:
-            return _load_engine(settings, link)
+            return _load_engine(settings, channel)
         except ModelError as error:
             text = str(error)
     except ImportError as error:
         text = f"missing dependency ({error}): pip install 'interlingua[torch]'"
-    link.queue_event(LoadFailedEvent(text))
+    channel.queue_event(LoadFailedEvent(text))
     return None
 
 
 def run_engine(arguments: list[str]) -> None:
-    """``worker FD SETTINGS``, with the settings as JSON."""
-    # The gateway decides when this process ends: a signal to the whole group is meant for it.
+    """Run the engine. The arguments are a file descriptor and the settings as JSON."""
+    # The gateway decides when this process ends, not a signal to the process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    link = EngineChannel(socket.socket(fileno=int(arguments[0])))
-    settings = msgspec.json.decode(arguments[1], type=TorchSettings)
-    engine = _try_load_engine(settings, link)
-    link.send_queued()
+    channel = EngineChannel(socket.socket(fileno=int(arguments[0])))
+    settings = msgspec.json.decode(arguments[1], type=EngineSettings)
+    engine = _try_load_engine(settings, channel)
+    channel.send_queued()
     if engine is not None:
-        run_loop(link, engine)
+        run_loop(channel, engine)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from backends.torch.settings import WatermarkSettings
 from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -62,19 +63,6 @@ from protocols.core.request import (
 )
 
 # The parts of GenerateCommand.
-
-
-class WatermarkSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Watermark parameters; a detector needs the same. See ``sampling``."""
-
-    key: int = 15485863
-    ratio: float = 0.25
-    """The share of the vocabulary that is green."""
-    bias: float = 2.0
-    """Added to the logits of green tokens."""
-    scheme: Literal["lefthash", "selfhash"] = "lefthash"
-    width: int = 1
-    """How many tokens seed the next one's green list; lefthash uses only the last of them."""
 
 
 class EngineSamplingParams(Struct, frozen=True, omit_defaults=True):
@@ -175,7 +163,7 @@ class PromptInput(Struct, frozen=True, omit_defaults=True):
     """A conversation (``turns``), or prompts of text or token ids.
 
     ``as_user_message`` renders each prompt with the chat template as the only user message.
-    ``truncate_to`` keeps so many of the last prompt tokens (-1: as many as fit); without it a
+    ``truncate_to`` keeps this many of the last prompt tokens (-1: as many as fit); without it a
     prompt that is too long fails.
     """
 
@@ -204,7 +192,6 @@ __all__ = [
     "OutputFormat",
     "PromptInput",
     "StopParams",
-    "WatermarkSettings",
 ]
 """Those that stand elsewhere; what follows needs no list."""
 
@@ -235,7 +222,7 @@ class GenerateCommand(Struct, frozen=True, omit_defaults=True, tag="generate"):
     priority: int = 128
     timeout: float | None = None
     initial_credit: int = 512
-    """How many tokens may be sent unread; CreditCommand adds to it."""
+    """How many tokens may be sent before the client reads them; CreditCommand adds to it."""
     tenant: str | None = None
     """The caller: waiting requests take turns between tenants."""
     beams: BeamSearchParams | None = None
@@ -252,7 +239,7 @@ class EmbedCommand(Struct, frozen=True, omit_defaults=True, tag="embed"):
     dimensions: int | None = None
     normalize: bool | None = None
     max_tokens: int | None = None
-    """Keep so many of the first tokens (-1: as many as fit); None: a longer text fails."""
+    """Keep this many of the first tokens (-1: as many as fit); None: a longer text fails."""
     timeout: float | None = None
 
 
@@ -270,7 +257,7 @@ class CancelCommand(Struct, frozen=True, tag="cancel"):
 
 
 class CreditCommand(Struct, frozen=True, tag="credit"):
-    """The client has read so many tokens."""
+    """The client has read this many more tokens."""
 
     request_id: int
     tokens: int
@@ -353,7 +340,7 @@ class TokenAlternative(Struct, frozen=True, gc=False, array_like=True):
 class EngineToken(Struct, frozen=True, gc=False, array_like=True):
     """A token, its bytes and its log probability in the model's own distribution.
 
-    A prompt's first token has none.
+    The first token of a prompt has no log probability.
     """
 
     id: int
@@ -440,7 +427,7 @@ class TokensEvent(Struct, frozen=True, gc=False, tag="tokens"):
 
 
 class RequestFinishedEvent(Struct, frozen=True, gc=False, tag="finished"):
-    """The job is done: what it took, in tokens and in seconds."""
+    """The request is complete, with its usage in tokens and seconds."""
 
     request_id: int
     prompt_tokens: int
@@ -449,19 +436,19 @@ class RequestFinishedEvent(Struct, frozen=True, gc=False, tag="finished"):
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     max_batch: int = 1
-    """The most rows that were computed together with it."""
+    """The largest batch that it was computed in."""
     cached_tokens: int = 0
-    """So many of the prompt tokens were known, and not read again."""
+    """Prompt tokens found in the prefix cache."""
 
 
 class RequestFailedEvent(Struct, frozen=True, gc=False, tag="failed"):
-    """The job came to nothing, or broke off."""
+    """The request failed, before or after its first token."""
 
     request_id: int
     kind: FailureKind
     message: str
     param: str | None = None
-    """The name of the field to blame."""
+    """The field that caused the failure."""
     tokens: int | None = None
     limit: int | None = None
 
@@ -491,13 +478,13 @@ _event_decoder = msgspec.msgpack.Decoder(list[EngineEvent])
 
 
 def encode_frame(messages: Sequence[EngineCommand] | Sequence[EngineEvent]) -> bytes:
-    """One frame of these messages."""
+    """Encode messages as one frame."""
     body = _encoder.encode(messages)
     return len(body).to_bytes(4, "big") + body
 
 
 def read_body_length(header: bytes) -> int:
-    """The length that a frame's first four bytes announce."""
+    """The length of a frame, from its first four bytes. Raises ValueError if it is too large."""
     length = int.from_bytes(header, "big")
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes")
@@ -505,25 +492,25 @@ def read_body_length(header: bytes) -> int:
 
 
 def decode_commands(body: bytes) -> list[EngineCommand]:
-    """What the gateway sent."""
+    """Decode a frame from the gateway."""
     return _command_decoder.decode(body)
 
 
 def decode_events(body: bytes) -> list[EngineEvent]:
-    """What the engine sent."""
+    """Decode a frame from the engine."""
     return _event_decoder.decode(body)
 
 
-# What an answer is asked to be, and what it may call: core requests to messages.
+# The output format and the functions of a request.
 
 _FORMAT_PARAMS: Final = ("response_format", "structured_outputs", "guided_json", "guided_regex",
                  "guided_choice", "guided_grammar", "guided_decoding", "guided_decoding_guide",
                  "grammar")  # fmt: skip
-"""Where clients ask for a form."""
+"""The fields by which clients set an output format."""
 
 
 def build_output_format(request: GenerationRequest) -> OutputFormat | None:
-    """The form of the answer."""
+    """The output format of a request."""
     param = next(
         (name for name in _FORMAT_PARAMS if name in request.provided_fields), _FORMAT_PARAMS[0]
     )
@@ -550,34 +537,36 @@ def build_functions(request: GenerationRequest) -> tuple[FunctionDefinition, ...
 
 
 def build_function_choice(request: GenerationRequest) -> FunctionChoice | None:
-    """Which of them may be called, and whether one must be."""
-    names = tuple(one.name for one in build_functions(request))
-    several = request.parallel_tools is not False
+    """Which functions may be called, and whether one must be."""
+    names = tuple(item.name for item in build_functions(request))
+    allow_parallel = request.parallel_tools is not False
     match request.tool_choice:
         case NamedTool(name):
-            chosen = FunctionChoice((name,) if name in names else (), required=True, parallel=False)
+            function_choice = FunctionChoice(
+                (name,) if name in names else (), required=True, parallel=False
+            )
         case AllowedTools(mode, allowed):
-            kept = tuple(name for name in names if name in allowed)
-            chosen = FunctionChoice(kept, mode == "required", several)
+            allowed_names = tuple(name for name in names if name in allowed)
+            function_choice = FunctionChoice(allowed_names, mode == "required", allow_parallel)
         case choice:
-            chosen = FunctionChoice(names, choice == "required", several)
-    return chosen if chosen.names else None
+            function_choice = FunctionChoice(names, choice == "required", allow_parallel)
+    return function_choice if function_choice.names else None
 
 
 def find_unsupported_tools(
     request: GenerationRequest, names: Mapping[str, str]
 ) -> list[UnsupportedParameter]:
-    """What can't be offered: tools that take free text instead of JSON."""
+    """The tools that are not supported: those that take free text instead of JSON."""
     custom = {tool.name for tool in request.tools if tool.kind == "custom"}
-    found = []
+    unsupported = []
     if custom:
-        found.append(
+        unsupported.append(
             UnsupportedParameter(names.get("tools", "tools"), "dropped", "custom tools", "tools")
         )
     if isinstance(request.tool_choice, NamedTool) and request.tool_choice.name in custom:
         wire = names.get("tool_choice", "tool_choice")
-        found.append(UnsupportedParameter(wire, "dropped", "a custom tool", "tool_choice"))
-    return found
+        unsupported.append(UnsupportedParameter(wire, "dropped", "a custom tool", "tool_choice"))
+    return unsupported
 
 
 def _build_function(tool: Tool) -> FunctionDefinition:
@@ -588,7 +577,7 @@ def _build_function(tool: Tool) -> FunctionDefinition:
     )
 
 
-# Core requests to messages, messages to core events; and what the engine does not do.
+# Core requests to commands, engine events to core events, unsupported parameters.
 
 _PARAMETER_SECTIONS = {
     "sampling": (
@@ -620,7 +609,7 @@ _GENERATION_SUPPORT = {
 _SAMPLING_DEFAULTS: Final[Mapping[str, float | None]] = {
     "temperature": 0, "top_p": 1, "top_k": None, "min_p": 0, "typical_p": 1, "seed": None,
 }  # fmt: skip
-"""What a beam search, which draws nothing, does not look at; and what says as much."""
+"""Sampling parameters that beam search ignores, with the values that have no effect."""
 _EMBEDDING_SUPPORT = {
     path: ParameterSupport(path)
     for path in ("instruction", "dimensions", "normalize", "truncate", "overflow")
@@ -641,7 +630,7 @@ _ROLE_ALIASES = {"developer": "system", "function": "tool"}
 def find_unsupported_params(
     request: Request, names: Mapping[str, str], *, templates: bool
 ) -> tuple[UnsupportedParameter, ...]:
-    """What the engine will not do of a request."""
+    """The parameters of a request that the engine does not support."""
     if isinstance(request, EmbeddingRequest):
         return find_unsupported_parameters(request, _EMBEDDING_SUPPORT, names)
     carries = (
@@ -649,16 +638,16 @@ def find_unsupported_params(
         if templates
         else _GENERATION_SUPPORT
     )
-    found = (
+    unsupported = (
         *find_unsupported_parameters(request, carries, names),
         *_find_unused_sampling(request, names),
     )
-    found = (*found, *find_unsupported_tools(request, names))
+    unsupported = (*unsupported, *find_unsupported_tools(request, names))
     parts = {type(part) for message in request.messages for part in message.parts}
-    if unseen := sorted(told for kind, told in _UNSUPPORTED_PARTS.items() if kind in parts):
+    if unseen := sorted(label for kind, label in _UNSUPPORTED_PARTS.items() if kind in parts):
         where = names.get("messages", "messages")
-        return (*found, UnsupportedParameter(where, "dropped", ", ".join(unseen), "messages"))
-    return found
+        return (*unsupported, UnsupportedParameter(where, "dropped", ", ".join(unseen), "messages"))
+    return unsupported
 
 
 def _find_unused_sampling(
@@ -679,21 +668,21 @@ def _find_unused_sampling(
 
 def build_generate_command(
     request: GenerationRequest,
-    job: int,
+    request_id: int,
     timeout: float,
     *,
     templates: bool,
     watermark: WatermarkSettings = _DEFAULT_WATERMARK,
     tenant: str | None = None,
 ) -> GenerateCommand:
-    """The engine's order for this request.
+    """Build the command for a request.
 
     ``watermark`` is the watermark of the text, if any; ``tenant`` is the caller, for fair queueing.
     """
     n = request.n or 1
     logprobs = request.logprobs
     return GenerateCommand(
-        job,
+        request_id,
         _build_prompt_input(request, templates=templates),
         _build_sampling_params(request, watermark),
         _build_stop_params(request),
@@ -713,7 +702,7 @@ def build_generate_command(
 
 
 def _get_prompt_logprobs(request: GenerationRequest) -> int | None:
-    """An echo has the logprobs that the text has, unless others were asked for."""
+    """An echoed prompt has as many logprobs as the text, unless the request says otherwise."""
     if request.logprobs is None or not request.echo:
         return None
     if request.logprobs.prompt is not None:
@@ -722,22 +711,22 @@ def _get_prompt_logprobs(request: GenerationRequest) -> int | None:
 
 
 def _build_prompt_input(request: GenerationRequest, *, templates: bool) -> PromptInput:
-    how = request.templating
+    templating = request.templating
     stopping = request.stopping
-    keep = stopping.truncate_prompt
-    if keep is None and stopping.overflow == "truncate":
-        keep = -1
+    truncate_to = stopping.truncate_prompt
+    if truncate_to is None and stopping.overflow == "truncate":
+        truncate_to = -1
     return PromptInput(
         turns=tuple(_build_turn(message) for message in request.messages),
         functions=build_functions(request),
         prompts=request.prompts,
-        as_user_message=how.mode == "server",
-        template=how.template if templates else None,
-        template_arguments=msgspec.json.encode(how.arguments or {}),
-        continue_final=bool(how.continue_final),
-        generation_prompt=how.add_generation_prompt is not False,
-        special_tokens=how.add_special_tokens,
-        truncate_to=keep,
+        as_user_message=templating.mode == "server",
+        template=templating.template if templates else None,
+        template_arguments=msgspec.json.encode(templating.arguments or {}),
+        continue_final=bool(templating.continue_final),
+        generation_prompt=templating.add_generation_prompt is not False,
+        special_tokens=templating.add_special_tokens,
+        truncate_to=truncate_to,
     )
 
 
@@ -752,24 +741,24 @@ def _build_turn(message: Message) -> ChatTurn:
 
 
 def returns_best_only(request: GenerationRequest) -> bool:
-    """Whether nothing is told of an answer before its end, since the best are chosen then."""
+    """Whether nothing is sent before all samples have ended, because the best are selected."""
     return (request.best_of or 0) > (request.n or 1) or build_beam_search_params(
         request
     ) is not None
 
 
 def build_beam_search_params(request: GenerationRequest) -> BeamSearchParams | None:
-    """The search, where there is anything to search: a beam alone is the likeliest token's way."""
-    given = request.sampling
-    width = max(given.beam_width or 0, request.n or 1)
-    if given.beam_width is None or width == 1 or request.stopping.max_tokens == 0:
+    """The beam search, if it has more than one beam: a single beam is greedy sampling."""
+    sampling = request.sampling
+    width = max(sampling.beam_width or 0, request.n or 1)
+    if sampling.beam_width is None or width == 1 or request.stopping.max_tokens == 0:
         return None
-    penalty = given.length_penalty
+    penalty = sampling.length_penalty
     return BeamSearchParams(
         width,
-        # Whoever wants beams to differ wants each to differ from all others.
-        groups=width if given.diversity_penalty else 1,
-        diversity_penalty=given.diversity_penalty or 0.0,
+        # With a diversity penalty, each beam differs from all others.
+        groups=width if sampling.diversity_penalty else 1,
+        diversity_penalty=sampling.diversity_penalty or 0.0,
         length_penalty=1.0 if penalty is None else penalty,
     )
 
@@ -777,60 +766,60 @@ def build_beam_search_params(request: GenerationRequest) -> BeamSearchParams | N
 def _build_sampling_params(
     request: GenerationRequest, watermark: WatermarkSettings
 ) -> EngineSamplingParams:
-    given = request.sampling
-    greedy = given.do_sample is False or given.beam_width is not None
+    sampling = request.sampling
+    greedy = sampling.do_sample is False or sampling.beam_width is not None
     return EngineSamplingParams(
-        temperature=0.0 if greedy else given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        min_p=given.min_p,
-        typical_p=given.typical_p,
-        seed=given.seed,
-        repetition_penalty=given.repetition_penalty,
-        presence_penalty=given.presence_penalty,
-        frequency_penalty=given.frequency_penalty,
-        logit_bias=given.logit_bias or {},
-        allowed_token_ids=given.allowed_token_ids,
-        bad_words=given.bad_words,
-        watermark=watermark if given.watermark else None,
+        temperature=0.0 if greedy else sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        typical_p=sampling.typical_p,
+        seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias or {},
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=sampling.bad_words,
+        watermark=watermark if sampling.watermark else None,
     )
 
 
 def _build_stop_params(request: GenerationRequest) -> StopParams:
-    given = request.stopping
+    stopping = request.stopping
     return StopParams(
-        max_tokens=given.max_tokens,
-        min_tokens=given.min_tokens or 0,
-        stop=given.stop,
-        stop_token_ids=given.stop_token_ids,
-        include_stop=bool(given.include_stop),
-        ignore_eos=bool(given.ignore_eos),
-        skip_special_tokens=given.skip_special_tokens is not False,
+        max_tokens=stopping.max_tokens,
+        min_tokens=stopping.min_tokens or 0,
+        stop=stopping.stop,
+        stop_token_ids=stopping.stop_token_ids,
+        include_stop=bool(stopping.include_stop),
+        ignore_eos=bool(stopping.ignore_eos),
+        skip_special_tokens=stopping.skip_special_tokens is not False,
     )
 
 
-def build_embed_command(request: EmbeddingRequest, job: int, timeout: float) -> EmbedCommand:
-    """The engine's order for this request."""
-    keep = request.truncate
-    if keep is None and request.overflow == "truncate":
-        keep = -1
+def build_embed_command(request: EmbeddingRequest, request_id: int, timeout: float) -> EmbedCommand:
+    """Build the command for a request."""
+    max_tokens = request.truncate
+    if max_tokens is None and request.overflow == "truncate":
+        max_tokens = -1
     return EmbedCommand(
-        job,
+        request_id,
         request.inputs,
         request.instruction,
         request.dimensions,
         request.normalize,
-        keep,
+        max_tokens,
         timeout,
     )
 
 
-# --- answers ------------------------------------------------------------------------------------
+# --- events -------------------------------------------------------------------------------------
 
 
-def map_engine_event(news: EngineEvent) -> list[Event]:
-    """The events that a message means; the client sees to Finished, Tokens and Failed."""
-    match news:
+def map_engine_event(event: EngineEvent) -> list[Event]:
+    """Map an engine event to core events. The backend maps the end of a request itself."""
+    match event:
         case PrefillDoneEvent(_, prompt_tokens):
             return [StreamStart(prompt_tokens)]
         case TextEvent(_, choice, text, count, ids, tokens):
@@ -851,46 +840,48 @@ def map_engine_event(news: EngineEvent) -> list[Event]:
             return []
 
 
-def _decode_vectors(first: int, dimensions: int, data: bytes) -> list[Embedding]:
+def _decode_vectors(first_index: int, dimensions: int, data: bytes) -> list[Embedding]:
     values = array.array("f", data)
     if sys.byteorder == "big":
         values.byteswap()
-    rows = range(0, len(values), dimensions)
+    offsets = range(0, len(values), dimensions)
     return [
-        Embedding(first + number, tuple(values[at : at + dimensions]))
-        for number, at in enumerate(rows)
+        Embedding(first_index + number, tuple(values[at : at + dimensions]))
+        for number, at in enumerate(offsets)
     ]
 
 
 def _build_token_logprob(token: EngineToken) -> TokenLogprob:
     text, data = _decode_token(token.data)
     top = tuple(
-        TopLogprob(*_decode_token(one.data)[:1], one.logprob, one.id, _decode_token(one.data)[1])
-        for one in token.top
+        TopLogprob(
+            *_decode_token(item.data)[:1], item.logprob, item.id, _decode_token(item.data)[1]
+        )
+        for item in token.top
     )
     return TokenLogprob(text, token.logprob, top, token.id, data)
 
 
 def _decode_token(data: bytes) -> tuple[str, bytes | None]:
-    """A token's text, and its bytes where they are not that text's."""
+    """The text of a token, and its bytes if they are not the text in UTF-8."""
     text = data.decode(errors="replace")
     return text, None if text.encode() == data else data
 
 
-def build_engine_error(failed: RequestFailedEvent) -> GatewayError:
-    """The error that a failed job means."""
-    match failed.kind:
+def build_engine_error(event: RequestFailedEvent) -> GatewayError:
+    """The error of a failed request."""
+    match event.kind:
         case "invalid":
-            return InvalidParameter(failed.message, param=failed.param or "")
+            return InvalidParameter(event.message, param=event.param or "")
         case "unsupported":
-            return UnsupportedFeature(failed.message, param=failed.param)
+            return UnsupportedFeature(event.message, param=event.param)
         case "too_long":
             return ContextTooLong(
-                failed.message, param=failed.param, tokens=failed.tokens, limit=failed.limit
+                event.message, param=event.param, tokens=event.tokens, limit=event.limit
             )
         case "overloaded":
-            return Overloaded(failed.message)
+            return Overloaded(event.message)
         case "deadline":
-            return DeadlineExceeded(failed.message)
+            return DeadlineExceeded(event.message)
         case "failed":
-            return WorkerFailed(failed.message)
+            return WorkerFailed(event.message)

@@ -18,31 +18,34 @@ from collections.abc import Sequence
 import torch
 
 BLOCK_SIZE = 32
-"""Tokens. A beginning is shared in whole blocks."""
+"""Tokens per block. Prompts share full blocks only."""
 _BLOCKS_AHEAD = 8
-"""Blocks that are kept free behind a row, so that it can grow in one piece."""
+"""Blocks reserved after a sequence, so that its memory stays contiguous while it grows."""
 _FREE_SHARE_DIVISOR = 4
-"""One in so many blocks stays free when a row is moved."""
+"""A sequence is moved only if this fraction of all blocks (one in four) stays free."""
 
 _BLOCK_FREE, _BLOCK_RESERVED, _BLOCK_USED = 0, 1, 2
 
 
 class OutOfBlocksError(Exception):
-    """The pool has no such room."""
+    """The pool has too few free blocks."""
 
 
-def hash_blocks(ids: Sequence[int]) -> list[bytes]:
-    """For each whole block of a prompt, a hash of it and of all before it."""
-    found, last = [], b""
+def hash_blocks(ids: Sequence[int], salt: bytes = b"") -> list[bytes]:
+    """For each full block of a prompt, a hash of it, of all before it, and of ``salt``.
+
+    Prompts with different salts share no blocks.
+    """
+    hashes, previous = [], salt
     for start in range(0, len(ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
-        part = array("q", ids[start : start + BLOCK_SIZE]).tobytes()
-        last = hashlib.blake2b(last + part, digest_size=16).digest()
-        found.append(last)
-    return found
+        content = array("q", ids[start : start + BLOCK_SIZE]).tobytes()
+        previous = hashlib.blake2b(previous + content, digest_size=16).digest()
+        hashes.append(previous)
+    return hashes
 
 
 class BlockPool:
-    """So many blocks, and no more. A layer's memory is taken when it is first written to."""
+    """A fixed number of blocks. A layer's memory is allocated when it is first written to."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -52,69 +55,70 @@ class BlockPool:
         self._block_by_hash: dict[bytes, int] = {}
         self._hash_by_block: dict[int, bytes] = {}
         self._evictable: dict[int, None] = {}
-        """Known blocks that no row uses, the longest unused first."""
+        """Cached blocks that no sequence uses, least recently used first."""
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._gather_buffers: dict[tuple[int, int], torch.Tensor] = {}
 
     @property
     def tokens(self) -> int:
-        """How many it can hold."""
+        """Capacity in tokens."""
         return self.blocks * BLOCK_SIZE
 
     @property
     def available(self) -> int:
-        """Blocks that can be had."""
+        """Blocks that can be allocated: free ones and evictable ones."""
         return self._free_count + len(self._evictable)
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that rows hold."""
+        """Blocks used by sequences."""
         return self.blocks - self.available
 
     @property
     def layer_count(self) -> int:
-        """How many layers keep something."""
+        """Layers that have keys and values."""
         return len(self._layers)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all blocks together."""
+        """Allocated memory of all layers, in bytes."""
         return sum(part.nbytes for pair in self._layers.values() for part in pair)
 
     # --- blocks ---------------------------------------------------------------------------------
 
-    def allocate(self, count: int, behind: int, more: int) -> tuple[list[int], range]:
-        """So many blocks, right behind that one if possible, and room kept for ``more``.
+    def allocate(self, count: int, after: int, reserve: int) -> tuple[list[int], range]:
+        """Allocate ``count`` blocks, directly after block ``after`` if possible (-1: anywhere).
 
-        Returns them and what is promised. There must be so many to be had.
+        Reserves ``reserve`` blocks behind them if there is space. Returns the blocks and the
+        reserved range. At least ``count`` blocks must be available.
         """
         while self._free_count < count:
             self._evict_block(next(iter(self._evictable)))
-        found: list[int] = []
-        while behind >= 0 and len(found) < count and self._is_available(behind + 1):
-            behind += 1
-            found.append(self._claim_block(behind))
-        promised = range(0)
-        if rest := count - len(found):
-            start = self._state.find(bytes(rest + more))
+        allocated: list[int] = []
+        while after >= 0 and len(allocated) < count and self._is_available(after + 1):
+            after += 1
+            allocated.append(self._claim_block(after))
+        reserved = range(0)
+        if missing := count - len(allocated):
+            start = self._state.find(bytes(missing + reserve))
             if start >= 0:
-                promised = range(start + rest, start + rest + more)
+                reserved = range(start + missing, start + missing + reserve)
             else:
-                start = self._state.find(bytes(rest))
-            found.extend(
+                start = self._state.find(bytes(missing))
+            allocated.extend(
                 self._claim_block(start + i if start >= 0 else self._find_available())
-                for i in range(rest)
+                for i in range(missing)
             )
-        for block in promised:
+        for block in reserved:
             self._state[block] = _BLOCK_RESERVED
-        return found, promised
+        return allocated, reserved
 
-    def allocate_contiguous(self, count: int, more: int) -> tuple[list[int], range] | None:
-        """The same in one piece, and only where there is plenty of room."""
-        start = self._state.find(bytes(count + more))
+    def allocate_contiguous(self, count: int, reserve: int) -> tuple[list[int], range] | None:
+        """Allocate contiguous blocks; None if there is no space or too few blocks stay free."""
+        start = self._state.find(bytes(count + reserve))
         if start < 0 or self._free_count - count < self.blocks // _FREE_SHARE_DIVISOR:
             return None
-        return self.allocate(count, -1, more)
+        return self.allocate(count, -1, reserve)
 
     def _is_available(self, block: int) -> bool:
         return block < self.blocks and self._state[block] != _BLOCK_USED
@@ -136,14 +140,14 @@ class BlockPool:
         self._free_count += 1
 
     def add_reference(self, blocks: Sequence[int]) -> None:
-        """One more row uses these."""
+        """Count one more sequence that uses these blocks."""
         for block in blocks:
             self._reference_counts[block] += 1
             self._evictable.pop(block, None)
 
-    def release(self, blocks: Sequence[int], promised: range) -> None:
-        """One row less uses these, and none waits for what was promised."""
-        # The end of a beginning goes before its start, which alone is of use.
+    def release(self, blocks: Sequence[int], reserved: range) -> None:
+        """Count one sequence less for these blocks, and free its reserved range."""
+        # Later blocks of a prefix are evicted first: without the earlier ones they are useless.
         for block in reversed(blocks):
             self._reference_counts[block] -= 1
             if self._reference_counts[block]:
@@ -153,99 +157,103 @@ class BlockPool:
             else:
                 self._state[block] = _BLOCK_FREE
                 self._free_count += 1
-        for block in promised:
+        for block in reserved:
             if self._state[block] == _BLOCK_RESERVED:
                 self._state[block] = _BLOCK_FREE
 
     def is_shared(self, block: int) -> bool:
-        """Whether several rows use it."""
+        """Whether several sequences use the block."""
         return self._reference_counts[block] > 1
 
-    # --- known beginnings -----------------------------------------------------------------------
+    # --- prefix cache ---------------------------------------------------------------------------
 
     def find_cached(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest beginning that is known."""
-        found = []
-        for name in hashes:
-            block = self._block_by_hash.get(name)
+        """The blocks of the longest cached prefix."""
+        blocks = []
+        for block_hash in hashes:
+            block = self._block_by_hash.get(block_hash)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
-    def cache_block(self, name: bytes, block: int) -> None:
-        """This block is complete. Of two that are alike the first stays known."""
-        if name not in self._block_by_hash and block not in self._hash_by_block:
-            self._block_by_hash[name] = block
-            self._hash_by_block[block] = name
+    def cache_block(self, block_hash: bytes, block: int) -> None:
+        """Add a full block to the prefix cache; of two with equal content the first is kept."""
+        if block_hash not in self._block_by_hash and block not in self._hash_by_block:
+            self._block_by_hash[block_hash] = block
+            self._hash_by_block[block] = block_hash
 
-    # --- what lies in the blocks ----------------------------------------------------------------
+    # --- keys and values ------------------------------------------------------------------------
 
     def write(
         self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Keys and values (heads, tokens, size), each token at its slot."""
+        """Write keys and values of shape (heads, tokens, size), each token to its slot."""
         if layer not in self._layers:
             self._layers[layer] = (self._make_layer_memory(keys), self._make_layer_memory(values))
             used = [block for block, state in enumerate(self._state) if state == _BLOCK_USED]
             _zero_ranges(self._layers[layer], _join_ranges(used))
-        for whole, new in zip(self._layers[layer], (keys, values), strict=True):
-            whole.index_copy_(1, slots, new)
+        for memory, source in zip(self._layers[layer], (keys, values), strict=True):
+            memory.index_copy_(1, slots, source)
 
     def _make_layer_memory(self, like: torch.Tensor) -> torch.Tensor:
         return like.new_empty((like.shape[0], self.tokens, like.shape[2]))
 
-    def read(self, layer: int, runs: Sequence[range]) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values (heads, tokens, size) of these slots."""
+    def read(self, layer: int, slot_ranges: Sequence[range]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values, of shape (heads, tokens, size), in these ranges of slots."""
         keys, values = self._layers[layer]
-        if len(runs) == 1:
-            (run,) = runs
-            return keys[:, run.start : run.stop], values[:, run.start : run.stop]
-        return self._gather_ranges(0, keys, runs), self._gather_ranges(1, values, runs)
+        if len(slot_ranges) == 1:
+            (slots,) = slot_ranges
+            return keys[:, slots.start : slots.stop], values[:, slots.start : slots.stop]
+        return self._gather_ranges(0, keys, slot_ranges), self._gather_ranges(
+            1, values, slot_ranges
+        )
 
     def read_blocks(
-        self, layer: int, blocks: range | torch.Tensor, each: int
+        self, layer: int, blocks: range | torch.Tensor, blocks_per_sequence: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (rows, heads, tokens, size) of rows with ``each`` so many of these.
+        """Keys and values of shape (sequences, heads, tokens, size), ``blocks_per_sequence`` each.
 
-        A range is of blocks that lie one behind another: there nothing is copied.
+        A range names contiguous blocks, which are not copied.
         """
         keys, values = self._layers[layer]
-        return _view_by_sequence(keys, blocks, each), _view_by_sequence(values, blocks, each)
+        return _view_by_sequence(keys, blocks, blocks_per_sequence), _view_by_sequence(
+            values, blocks, blocks_per_sequence
+        )
 
-    def zero_slots(self, runs: Sequence[range]) -> None:
-        """Zeros in these slots: what they held before may be no number."""
+    def zero_slots(self, slot_ranges: Sequence[range]) -> None:
+        """Write zeros to these slots; their old content may be NaN."""
         with torch.inference_mode():
             for pair in self._layers.values():
-                _zero_ranges(pair, runs)
+                _zero_ranges(pair, slot_ranges)
 
     def _gather_ranges(
-        self, which: int, whole: torch.Tensor, runs: Sequence[range]
+        self, index: int, memory: torch.Tensor, slot_ranges: Sequence[range]
     ) -> torch.Tensor:
-        """A copy in one piece, in memory that the next one takes again."""
-        length = sum(map(len, runs))
-        place = self._gather_buffers.get((which, whole.shape[2]))
-        if place is None or place.shape[0] < whole.shape[0] or place.shape[1] < length:
-            place = whole.new_empty((whole.shape[0], -(-length // 512) * 512, whole.shape[2]))
-            self._gather_buffers[which, whole.shape[2]] = place
-        place, at = place[: whole.shape[0]], 0
-        for run in runs:
-            place[:, at : at + len(run)] = whole[:, run.start : run.stop]
-            at += len(run)
-        return place[:, :length]
+        """A contiguous copy, in a buffer that the next call reuses."""
+        length = sum(map(len, slot_ranges))
+        buffer = self._gather_buffers.get((index, memory.shape[2]))
+        if buffer is None or buffer.shape[0] < memory.shape[0] or buffer.shape[1] < length:
+            buffer = memory.new_empty((memory.shape[0], -(-length // 512) * 512, memory.shape[2]))
+            self._gather_buffers[index, memory.shape[2]] = buffer
+        buffer, offset = buffer[: memory.shape[0]], 0
+        for slots in slot_ranges:
+            buffer[:, offset : offset + len(slots)] = memory[:, slots.start : slots.stop]
+            offset += len(slots)
+        return buffer[:, :length]
 
-    def copy_slots(self, runs: Sequence[range], block: int) -> None:
-        """What lies in these slots, to that block and those behind it."""
+    def copy_slots(self, slot_ranges: Sequence[range], block: int) -> None:
+        """Copy these slots to ``block`` and the blocks after it."""
         with torch.inference_mode():
-            for whole in (part for pair in self._layers.values() for part in pair):
-                at = block * BLOCK_SIZE
-                for run in runs:
-                    whole[:, at : at + len(run)] = whole[:, run.start : run.stop]
-                    at += len(run)
+            for memory in (part for pair in self._layers.values() for part in pair):
+                offset = block * BLOCK_SIZE
+                for slots in slot_ranges:
+                    memory[:, offset : offset + len(slots)] = memory[:, slots.start : slots.stop]
+                    offset += len(slots)
 
 
 class SequenceCache:
-    """The past of one row. ``prompt`` of its tokens were, or will be, read in whole blocks."""
+    """The keys and values of one sequence, whose first ``prompt`` tokens are its prompt."""
 
     def __init__(self, pool: BlockPool, prompt: int = 0) -> None:
         self.pool = pool
@@ -256,35 +264,37 @@ class SequenceCache:
         self._slot_ranges: list[range] | None = None
 
     def count_needed_blocks(self, tokens: int) -> int:
-        """Blocks to be taken before so many more tokens have room."""
-        need = -(-(self.length + tokens) // BLOCK_SIZE) - len(self._blocks)
-        return need + 1 if self._writes_to_shared_block() else need
+        """Blocks to allocate for this many more tokens."""
+        count = -(-(self.length + tokens) // BLOCK_SIZE) - len(self._blocks)
+        return count + 1 if self._writes_to_shared_block() else count
 
     def _writes_to_shared_block(self) -> bool:
-        """Whether what is written next goes to a block that another row uses, too."""
+        """Whether the next token is written to a block that another sequence also uses."""
         return self.length % BLOCK_SIZE > 0 and self.pool.is_shared(
             self._blocks[self.length // BLOCK_SIZE]
         )
 
     def reserve(self, tokens: int) -> None:
-        """Room for so many more tokens. Raises OutOfBlocksError."""
+        """Allocate blocks for this many more tokens. Raises OutOfBlocksError."""
         if self.count_needed_blocks(tokens) > self.pool.available:
             raise OutOfBlocksError
         before = self._blocks[-1:], len(self._blocks)
         if self._writes_to_shared_block():
-            at = self.length // BLOCK_SIZE
-            (own,), _ = self.pool.allocate(1, -1, 0)
-            self.pool.copy_slots(_join_ranges(self._blocks[at : at + 1]), own)
-            self.pool.release([self._blocks[at]], range(0))
-            self._blocks[at] = own
+            index = self.length // BLOCK_SIZE
+            (copy,), _ = self.pool.allocate(1, -1, 0)
+            self.pool.copy_slots(_join_ranges(self._blocks[index : index + 1]), copy)
+            self.pool.release([self._blocks[index]], range(0))
+            self._blocks[index] = copy
             self._slot_ranges = None
         if (count := self.count_needed_blocks(tokens)) > 0:
-            behind = self._blocks[-1] if self._blocks else -1
-            blocks, promised = self.pool.allocate(count, behind, self._count_blocks_ahead(count))
+            last_block = self._blocks[-1] if self._blocks else -1
+            blocks, reserved = self.pool.allocate(
+                count, last_block, self._count_blocks_ahead(count)
+            )
             self._blocks.extend(blocks)
-            if promised:
+            if reserved:
                 self.pool.release((), self._reserved)
-                self._reserved = promised
+                self._reserved = reserved
             self._slot_ranges = None
         if self._slot_ranges is None:
             self._slot_ranges = _join_ranges(self._blocks)
@@ -293,61 +303,66 @@ class SequenceCache:
         if (self._blocks[-1:], len(self._blocks)) != before:
             self.pool.zero_slots(_drop_slots(self.length, self._slot_ranges))
 
-    def _count_blocks_ahead(self, taken: int) -> int:
-        """Blocks that it will want behind those it has and the next ones."""
+    def _count_blocks_ahead(self, allocated: int) -> int:
+        """Blocks to reserve after the ``allocated`` next ones."""
         return (
-            max(0, -(-self.prompt_length // BLOCK_SIZE) - len(self._blocks) - taken) + _BLOCKS_AHEAD
+            max(0, -(-self.prompt_length // BLOCK_SIZE) - len(self._blocks) - allocated)
+            + _BLOCKS_AHEAD
         )
 
     def _compact(self) -> None:
-        """To where it lies in one piece, if there is such a place."""
-        place = self.pool.allocate_contiguous(len(self._blocks), self._count_blocks_ahead(0))
-        if place is not None:
-            self.pool.copy_slots(self.slot_ranges(self.length), place[0][0])
+        """Move the sequence to contiguous blocks, if there are enough."""
+        allocated = self.pool.allocate_contiguous(len(self._blocks), self._count_blocks_ahead(0))
+        if allocated is not None:
+            self.pool.copy_slots(self.slot_ranges(self.length), allocated[0][0])
             self.pool.release(self._blocks, self._reserved)
-            self._blocks, self._reserved = place
+            self._blocks, self._reserved = allocated
             self._slot_ranges = _join_ranges(self._blocks)
 
     def advance(self, tokens: int) -> None:
-        """So many tokens went through all layers."""
+        """Record that this many tokens have passed all layers."""
         self.length += tokens
 
     def next_slots(self, tokens: int) -> list[int]:
-        """Where the next tokens go."""
-        places = range(self.length, self.length + tokens)
-        return [self._blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in places]
+        """The slots of the next tokens."""
+        positions = range(self.length, self.length + tokens)
+        return [
+            self._blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+            for position in positions
+        ]
 
     def first_blocks(self, tokens: int) -> list[int]:
-        """Those of its first so many tokens."""
+        """The blocks of its first ``tokens`` tokens."""
         return self._blocks[: -(-tokens // BLOCK_SIZE)]
 
     def slot_ranges(self, length: int) -> list[range]:
-        """The slots of its first ``length`` tokens, in as few pieces as they lie in."""
+        """The slots of its first ``length`` tokens, as contiguous ranges."""
         if self._slot_ranges is None:
             self._slot_ranges = _join_ranges(self._blocks)
-        found: list[range] = []
-        for piece in self._slot_ranges:
-            found.append(piece[:length])
-            length -= len(found[-1])
-        return [run for run in found if run]
+        ranges: list[range] = []
+        for slots in self._slot_ranges:
+            ranges.append(slots[:length])
+            length -= len(ranges[-1])
+        return [slots for slots in ranges if slots]
 
     def reuse_prefix(self, hashes: Sequence[bytes]) -> None:
-        """Take over what is known of a prompt, before anything else is done."""
-        most = (
-            self.prompt_length - 1
-        ) // BLOCK_SIZE  # its last token must be read, for the next one's sake
-        self._blocks = self.pool.find_cached(hashes[:most])
+        """Use the cached blocks of the prompt. Called before anything is written."""
+        # The last token must be computed: the next token is sampled from its logits.
+        max_blocks = (self.prompt_length - 1) // BLOCK_SIZE
+        self._blocks = self.pool.find_cached(hashes[:max_blocks])
         self.pool.add_reference(self._blocks)
         self.length = len(self._blocks) * BLOCK_SIZE
         self._slot_ranges = None
 
     def cache_prefix(self, hashes: Sequence[bytes]) -> None:
-        """Make known what is read of a prompt."""
-        for name, block in zip(hashes[: self.length // BLOCK_SIZE], self._blocks, strict=False):
-            self.pool.cache_block(name, block)
+        """Add the computed full blocks of the prompt to the prefix cache."""
+        for block_hash, block in zip(
+            hashes[: self.length // BLOCK_SIZE], self._blocks, strict=False
+        ):
+            self.pool.cache_block(block_hash, block)
 
     def fork(self) -> "SequenceCache":
-        """The same past, for another row."""
+        """A second sequence with the same tokens; it shares the blocks."""
         other = SequenceCache(self.pool, self.prompt_length)
         other.length = self.length
         other._blocks = self._blocks[: -(-self.length // BLOCK_SIZE)]
@@ -355,42 +370,44 @@ class SequenceCache:
         return other
 
     def free(self) -> None:
-        """Give back all of it; it begins anew."""
+        """Release all blocks; the sequence is empty again."""
         self.pool.release(self._blocks, self._reserved)
         self._blocks, self._reserved, self._slot_ranges, self.length = [], range(0), None, 0
 
 
 def _join_ranges(blocks: Sequence[int]) -> list[range]:
-    found: list[range] = []
+    ranges: list[range] = []
     for block in blocks:
         start, stop = block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE
-        if found and found[-1].stop == start:
-            found[-1] = range(found[-1].start, stop)
+        if ranges and ranges[-1].stop == start:
+            ranges[-1] = range(ranges[-1].start, stop)
         else:
-            found.append(range(start, stop))
-    return found
+            ranges.append(range(start, stop))
+    return ranges
 
 
-def _drop_slots(start: int, runs: Sequence[range]) -> list[range]:
-    """What is left of runs behind their first ``start`` slots."""
-    found = []
-    for run in runs:
-        found.append(run[start:])
-        start = max(0, start - len(run))
-    return [run for run in found if run]
+def _drop_slots(start: int, slot_ranges: Sequence[range]) -> list[range]:
+    """The ranges without their first ``start`` slots."""
+    remaining = []
+    for slots in slot_ranges:
+        remaining.append(slots[start:])
+        start = max(0, start - len(slots))
+    return [slots for slots in remaining if slots]
 
 
-def _zero_ranges(pair: tuple[torch.Tensor, torch.Tensor], runs: Sequence[range]) -> None:
-    for whole in pair:
-        for run in runs:
-            whole[:, run.start : run.stop] = 0
+def _zero_ranges(pair: tuple[torch.Tensor, torch.Tensor], slot_ranges: Sequence[range]) -> None:
+    for memory in pair:
+        for slots in slot_ranges:
+            memory[:, slots.start : slots.stop] = 0
 
 
-def _view_by_sequence(whole: torch.Tensor, blocks: range | torch.Tensor, each: int) -> torch.Tensor:
-    heads, _, size = whole.shape
+def _view_by_sequence(
+    memory: torch.Tensor, blocks: range | torch.Tensor, blocks_per_sequence: int
+) -> torch.Tensor:
+    heads, _, size = memory.shape
     if isinstance(blocks, range):
-        own = whole[:, blocks.start * BLOCK_SIZE : blocks.stop * BLOCK_SIZE]
+        view = memory[:, blocks.start * BLOCK_SIZE : blocks.stop * BLOCK_SIZE]
     else:
-        # A block of a head is one piece of memory.
-        own = whole.view(heads, -1, BLOCK_SIZE * size).index_select(1, blocks)
-    return own.view(heads, -1, each * BLOCK_SIZE, size).transpose(0, 1)
+        # A block of one head is contiguous in memory.
+        view = memory.view(heads, -1, BLOCK_SIZE * size).index_select(1, blocks)
+    return view.view(heads, -1, blocks_per_sequence * BLOCK_SIZE, size).transpose(0, 1)

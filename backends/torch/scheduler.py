@@ -5,7 +5,7 @@ in that order is preempted: its blocks are freed, and it is recomputed later wit
 Sequences whose client does not read are preempted first, and lose their slot if others wait.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from msgspec import Struct
@@ -100,11 +100,11 @@ class FairQueue:
         self._remove_empty()
         return group
 
-    def remove(self, job: EngineRequest) -> None:
+    def remove(self, request: EngineRequest) -> None:
         """Remove the prompts of a request."""
-        lines = self._by_priority.get(job.command.priority)
+        lines = self._by_priority.get(request.command.priority)
         if lines is not None:
-            lines.filter_groups(lambda group: group.request is not job)
+            lines.filter_groups(lambda group: group.request is not request)
             self._remove_empty()
             self._count = sum(map(len, self._by_priority.values()))
 
@@ -113,28 +113,34 @@ class FairQueue:
             del self._by_priority[priority]
 
 
+FAIR_PREEMPTION_INTERVAL = 16
+"""Steps between two preemptions for fairness, so that each sequence makes progress."""
+
+
 class SchedulerConfig(Struct, frozen=True):
-    """The limits of the scheduler."""
+    """The limits of the scheduler and of the KV cache."""
 
     max_sequences: int = 16
     max_waiting: int = 256
     max_batch_tokens: int = 2048
-    """Prompts of one request, and samples of one prompt."""
+    """Limit of the prompts of one request, and of the samples of one prompt."""
     max_chunk_tokens: int = 256
-    """Prompt tokens read in one step: the more, the longer the other rows wait for theirs."""
+    """Prompt tokens computed in one step: more tokens make running sequences wait longer."""
     cache_bytes: int = 1 << 30
-    """Bytes for the past of all rows; one whole context is always had."""
+    """Size of the KV cache in bytes; it always holds one sequence of the full context length."""
+    share_prefix_cache: bool = False
+    """Whether tenants share the prefix cache."""
 
 
 class PrefillChunk(Struct, frozen=True):
-    """The next piece of what is read."""
+    """A part of a prompt that is computed in the next step."""
 
     sequence: SequenceGroup | TokenSequence
     segment: BatchSegment
 
 
 class Scheduler:
-    """The requests by what they are at: waiting, being read, read, in rows."""
+    """The requests by state: waiting, in prefill, prefill done, running."""
 
     def __init__(self, limits: SchedulerConfig, pool: BlockPool) -> None:
         self._limits = limits
@@ -142,41 +148,47 @@ class Scheduler:
         self._queue = FairQueue()
         self._arrivals = 0
         self._preempted: list[SequenceGroup | TokenSequence] = []
-        """Those that have begun and gave up their blocks."""
+        """Those that lost their blocks and are computed again later."""
         self.prefilling: list[SequenceGroup | TokenSequence] = []
         self.prefilled: list[SequenceGroup] = []
-        """Prompts that are read, and have samples yet to be started."""
+        """Prompts whose prefill is done, with samples still to be started."""
         self.running: list[TokenSequence] = []
         self.preemption_count = 0
-        """How often blocks were given up."""
+        """How many sequences were preempted."""
+        self._step = 0
+        self._fair_preemption_step = -FAIR_PREEMPTION_INTERVAL
+        """The step of the last preemption for fairness."""
 
     @property
     def active_count(self) -> int:
-        """Rows and prompts in work."""
+        """Running sequences and prompts in prefill."""
         return len(self.running) + len(self.prefilling)
 
     @property
     def waiting_count(self) -> int:
-        """Prompts, or samples of prompts, that have no place."""
+        """Prompts, or samples of prompts, without a slot."""
         return len(self._queue) + len(self._preempted) + len(self.prefilled)
 
     @property
     def free_slots(self) -> int:
-        """Places that nobody has."""
+        """Unused slots."""
         return self._limits.max_sequences - self.active_count
 
-    # --- who comes and goes ---------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
-    def check_capacity(self, choices: int) -> None:
-        """Raises RequestRejectedError: the queue is full, or the request is too large."""
-        if len(self._queue) >= self._limits.max_waiting:
+    def check_capacity(self, choices: int, preparing: int = 0) -> None:
+        """Raises RequestRejectedError if the queue is full or the request has too many choices.
+
+        ``preparing`` is the number of requests that will join the queue.
+        """
+        if len(self._queue) + preparing >= self._limits.max_waiting:
             raise RequestRejectedError("overloaded", "the queue of the local model is full")
         if choices > self._limits.max_batch_tokens:
             most = self._limits.max_batch_tokens
             raise RequestRejectedError("invalid", f"at most {most} choices and prompts", param="n")
 
     def check_beam_capacity(self, width: int, prompt: int) -> None:
-        """Raises RequestRejectedError: beams need places and memory for all of them at once."""
+        """Raises RequestRejectedError unless there are slots and memory for all beams at once."""
         if width > self._limits.max_sequences:
             most = self._limits.max_sequences
             raise RequestRejectedError(
@@ -186,75 +198,118 @@ class Scheduler:
         if prompt >= room:
             raise make_too_long_error(prompt, room, "prompt")
 
-    def add_request(self, job: EngineRequest) -> None:
-        """Its prompts wait from now on."""
-        for group in job.groups:
+    def add_request(self, request: EngineRequest) -> None:
+        """Add the prompts of a request to the queue."""
+        for group in request.groups:
             group.arrival = self._arrivals
             self._arrivals += 1
             self._queue.add(group)
 
-    def remove_request(self, job: EngineRequest) -> None:
-        """Nothing of it waits or works any more."""
-        self._queue.remove(job)
-        for one in [one for one in self._iterate_scheduled() if one.group.request is job]:
-            one.cache.free()
-        self.running = [row for row in self.running if row.group.request is not job]
-        self.prefilling = [one for one in self.prefilling if one.group.request is not job]
-        self.prefilled = [group for group in self.prefilled if group.request is not job]
-        self._preempted = [one for one in self._preempted if one.group.request is not job]
+    def remove_request(self, request: EngineRequest) -> None:
+        """Remove a request, waiting or running."""
+        self._queue.remove(request)
+        for sequence in [
+            sequence for sequence in self._iterate_scheduled() if sequence.group.request is request
+        ]:
+            sequence.cache.free()
+        self.running = [other for other in self.running if other.group.request is not request]
+        self.prefilling = [
+            sequence for sequence in self.prefilling if sequence.group.request is not request
+        ]
+        self.prefilled = [group for group in self.prefilled if group.request is not request]
+        self._preempted = [
+            sequence for sequence in self._preempted if sequence.group.request is not request
+        ]
 
-    def finish_sequence(self, row: TokenSequence) -> None:
-        """A row is complete."""
-        self.running.remove(row)
-        row.cache.free()
+    def finish_sequence(self, sequence: TokenSequence) -> None:
+        """Remove a complete sequence."""
+        self.running.remove(sequence)
+        sequence.cache.free()
 
-    def start_sequence(self, row: TokenSequence) -> None:
-        """A row goes on from here."""
-        self.running.append(row)
+    def start_sequence(self, sequence: TokenSequence) -> None:
+        """Add a running sequence."""
+        self.running.append(sequence)
 
     def _iterate_scheduled(self) -> Iterator[SequenceGroup | TokenSequence]:
         yield from self.running
         yield from self.prefilling
         yield from self.prefilled
 
-    # --- places ---------------------------------------------------------------------------------
+    # --- slots ----------------------------------------------------------------------------------
 
     def admit_waiting(self, now: float) -> None:
-        """Begins to read prompts, where there is room.
+        """Start the prefill of waiting prompts while there are slots and blocks.
 
-        What is read comes first: its samples have the next places, if its client takes tokens.
+        Further samples of prompts whose prefill is done get slots first, unless the waiting
+        prompt's tenant has fewer slots than the samples' tenant.
         """
-        if any(group.request.credit > 0 for group in self.prefilled):
-            return
-        while (one := self._peek_next()) is not None:
-            while self.free_slots <= 0 or not self._has_blocks(one):
-                if not self._preempt_for(one):
+        while (sequence := self._peek_next()) is not None:
+            if self._samples_come_first(sequence):
+                return
+            while self.free_slots <= 0 or not self._has_blocks(sequence):
+                if not self._preempt_for(sequence):
                     return
-            if one in self._preempted:
-                self._preempted.remove(one)
+            if sequence in self._preempted:
+                self._preempted.remove(sequence)
             else:
                 self._queue.pop()
-            if one.group.request.admitted_at is None:
-                one.group.request.admitted_at = now
-            self.prefilling.append(one)
+            if sequence.group.request.admitted_at is None:
+                sequence.group.request.admitted_at = now
+            self.prefilling.append(sequence)
             self.prefilling.sort(key=_get_rank)
 
+    def _samples_come_first(self, sequence: SequenceGroup | TokenSequence) -> bool:
+        """Whether samples of a prompt whose prefill is done get a slot before ``sequence``."""
+        groups = [group for group in self.prefilled if group.request.credit > 0]
+        if not groups:
+            return False
+        slots = self._count_slots()
+        own_slots = slots[_get_tenant(sequence)]
+        return any(
+            group.rank[0] < sequence.rank[0] or slots[_get_tenant(group)] <= own_slots
+            for group in groups
+        )
+
+    def _count_slots(self) -> Counter[str | None]:
+        """The slots that each tenant has."""
+        return Counter(map(_get_tenant, (*self.running, *self.prefilling)))
+
     def _peek_next(self) -> SequenceGroup | TokenSequence | None:
-        """Who has the next place: of those equally urgent one that had a place before."""
+        """The next to be scheduled: within a priority, preempted ones come before waiting ones.
+
+        A waiting prompt whose tenant has no slot comes before those of tenants that have some.
+        """
         head = self._queue.head()
-        for one in self._preempted:
-            if one.group.request.credit > 0 and (head is None or one.rank[0] <= head.rank[0]):
-                return one
+        slots = self._count_slots()
+        for sequence in self._preempted:
+            if sequence.group.request.credit <= 0:
+                continue
+            if head is None or sequence.rank[0] < head.rank[0]:
+                return sequence
+            has_claim = not slots[_get_tenant(head)] and slots[_get_tenant(sequence)] > 0
+            if sequence.rank[0] == head.rank[0] and not has_claim:
+                return sequence
         return head
 
+    def next_prefilled(self) -> SequenceGroup | None:
+        """The prompt whose next sample is started; None if there is no slot.
+
+        Within a priority, that of the tenant with the fewest slots.
+        """
+        groups = list(filter(self.has_slots, self.prefilled))
+        if not groups:
+            return None
+        slots = self._count_slots()
+        return min(groups, key=lambda group: (group.rank[0], slots[_get_tenant(group)]))
+
     def has_slots(self, group: SequenceGroup) -> bool:
-        """Whether there are places for the next sample of a prompt."""
+        """Whether there are slots for the next sample of a prompt."""
         return group.request.credit > 0 and self.free_slots >= group.slots_needed
 
     def free_slots_for_sample(self) -> bool:
-        """Whether a sample of a prompt that is read can be started, if need be in another's place.
+        """Whether a sample can be started; preempts another sequence for it if necessary.
 
-        Between two passes only.
+        Called between two forward passes only.
         """
         for group in list(self.prefilled):
             while self._lacks_slots(group) and self._preempt_for(group):
@@ -268,155 +323,202 @@ class Scheduler:
             and self.free_slots < group.slots_needed
         )
 
-    def _has_blocks(self, one: SequenceGroup | TokenSequence) -> bool:
-        """For what is to be read of it and all others, and a block more for each other row."""
-        others = sum(row.group is not one.group for row in self.running)
+    def _has_blocks(self, sequence: SequenceGroup | TokenSequence) -> bool:
+        """Whether there are enough blocks to start its prefill.
+
+        Counted are all prefills in progress, and one more block for each running sequence.
+        """
+        others = sum(other.group is not sequence.group for other in self.running)
         return (
-            sum(map(_count_needed_blocks, [one, *self.prefilling])) + others
+            sum(map(_count_needed_blocks, [sequence, *self.prefilling])) + others
             <= self._block_pool.available
         )
 
-    def _preempt_for(self, one: SequenceGroup | TokenSequence) -> bool:
-        """Makes way for it: of one whose client takes nothing, or who is less urgent, if any."""
-        last = max(self._iterate_scheduled(), key=_get_preemption_order, default=one)
-        if last.group.request.credit > 0 and last.rank[0] <= one.rank[0]:
+    def _preempt_for(self, sequence: SequenceGroup | TokenSequence) -> bool:
+        """Preempt a sequence so that ``sequence`` can be scheduled. Returns False if none may be.
+
+        That is one whose client does not read, or of lower priority, or of a tenant that has
+        several slots while the tenant of ``sequence`` has none.
+        """
+        last = max(self._iterate_scheduled(), key=_get_preemption_order, default=sequence)
+        if last.group.request.credit <= 0 or last.rank[0] > sequence.rank[0]:
+            self._preempt(last)
+            return True
+        unfair = self._find_unfair_sequence(sequence)
+        if unfair is None:
             return False
-        self._preempt(last)
+        self._fair_preemption_step = self._step
+        self._preempt(unfair)
         return True
+
+    def _find_unfair_sequence(
+        self, sequence: SequenceGroup | TokenSequence
+    ) -> TokenSequence | None:
+        """The last sequence of the tenant with most slots, if the tenant of ``sequence`` has none.
+
+        Beams are excluded: they are preempted together, which would cost more than it gives.
+        """
+        if self._step - self._fair_preemption_step < FAIR_PREEMPTION_INTERVAL:
+            return None
+        slots = self._count_slots()
+        if not slots or slots[_get_tenant(sequence)]:
+            return None
+        tenant, count = slots.most_common(1)[0]
+        candidates = [
+            other
+            for other in self.running
+            if _get_tenant(other) == tenant
+            and other.rank[0] >= sequence.rank[0]
+            and not other.group.beam_searches
+        ]
+        return max(candidates, key=_get_rank) if count > 1 and candidates else None
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def _reserve_blocks(self, one: SequenceGroup | TokenSequence, tokens: int) -> bool:
-        """Room for so many more tokens, taken from those that rank behind, if need be."""
-        while one.cache.count_needed_blocks(tokens) > self._block_pool.available:
+    def _reserve_blocks(self, sequence: SequenceGroup | TokenSequence, tokens: int) -> bool:
+        """Reserve blocks for more tokens; preempts sequences that come later in the order."""
+        while sequence.cache.count_needed_blocks(tokens) > self._block_pool.available:
             last = max(self._iterate_scheduled(), key=_get_preemption_order)
             if (
-                last is one
-                or _get_preemption_order(last) < _get_preemption_order(one)
-                or last in self._get_sibling_beams(one)
+                last is sequence
+                or _get_preemption_order(last) < _get_preemption_order(sequence)
+                or last in self._get_sibling_beams(sequence)
             ):
                 return False
             self._preempt(last)
-        one.cache.reserve(tokens)
+        sequence.cache.reserve(tokens)
         return True
 
-    def _preempt(self, one: SequenceGroup | TokenSequence) -> None:
-        """It gives up its blocks, to be read again; with beams the others do, too."""
-        for other in [row for row in self._get_sibling_beams(one) if row is not one]:
-            self._drop_sequence(other)
-        self._drop_sequence(one)
+    def _preempt(self, sequence: SequenceGroup | TokenSequence) -> None:
+        """Free the blocks of a sequence, and of its sibling beams; it is computed again later."""
+        for sibling in self._get_sibling_beams(sequence):
+            if sibling is not sequence:
+                self._drop_sequence(sibling)
+        self._drop_sequence(sequence)
 
-    def _get_sibling_beams(self, one: SequenceGroup | TokenSequence) -> list[TokenSequence]:
-        """The beams of a search that have places."""
-        if isinstance(one, SequenceGroup) or not one.group.beam_searches:
+    def _get_sibling_beams(self, sequence: SequenceGroup | TokenSequence) -> list[TokenSequence]:
+        """The scheduled beams of the same search."""
+        if isinstance(sequence, SequenceGroup) or not sequence.group.beam_searches:
             return []
-        held = (row for row in (*self.running, *self.prefilling) if isinstance(row, TokenSequence))
-        return [row for row in held if row.group is one.group]
+        scheduled = (
+            other for other in (*self.running, *self.prefilling) if isinstance(other, TokenSequence)
+        )
+        return [other for other in scheduled if other.group is sequence.group]
 
-    def _drop_sequence(self, one: SequenceGroup | TokenSequence) -> None:
-        one.cache.free()
-        if isinstance(one, SequenceGroup):
-            one.prompt_logprobs.clear()
-        for place in (self.running, self.prefilling, self.prefilled):
-            if one in place:
-                place.remove(one)  # type: ignore[arg-type]
-        self._preempted.append(one)
+    def _drop_sequence(self, sequence: SequenceGroup | TokenSequence) -> None:
+        sequence.cache.free()
+        if isinstance(sequence, SequenceGroup):
+            sequence.prompt_logprobs.clear()
+        for state in (self.running, self.prefilling, self.prefilled):
+            if sequence in state:
+                state.remove(sequence)  # type: ignore[arg-type]
+        self._preempted.append(sequence)
         self._preempted.sort(key=_get_rank)
         self.preemption_count += 1
 
-    # --- the next pass --------------------------------------------------------------------------
+    # --- steps ----------------------------------------------------------------------------------
 
     def schedule(self) -> tuple[list[TokenSequence], list[PrefillChunk]]:
-        """The rows that make a token now, and the next pieces of what is being read."""
+        """The sequences that generate a token in this step, and the chunks of prefill."""
+        self._step += 1
         before, going = self.preemption_count, self._select_running()
         chunks = self._select_chunks()
         if self.preemption_count > before:
-            going = [row for row in going if row in self.running]
+            going = [sequence for sequence in going if sequence in self.running]
             chunks = [chunk for chunk in chunks if chunk.sequence in self.prefilling]
         return going, chunks
 
     def _select_running(self) -> list[TokenSequence]:
-        found = []
-        for row in sorted(self.running, key=_get_rank):
+        selected = []
+        for sequence in sorted(self.running, key=_get_rank):
             if (
-                row.group.request.credit <= 0
-                or row not in self.running
-                or not self._is_beam_complete(row)
+                sequence.group.request.credit <= 0
+                or sequence not in self.running
+                or not self._is_beam_complete(sequence)
             ):
                 continue
-            if self._reserve_blocks(row, 1):
-                found.append(row)
+            if self._reserve_blocks(sequence, 1):
+                selected.append(sequence)
             else:
-                self._preempt(row)
-        return found
+                self._preempt(sequence)
+        return selected
 
-    def _is_beam_complete(self, row: TokenSequence) -> bool:
-        """Whether all beams of its search are here, if it is one: none goes on alone."""
-        if not row.group.beam_searches:
+    def _is_beam_complete(self, sequence: TokenSequence) -> bool:
+        """Whether all beams of its search are running: beams advance together."""
+        if not sequence.group.beam_searches:
             return True
-        here = sum(other.group is row.group for other in self.running)
-        return here + len(row.group.finished) == row.group.request.sample_count
+        here = sum(other.group is sequence.group for other in self.running)
+        return here + len(sequence.group.finished) == sequence.group.request.sample_count
 
     def _select_chunks(self) -> list[PrefillChunk]:
-        left, found = (
+        budget, chunks = (
             max(
                 BLOCK_SIZE,
                 self._limits.max_chunk_tokens - self._limits.max_chunk_tokens % BLOCK_SIZE,
             ),
             [],
         )
-        for one in list(self.prefilling):
-            if left < BLOCK_SIZE:
+        for sequence in list(self.prefilling):
+            if budget < BLOCK_SIZE:
                 break
-            if one not in self.prefilling:
+            if sequence not in self.prefilling:
                 continue
-            if one.cache.length == 0 and not one.scores_prompt:
-                one.cache.reuse_prefix(one.group.block_hashes)
-                if one.group.cached_tokens is None:
-                    one.group.cached_tokens = one.cache.length
-            start = one.cache.length
-            end = _align_chunk_end(one, start + left)
-            if end > start and self._reserve_blocks(one, end - start):
+            if sequence.cache.length == 0 and not sequence.scores_prompt:
+                sequence.cache.reuse_prefix(sequence.group.block_hashes)
+                if sequence.group.cached_tokens is None:
+                    sequence.group.cached_tokens = sequence.cache.length
+            start = sequence.cache.length
+            end = _align_chunk_end(sequence, start + budget)
+            if end > start and self._reserve_blocks(sequence, end - start):
                 wants = (
                     end - start
-                    if one.scores_prompt
-                    else int(one.needs_logits and end == len(one.context_tokens))
+                    if sequence.scores_prompt
+                    else int(sequence.needs_logits and end == len(sequence.context_tokens))
                 )
-                found.append(
-                    PrefillChunk(one, BatchSegment(one.cache, one.context_tokens[start:end], wants))
+                chunks.append(
+                    PrefillChunk(
+                        sequence,
+                        BatchSegment(sequence.cache, sequence.context_tokens[start:end], wants),
+                    )
                 )
-                left -= end - start
-        return found
+                budget -= end - start
+        return chunks
 
     def advance_chunk(self, chunk: PrefillChunk) -> bool:
-        """A chunk went through. Whether that was the last of it."""
-        one = chunk.sequence
-        one.cache.cache_prefix(one.group.block_hashes)
-        if one.cache.length < len(one.context_tokens):
+        """Record a computed chunk. Returns whether it was the last of its prompt."""
+        sequence = chunk.sequence
+        sequence.cache.cache_prefix(sequence.group.block_hashes)
+        if sequence.cache.length < len(sequence.context_tokens):
             return False
-        self.prefilling.remove(one)
-        if isinstance(one, TokenSequence):
-            self.running.append(one)
+        self.prefilling.remove(sequence)
+        if isinstance(sequence, TokenSequence):
+            self.running.append(sequence)
         else:
-            self.prefilled.append(one)
+            self.prefilled.append(sequence)
         return True
 
 
-def _align_chunk_end(one: SequenceGroup | TokenSequence, end: int) -> int:
-    """Where a chunk may end that would end there: within a prompt only between blocks."""
-    end = min(end, len(one.context_tokens))
-    return end - end % BLOCK_SIZE if end < one.cache.prompt_length else end
+def _align_chunk_end(sequence: SequenceGroup | TokenSequence, end: int) -> int:
+    """Move the end of a chunk to a block boundary, unless the prompt ends there."""
+    end = min(end, len(sequence.context_tokens))
+    return end - end % BLOCK_SIZE if end < sequence.cache.prompt_length else end
 
 
-def _count_needed_blocks(one: SequenceGroup | TokenSequence) -> int:
-    """Blocks for what is left of it to be read, and a token more."""
-    return one.cache.count_needed_blocks(len(one.context_tokens) - one.cache.length + 1)
+def _count_needed_blocks(sequence: SequenceGroup | TokenSequence) -> int:
+    """Blocks needed to finish the prefill and for one more token."""
+    return sequence.cache.count_needed_blocks(
+        len(sequence.context_tokens) - sequence.cache.length + 1
+    )
 
 
-def _get_rank(one: SequenceGroup | TokenSequence) -> tuple[int, ...]:
-    return one.rank
+def _get_tenant(sequence: SequenceGroup | TokenSequence) -> str | None:
+    return sequence.group.request.command.tenant
 
 
-def _get_preemption_order(one: SequenceGroup | TokenSequence) -> tuple[int, ...]:
-    """The greatest gives way first."""
-    return (int(one.group.request.credit <= 0), *one.rank)
+def _get_rank(sequence: SequenceGroup | TokenSequence) -> tuple[int, ...]:
+    return sequence.rank
+
+
+def _get_preemption_order(sequence: SequenceGroup | TokenSequence) -> tuple[int, ...]:
+    """The sort key for preemption: the greatest is preempted first."""
+    return (int(sequence.group.request.credit <= 0), *sequence.rank)

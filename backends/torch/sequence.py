@@ -208,19 +208,19 @@ class TokenSequence:
     def make_sampling_input(self) -> SamplingInput:
         """The input of the next sampling step."""
         spec = self.group.request.command
-        early = len(self.output) < spec.stopping.min_tokens
-        held = (
+        is_below_minimum = len(self.output) < spec.stopping.min_tokens
+        forbidden = (
             (*self.discouraged_tokens, *self.min_length_forbidden)
-            if early
+            if is_below_minimum
             else self.discouraged_tokens
         )
-        past = TokenHistory(self.group.prompt, self.output, held)
+        past = TokenHistory(self.group.prompt, self.output, forbidden)
         return SamplingInput(self.group.request.sampling_rules, self.seed, past)
 
     def map_text(self, release: ReadyText, choice: int) -> Iterator[ChoiceEvent]:
         """The events of released text, with tool calls parsed."""
-        said = [release] if self.output_parser is None else self.output_parser.feed(release)
-        return (self._map_output(one, choice) for one in said)
+        outputs = [release] if self.output_parser is None else self.output_parser.feed(release)
+        return (self._map_output(one, choice) for one in outputs)
 
     def map_end(self, choice: int) -> Iterator[ChoiceEvent]:
         """The final events: held back output and the end of the choice."""
@@ -231,10 +231,10 @@ class TokenSequence:
         yield ChoiceEndEvent(self.group.request.command.request_id, choice, reason, self.stop)
 
     def _map_output(
-        self, said: ParsedOutput, choice: int
+        self, outputs: ParsedOutput, choice: int
     ) -> TextEvent | ToolCallEvent | ToolArgumentsEvent | ReasoningEvent:
         spec = self.group.request.command
-        match said:
+        match outputs:
             case ParsedCallStart(call, number, name, tokens):
                 return ToolCallEvent(spec.request_id, choice, call, number, name, tokens)
             case ParsedCallArguments(call, text, tokens):
@@ -247,6 +247,6 @@ class TokenSequence:
                     choice,
                     text,
                     len(tokens),
-                    tuple(taken.id for taken in tokens) if spec.token_ids else (),
-                    tuple(taken.logprob for taken in tokens if taken.logprob is not None),
+                    tuple(token.id for token in tokens) if spec.token_ids else (),
+                    tuple(token.logprob for token in tokens if token.logprob is not None),
                 )

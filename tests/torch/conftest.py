@@ -145,7 +145,7 @@ class Driven:
             self.engine.submit(spec)
         for _ in range(steps):
             if not self.engine.step():
-                if not self.engine._grammar_manager:
+                if not (self.engine._grammar_manager or self.engine._background_tokenizer):
                     break
                 assert self.woken.wait(30)
                 self.woken.clear()

@@ -1,5 +1,6 @@
 """Vectors: batches, pooling, the recipe beside a model."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from backends.torch.ipc import (
     TokensEvent,
 )
 from backends.torch.loader import ModelLocation
-from backends.torch.settings import TorchSettings
+from backends.torch.settings import EngineSettings
 from tests.torch.conftest import byte_tokenizer
 
 
@@ -123,6 +124,43 @@ def test_the_tokens_of_a_text(encoder: EmbeddingModel) -> None:
     told: list[EngineEvent] = []
     EmbeddingEngine(encoder, 4, told.append, float).tokenize(TokenizeCommand(1, "aé"))
     assert told == [TokensEvent(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
+
+
+def test_a_long_text_is_tokenized_in_the_background(encoder: EmbeddingModel) -> None:
+    events: list[EngineEvent] = []
+    is_ready = threading.Event()
+    embedder = EmbeddingEngine(encoder, 4, events.append, lambda: 0.0, is_ready.set)
+    embedder.submit(EmbedCommand(1, ("x" * 100_000,), max_tokens=-1))
+    embedder.tokenize(TokenizeCommand(2, "y" * 100_000))
+    embedder.submit(EmbedCommand(3, ("y" * 100_000,), max_tokens=-1))
+    embedder.cancel(3)
+    while len(events) < 3:
+        if not embedder.step() and len(events) < 3:
+            assert is_ready.wait(30)
+            is_ready.clear()
+    assert {type(event) for event in events} == {
+        EmbeddingsEvent,
+        RequestFinishedEvent,
+        TokensEvent,
+    }
+    assert embedder.waiting_count == 0
+
+
+def test_a_text_that_cannot_fit_is_rejected_without_being_tokenized(
+    encoder: EmbeddingModel,
+) -> None:
+    class Untouched:
+        def __getattr__(self, name: str) -> Any:
+            if name == "get_vocab":
+                return lambda: {"x": 0}
+            raise AssertionError(name)
+
+    blind = encoder._replace(tokenizer=Untouched())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("backends.torch.embeddings.TokenBytes", lambda _: None)
+        (failed,) = ask(blind, EmbedCommand(1, ("x" * 4_000_000,)))
+    assert isinstance(failed, RequestFailedEvent)
+    assert (failed.kind, failed.limit) == ("too_long", 64)
 
 
 def test_too_long_fails_or_is_cut(encoder: EmbeddingModel) -> None:
@@ -240,7 +278,7 @@ STEPS = [
 
 
 def opened(folder: Path, **settings: Any) -> EmbeddingModel:
-    given = TorchSettings(str(folder), device="cpu", **settings)
+    given = EngineSettings(str(folder), device="cpu", **settings)
     return load_encoder(ModelLocation(str(folder), "embed"), given)
 
 

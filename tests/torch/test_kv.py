@@ -52,6 +52,13 @@ def test_a_hash_names_all_that_came_before() -> None:
     assert hash_blocks(ids[: BLOCK_SIZE - 1]) == []
 
 
+def test_prompts_with_different_salts_share_no_blocks() -> None:
+    ids = list(range(100))
+    assert not set(hash_blocks(ids, b"a")) & set(hash_blocks(ids, b"b"))
+    assert not set(hash_blocks(ids, b"a")) & set(hash_blocks(ids))
+    assert hash_blocks(ids, b"a") == hash_blocks(ids, b"a")
+
+
 def test_a_row_lies_in_one_piece_where_there_is_room() -> None:
     pool = BlockPool(16)
     one, two = SequenceCache(pool), SequenceCache(pool)

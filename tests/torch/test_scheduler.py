@@ -1,5 +1,6 @@
 """Who goes first, who gives way, and what a failing pass costs."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import msgspec
 import pytest
 
 from backends.torch.ipc import (
+    ChatTurn,
     EngineSamplingParams,
     GenerateCommand,
     PromptInput,
@@ -224,6 +226,146 @@ def test_a_known_beginning_is_not_read_again(driven: Drive) -> None:
     got.run(scored)
     assert got.finished(3).cached_tokens == 0
     assert len(got.echo(3).tokens) == 80
+
+
+def test_prefix_cache_is_separate_for_each_tenant(driven: Drive) -> None:
+    prompt = "s" * 80
+    got = driven().run(asked(1, prompt, tenant="a"))
+    got.run(asked(2, prompt, tenant="b"), asked(3, prompt))
+    got.run(asked(4, prompt, tenant="a"))
+    assert [got.finished(job).cached_tokens for job in (1, 2, 3, 4)] == [0, 0, 0, 64]
+
+
+def test_prefix_cache_can_be_shared_between_tenants(driven: Drive) -> None:
+    got = driven(SchedulerConfig(share_prefix_cache=True)).run(asked(1, "s" * 80, tenant="a"))
+    got.run(asked(2, "s" * 80, tenant="b"))
+    assert got.finished(2).cached_tokens == 64
+
+
+# --- fairness between tenants -------------------------------------------------------------------
+
+
+def test_many_choices_of_one_tenant_do_not_delay_another_tenant(driven: Drive) -> None:
+    choices = {"n": 32, "best_of": 32, "initial_credit": 2000}
+    many = asked(1, "a" * 30, max_tokens=40, tenant="many", **choices)
+    one = asked(2, "b" * 30, max_tokens=1, tenant="one")
+    alone = driven().run(many)
+    got = driven(SchedulerConfig(max_sequences=4)).run(many, steps=20)
+    got.run(one, steps=8)
+    assert got.finished(2).completion_tokens == 1
+    got.run()
+    assert [got.ids(1, choice) for choice in range(32)] == [
+        alone.ids(1, choice) for choice in range(32)
+    ]
+    assert got.engine.stats.preemptions == 1
+
+
+def test_a_tenant_preempts_another_only_if_it_has_no_slot(driven: Drive) -> None:
+    got = driven(SchedulerConfig(max_sequences=2))
+    got.run(asked(1, tenant="a", max_tokens=30), asked(2, tenant="b", max_tokens=30), steps=3)
+    got.run(asked(3, tenant="a", max_tokens=30), asked(4, tenant="c", max_tokens=30))
+    assert got.engine.stats.preemptions == 0
+    assert begun(got)[:2] == [1, 2]
+
+
+def test_a_tenant_that_keeps_sending_does_not_starve_another(driven: Drive) -> None:
+    got = driven(SchedulerConfig(max_sequences=2))
+    got.run(asked(1, "a" * 30, n=2, best_of=2, max_tokens=60, tenant="a"), steps=2)
+    job = 2
+    while not got.of(RequestFinishedEvent, 1):
+        got.run(asked(job, max_tokens=1, tenant="b"), steps=2)
+        job += 1
+        assert job < 500
+    assert got.finished(1).completion_tokens == 120
+
+
+def test_a_request_without_a_tenant_is_not_preempted_by_its_like(driven: Drive) -> None:
+    got = driven(SchedulerConfig(max_sequences=2))
+    got.run(asked(1, n=4, best_of=4, max_tokens=20), steps=3)
+    got.run(asked(2, max_tokens=1))
+    assert got.engine.stats.preemptions == 0
+
+
+# --- long inputs --------------------------------------------------------------------------------
+
+
+def test_a_long_input_is_tokenized_while_other_requests_run(
+    driven: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = driven().run(asked(1, max_tokens=24), steps=2)
+    may_tokenize = threading.Event()
+    tokenize = got.engine._input_processor.tokenize_prompts
+
+    def wait_and_tokenize(*arguments: Any) -> Any:
+        assert may_tokenize.wait(30)
+        return tokenize(*arguments)
+
+    monkeypatch.setattr(got.engine._input_processor, "tokenize_prompts", wait_and_tokenize)
+    long = asked(2, max_tokens=2)
+    cut = msgspec.structs.replace(long.input, prompts=("y" * 100_000,), truncate_to=8)
+    got.engine.submit(msgspec.structs.replace(long, input=cut))
+    while not got.of(RequestFinishedEvent, 1):
+        got.engine.step()
+    assert (got.engine.waiting_count, got.of(RequestFinishedEvent, 2)) == (1, [])
+    may_tokenize.set()
+    got.run()
+    assert got.finished(2).prompt_tokens == 8
+
+
+def test_a_long_input_can_be_cancelled_while_it_is_tokenized(
+    driven: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got, tokenized = driven(), threading.Event()
+    monkeypatch.setattr(
+        got.engine._input_processor,
+        "tokenize_prompts",
+        lambda *_: [[7]] if tokenized.wait(30) else [],
+    )
+    long = asked(1)
+    cut = msgspec.structs.replace(long.input, prompts=("y" * 100_000,), truncate_to=8)
+    got.engine.submit(msgspec.structs.replace(long, input=cut))
+    got.engine.cancel(1)
+    tokenized.set()
+    got.run()
+    assert got.told == []
+    assert got.engine.waiting_count == 0
+
+
+def test_a_text_that_cannot_fit_is_rejected_without_being_tokenized(
+    driven: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = driven()
+    monkeypatch.setattr(got.engine._input_processor, "_tokenizer", None)
+    got.run(asked(1, "y" * 4_000_000))
+    failed = got.failed(1)
+    assert (failed.kind, failed.param, failed.limit) == ("too_long", "prompt", 128)
+    turns = PromptInput(turns=(ChatTurn("user", "y" * 4_000_000),))
+    got.run(msgspec.structs.replace(asked(2), input=turns))
+    assert (got.failed(2).kind, got.failed(2).param) == ("too_long", "messages")
+    ids = PromptInput(prompts=((7,) * 200,))
+    got.run(msgspec.structs.replace(asked(3), input=ids))
+    assert (got.failed(3).kind, got.failed(3).tokens) == ("too_long", 200)
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "values"),
+    [
+        ("sampling", "bad_words", tuple(map(str, range(100_000)))),
+        ("sampling", "bad_words", ("y" * 70_000,)),
+        ("sampling", "allowed_token_ids", (1,) * 300),
+        ("stopping", "stop", tuple(map(str, range(2_000)))),
+        ("stopping", "stop_token_ids", (1,) * 300),
+    ],
+)
+def test_a_list_that_is_too_long_is_rejected_without_being_tokenized(
+    driven: Drive, monkeypatch: pytest.MonkeyPatch, section: str, field: str, values: Any
+) -> None:
+    got = driven()
+    monkeypatch.setattr(got.engine._input_processor, "_tokenizer", None)
+    spec = asked(1)
+    part = msgspec.structs.replace(getattr(spec, section), **{field: values})
+    got.run(msgspec.structs.replace(spec, **{section: part}))
+    assert (got.failed(1).kind, got.failed(1).param) == ("invalid", field)
 
 
 def test_a_cancelled_request_leaves_no_block(driven: Drive) -> None:

@@ -16,8 +16,7 @@ from prometheus_client.registry import Collector
 
 from backends.histogram import Histogram
 from gateway import __version__
-from gateway.observability.metrics import definition
-from gateway.observability.metrics.definition import MetricDefinition
+from gateway.observability.metrics.definition import MetricDefinition, increment_bounded
 
 _LAG_CHECK_INTERVAL: Final = 0.25
 """Seconds between two measurements of the event loop's lag."""
@@ -152,9 +151,9 @@ class ProcessCollector(Collector):
         """See ``gateway.observability.metrics.requests.TextCollector``."""
         return EVENT_LOOP_LAG.format_histogram_lines([((), self._lag)])
 
-    def _measure_lag(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _measure_lag(self, loop: asyncio.AbstractEventLoop, due_at: float) -> None:
         now = loop.time()
-        self._lag.add(now - due)
+        self._lag.add(now - due_at)
         self._timer = loop.call_later(
             _LAG_CHECK_INTERVAL, self._measure_lag, loop, now + _LAG_CHECK_INTERVAL
         )
@@ -176,26 +175,26 @@ SUPERVISOR_METRICS: Final = (SERVING_PROCESSES, PROCESS_RESTARTS)
 
 # Configuration reloads.
 
-CONFIG_RELOADS: Final = definition.MetricDefinition(
+CONFIG_RELOADS: Final = MetricDefinition(
     "interlingua_config_reloads",
     "counter",
     "Configuration reloads, by result.",
     ("result",),
     "supervisor",
 )
-LAST_RELOAD_SUCCESSFUL: Final = definition.MetricDefinition(
+LAST_RELOAD_SUCCESSFUL: Final = MetricDefinition(
     "interlingua_config_last_reload_successful",
     "gauge",
     "1 if the last reload succeeded.",
     merge_mode="supervisor",
 )
-LAST_RELOAD_TIMESTAMP: Final = definition.MetricDefinition(
+LAST_RELOAD_TIMESTAMP: Final = MetricDefinition(
     "interlingua_config_last_reload_success_timestamp_seconds",
     "gauge",
     "Unix time of the last successful reload.",
     merge_mode="supervisor",
 )
-CONFIG_INFO: Final = definition.MetricDefinition(
+CONFIG_INFO: Final = MetricDefinition(
     "interlingua_config_info",
     "gauge",
     "Hash of the current configuration; always 1.",
@@ -318,8 +317,6 @@ _SHADOW_COUNTERS: Final = {
     )
 }
 SHADOW_METRICS: Final = (*_SHADOW_COUNTERS.values(),)
-_OVERFLOW_LABEL: Final = "_other"
-"""The label value once a table is full: the model ``*`` accepts any name."""
 _MAX_LABEL_SETS: Final = 1000
 """Maximum entries per table."""
 
@@ -380,10 +377,7 @@ class ShadowCollector(Collector):
             yield counter.build_family(self._counts[name].items())
 
     def _increment(self, name: str, key: tuple[str, ...]) -> None:
-        counts = self._counts[name]
-        if key not in counts and len(counts) >= _MAX_LABEL_SETS:
-            key = (_OVERFLOW_LABEL,) * len(key)
-        counts[key] += 1
+        increment_bounded(self._counts[name], key, _MAX_LABEL_SETS)
 
 
 # Rate limits. Each process reports its part of a budget.
